@@ -1,0 +1,4 @@
+//! Batches.
+
+/// Events of one submission.
+pub struct Events {}

@@ -1,0 +1,161 @@
+//! Events: one intended change each, with whatever it carries besides key and delta.
+
+use sha2::{Digest, Sha256};
+
+use crate::key::KeyRef;
+use crate::limits::REQUEST_ID_BYTES_MAX;
+use crate::time::Millis;
+
+/// What an event does to its counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Adds a delta; the only change that combines.
+    Add(i64),
+    /// Makes the value what it says, if the current value is as expected (or nothing is expected).
+    Set {
+        /// The value afterwards.
+        value: i64,
+        /// The value that must stand there now: compare-and-set.
+        expected: Option<i64>,
+        /// Who and why.
+        why: Correction,
+    },
+    /// Brings the value back to zero.
+    Reset(Correction),
+    /// Adds a delta as an audited correction.
+    Adjust {
+        /// What is added.
+        delta: i64,
+        /// Who and why.
+        why: Correction,
+    },
+    /// Removes the counter; its ledger stays.
+    Delete(Correction),
+}
+
+/// Who corrects a counter, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Correction {
+    /// The authenticated caller, or what stands in for one.
+    pub actor: Box<str>,
+    /// The reason given.
+    pub reason: Box<str>,
+}
+
+/// Limits within which one event may move the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// The value may not fall below this.
+    pub floor: Option<i64>,
+    /// The value may not rise above this.
+    pub ceiling: Option<i64>,
+    /// What happens at the edge.
+    pub on_bound: OnBound,
+}
+
+/// What happens to an event that would cross a bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnBound {
+    /// Nothing changes and the caller is told the current value.
+    Refuse,
+    /// The part that fits is applied.
+    Saturate,
+}
+
+/// What an event may carry besides its change. Most carry nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Who or what is counted, for uniques and once-per-member.
+    pub member: Option<Box<[u8]>>,
+    /// Named values the count is broken down by.
+    pub dimensions: Vec<(Box<str>, Box<str>)>,
+    /// When it happened, if not when it arrived.
+    pub at: Option<Millis>,
+    /// Limits for this change.
+    pub bounds: Option<Bounds>,
+}
+
+impl Details {
+    /// Whether nothing is carried.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Details::default()
+    }
+}
+
+/// A request id as the journal keeps it: a digest of namespace and id, so that ids of any length cost
+/// sixteen bytes and ids of different namespaces never meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub [u8; 16]);
+
+/// Why bytes are not a request id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestIdError {
+    /// A request id has at least one byte.
+    #[error("the request id is empty; it has 1 to {REQUEST_ID_BYTES_MAX} bytes")]
+    Empty,
+    /// A request id has at most 255 bytes.
+    #[error("the request id has {0} bytes; it has 1 to {REQUEST_ID_BYTES_MAX} bytes")]
+    TooLong(usize),
+}
+
+impl RequestId {
+    /// The digest of `id` within the namespace of `key`.
+    pub fn new(key: KeyRef<'_>, id: &[u8]) -> Result<Self, RequestIdError> {
+        match id.len() {
+            0 => return Err(RequestIdError::Empty),
+            1..=REQUEST_ID_BYTES_MAX => {}
+            n => return Err(RequestIdError::TooLong(n)),
+        }
+        let namespace = key.namespace();
+        let mut hasher = Sha256::new();
+        // The length separates namespace from id: ("a", "b:c") and ("a:b", "c") differ.
+        hasher.update((namespace.len() as u16).to_le_bytes());
+        hasher.update(namespace);
+        hasher.update(id);
+        let digest = hasher.finalize();
+        let mut short = [0; 16];
+        short.copy_from_slice(&digest[..16]);
+        Ok(RequestId(short))
+    }
+}
+
+/// One event, borrowed from the batch that holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct EventRef<'a> {
+    /// The counter.
+    pub key: KeyRef<'a>,
+    /// Hash of the key under the seed of the batch.
+    pub hash: u64,
+    /// What happens to it.
+    pub change: ChangeRef<'a>,
+    /// Names the request, so that a repeat is recognised.
+    pub request_id: Option<RequestId>,
+    /// What else the event carries.
+    pub details: Option<&'a Details>,
+}
+
+/// A [`Change`], borrowed.
+#[derive(Clone, Copy, Debug)]
+pub enum ChangeRef<'a> {
+    /// Adds a delta.
+    Add(i64),
+    /// Anything else.
+    Other(&'a Change),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_scoped_to_the_namespace() -> Result<(), Box<dyn std::error::Error>> {
+        let id = |key: &str, id: &str| -> Result<RequestId, Box<dyn std::error::Error>> {
+            Ok(RequestId::new(KeyRef::new(key.as_bytes())?, id.as_bytes())?)
+        };
+        assert_eq!(id("a:x", "1")?, id("a:y", "1")?);
+        assert_ne!(id("a:x", "1")?, id("b:x", "1")?);
+        assert_ne!(id("a:x", "b1")?, id("ab:x", "1")?);
+        Ok(())
+    }
+}

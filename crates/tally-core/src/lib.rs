@@ -1,0 +1,14 @@
+//! The core of Tally: its vocabulary, its codecs and the partition state machine.
+//!
+//! Nothing here does I/O, reads a clock, draws a random number or knows an async runtime: a partition is a
+//! function of the batches applied to it, and replaying them gives the same state bit for bit.
+
+pub mod batch;
+pub mod event;
+pub mod key;
+pub mod ledger;
+pub mod limits;
+pub mod outcome;
+pub mod reading;
+pub mod surface;
+pub mod time;

@@ -1,0 +1,72 @@
+//! Every bound of the system, in one place, with the relations between them checked at compile time.
+//!
+//! Units and direction stand last in a name: `KEY_BYTES_MAX`, `CHECKPOINT_EVERY_MS`.
+
+/// Longest key, in bytes. The shortest is one byte.
+pub const KEY_BYTES_MAX: usize = 512;
+/// Longest request id, in bytes.
+pub const REQUEST_ID_BYTES_MAX: usize = 255;
+/// Longest member, in bytes.
+pub const MEMBER_BYTES_MAX: usize = 255;
+/// Most dimensions one event may carry.
+pub const DIMENSIONS_MAX: usize = 16;
+/// Longest dimension name or value, in bytes.
+pub const DIMENSION_BYTES_MAX: usize = 255;
+/// Longest reason or actor of a correction, in bytes.
+pub const REASON_BYTES_MAX: usize = 1024;
+
+/// Most events one call of a front door may submit.
+pub const CALL_EVENTS_MAX: usize = 10_000;
+/// Most keys one call may read.
+pub const CALL_KEYS_MAX: usize = 1_000;
+/// Most counters or ledger entries one page of a listing holds.
+pub const PAGE_ITEMS_MAX: usize = 1_000;
+/// Page size when the caller names none.
+pub const PAGE_ITEMS_DEFAULT: usize = 100;
+/// Largest HTTP body: the largest batch of the longest keys fits.
+pub const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// Events an open batch gathers before a submitter seals it instead of the flusher.
+pub const BATCH_EVENTS_SEAL: usize = 4_096;
+/// Most events a batch can hold: whatever is gathered when the last call joins.
+pub const BATCH_EVENTS_MAX: usize = BATCH_EVENTS_SEAL + CALL_EVENTS_MAX;
+/// Largest encoded event: longest key, id, member, dimensions, actor and reason, and the numbers between.
+pub const EVENT_BYTES_MAX: usize = 512
+    + KEY_BYTES_MAX
+    + REQUEST_ID_BYTES_MAX
+    + MEMBER_BYTES_MAX
+    + 2 * DIMENSIONS_MAX * (DIMENSION_BYTES_MAX + 2)
+    + 2 * REASON_BYTES_MAX;
+/// Most bytes of events an open batch gathers before it is sealed; the last call may overshoot by its own size.
+pub const BATCH_BYTES_SEAL: usize = 4 << 20;
+
+/// How long a request id is remembered.
+pub const IDEMPOTENCY_WINDOW_MS: u64 = 24 * 60 * 60 * 1000;
+/// Request ids expire by whole generations of this length, so one is kept for the window and up to one more generation.
+pub const GENERATION_MS: u64 = 60 * 60 * 1000;
+
+/// Bytes of one journal segment. A batch never spans two.
+pub const SEGMENT_BYTES: u64 = 64 << 20;
+/// Bytes sealed but not yet flushed before sealing waits for the disk.
+pub const UNFLUSHED_BYTES_MAX: usize = 32 << 20;
+/// A checkpoint starts once this much journal lies behind the last one.
+pub const CHECKPOINT_JOURNAL_BYTES: u64 = 128 << 20;
+/// A checkpoint starts at the latest this long after a change.
+pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
+/// Counters copied for a checkpoint per turn of the lock: what a writer may wait for.
+pub const CAPTURE_SLICE: usize = 1_024;
+/// Captured bytes held in memory before they are sorted and written as one run.
+pub const CAPTURE_BYTES_MAX: usize = 32 << 20;
+
+/// Memory budget when none is given.
+pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+/// Smallest memory budget that works: buffers, filters and a useful cache.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
+const _: () = assert!(SEGMENT_BYTES as usize > 2 * (BATCH_BYTES_SEAL + BODY_BYTES_MAX));
+const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);
+const _: () = assert!(IDEMPOTENCY_WINDOW_MS % GENERATION_MS == 0);
+const _: () = assert!(CHECKPOINT_JOURNAL_BYTES >= SEGMENT_BYTES);
+const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
+const _: () = assert!(BATCH_EVENTS_MAX < u32::MAX as usize);
+const _: () = assert!((2 * CAPTURE_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN);

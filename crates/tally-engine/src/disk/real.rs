@@ -1,0 +1,122 @@
+//! The disk of the machine: one directory, plain files, `fdatasync`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Disk, DiskFile};
+
+/// Files in one directory of the real file system.
+#[derive(Debug)]
+pub struct RealDisk {
+    dir: PathBuf,
+}
+
+impl RealDisk {
+    /// Uses `dir`, creating it if need be.
+    pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
+        let dir = dir.into();
+        fs::create_dir_all(&dir)?;
+        Ok(RealDisk { dir })
+    }
+
+    /// Uses `dir` as it is, for reading.
+    #[must_use]
+    pub fn existing(dir: impl Into<PathBuf>) -> Self {
+        RealDisk { dir: dir.into() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// Puts the path into the error: "No such file" alone helps nobody.
+fn naming<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
+    result.map_err(|error| match error.raw_os_error() {
+        // Keep the kind visible to callers that tell a full disk from a broken one.
+        Some(_) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+        None => error,
+    })
+}
+
+impl Disk for RealDisk {
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let path = self.path(name);
+        // A read-only medium can still be checked.
+        let file = OpenOptions::new().read(true).write(true).open(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => File::open(&path),
+            _ => Err(error),
+        });
+        Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let path = self.path(name);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let path = self.path(from);
+        naming(&path, fs::rename(&path, self.path(to)))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let path = self.path(name);
+        naming(&path, fs::remove_file(&path))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in naming(&self.dir, fs::read_dir(&self.dir))? {
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        naming(&self.dir, File::open(&self.dir).and_then(|dir| dir.sync_all()))
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        naming(&self.path, self.file.metadata().map(|metadata| metadata.len()))
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        naming(&self.path, self.file.read_exact_at(buf, offset))
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        naming(&self.path, self.file.write_all_at(data, offset))
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        let result = rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, len);
+        match result {
+            // File systems without fallocate reserve nothing; a write that finds no room then poisons the engine.
+            Err(rustix::io::Errno::OPNOTSUPP) => naming(&self.path, self.file.set_len(len)),
+            other => naming(&self.path, other.map_err(io::Error::from)),
+        }
+    }
+
+    fn truncate(&self, len: u64) -> io::Result<()> {
+        naming(&self.path, self.file.set_len(len))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        naming(&self.path, self.file.sync_data())
+    }
+}

@@ -1,0 +1,3 @@
+//! The embedded engine: one process, every counter, a journal of files and a store of sorted runs.
+
+pub mod disk;
