@@ -1,4 +1,191 @@
-//! Batches.
+//! Batches: events in order, the unit of journalling and of application.
+//!
+//! A [`Batch`] keeps its keys in one buffer and its events in one vector, so that filling, encoding and applying
+//! it costs no allocation per event. [`Events`] is what a front door fills for one call; [`Combiner`] gathers the
+//! calls of many threads into the batch that is journalled next.
 
-/// Events of one submission.
-pub struct Events {}
+mod codec;
+mod combine;
+mod events;
+
+pub use codec::{CodecError, decode, encode};
+pub use combine::{Combiner, Placed};
+pub use events::{Events, SlotOutcome};
+
+use crate::event::{Change, ChangeRef, Details, EventRef, RequestId};
+use crate::key::KeyRef;
+
+/// Hash of a key. The seed differs per process, so that nobody can craft keys that collide.
+#[must_use]
+pub fn key_hash(seed: u64, key: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
+}
+
+/// Events in order.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    keys: Vec<u8>,
+    slots: Vec<Slot>,
+    extras: Vec<Extra>,
+}
+
+/// One event of a batch; the key lies in the batch's buffer.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u64,
+    delta: i64,
+    request_id: [u8; 16],
+    key_start: u32,
+    extra: u32,
+    key_len: u16,
+    has_request_id: bool,
+    merging: Merging,
+}
+
+/// Whether later adds of the same key may join a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Merging {
+    /// A plain add that nothing joined yet.
+    Open,
+    /// A plain add that others joined.
+    Joined,
+    /// Stays itself: it carries more than a delta, or the caller wants its own verdict.
+    Closed,
+}
+
+/// What a slot carries besides key, delta and request id.
+#[derive(Clone, Debug)]
+struct Extra {
+    /// `None` is a plain add of the slot's delta.
+    change: Option<Change>,
+    details: Option<Details>,
+}
+
+const NO_EXTRA: u32 = u32::MAX;
+
+impl Slot {
+    /// Whether an add of `delta` may become part of this slot: same direction, so that the values in between
+    /// lie between the ends and combining cannot be observed; and no overflow of the sum.
+    fn joined_delta(&self, delta: i64) -> Option<i64> {
+        let same_direction = (self.delta < 0) == (delta < 0);
+        (self.merging != Merging::Closed && same_direction).then(|| self.delta.checked_add(delta)).flatten()
+    }
+}
+
+impl Batch {
+    /// Number of events as journalled, after combining.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is no event.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Forgets the events, keeps the memory.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.slots.clear();
+        self.extras.clear();
+    }
+
+    /// The events in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = EventRef<'_>> + Clone {
+        self.slots.iter().map(|slot| self.event(slot))
+    }
+
+    /// At least as many bytes as the encoded batch takes.
+    #[must_use]
+    pub fn encoded_len_max(&self) -> usize {
+        const PER_EVENT: usize = 32;
+        let extras: usize = self.extras.iter().map(Extra::encoded_len_max).sum();
+        PER_EVENT + self.keys.len() + self.slots.len() * (PER_EVENT + 16) + extras
+    }
+
+    fn key(&self, slot: &Slot) -> &[u8] {
+        let start = slot.key_start as usize;
+        &self.keys[start..start + usize::from(slot.key_len)]
+    }
+
+    fn event(&self, slot: &Slot) -> EventRef<'_> {
+        let extra = self.extras.get(slot.extra as usize);
+        let change = match extra.and_then(|extra| extra.change.as_ref()) {
+            None => ChangeRef::Add(slot.delta),
+            Some(change) => ChangeRef::Other(change),
+        };
+        EventRef {
+            key: KeyRef::trusted(self.key(slot)),
+            hash: slot.hash,
+            change,
+            request_id: slot.has_request_id.then_some(RequestId(slot.request_id)),
+            details: extra.and_then(|extra| extra.details.as_ref()),
+        }
+    }
+
+    fn push_key(&mut self, key: KeyRef<'_>) -> (u32, u16) {
+        let start = self.keys.len() as u32;
+        self.keys.extend_from_slice(key.as_bytes());
+        (start, key.as_bytes().len() as u16)
+    }
+
+    fn push_add(&mut self, key: KeyRef<'_>, hash: u64, delta: i64, merging: Merging) {
+        let (key_start, key_len) = self.push_key(key);
+        self.slots.push(Slot {
+            hash,
+            delta,
+            request_id: [0; 16],
+            key_start,
+            extra: NO_EXTRA,
+            key_len,
+            has_request_id: false,
+            merging,
+        });
+    }
+
+    fn push_event(
+        &mut self,
+        key: KeyRef<'_>,
+        hash: u64,
+        change: Change,
+        id: Option<RequestId>,
+        details: Option<Details>,
+    ) {
+        let details = details.filter(|details| !details.is_empty());
+        let (key_start, key_len) = self.push_key(key);
+        let (delta, change) = match change {
+            Change::Add(delta) => (delta, None),
+            other => (0, Some(other)),
+        };
+        let plain = change.is_none() && details.is_none();
+        let extra = if plain { NO_EXTRA } else { self.extras.len() as u32 };
+        if !plain {
+            self.extras.push(Extra { change, details });
+        }
+        self.slots.push(Slot {
+            hash,
+            delta,
+            request_id: id.map_or([0; 16], |id| id.0),
+            key_start,
+            extra,
+            key_len,
+            has_request_id: id.is_some(),
+            merging: if plain && id.is_none() { Merging::Open } else { Merging::Closed },
+        });
+    }
+
+    /// Appends a copy of one slot of another batch.
+    fn push_copy(&mut self, from: &Batch, slot: &Slot) {
+        let (key_start, _) = self.push_key(KeyRef::trusted(from.key(slot)));
+        let extra = match from.extras.get(slot.extra as usize) {
+            None => NO_EXTRA,
+            Some(extra) => {
+                self.extras.push(extra.clone());
+                (self.extras.len() - 1) as u32
+            }
+        };
+        self.slots.push(Slot { key_start, extra, ..*slot });
+    }
+}

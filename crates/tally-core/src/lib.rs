@@ -12,3 +12,4 @@ pub mod outcome;
 pub mod reading;
 pub mod surface;
 pub mod time;
+pub mod varint;

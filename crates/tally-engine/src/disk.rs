@@ -53,10 +53,7 @@ pub trait DiskFile: Send + Sync {
 /// Whether an error says that there is no room, as opposed to a fault.
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
-    )
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
 mod real;

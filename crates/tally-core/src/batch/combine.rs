@@ -1,0 +1,101 @@
+//! Combining calls into the batch that is journalled next.
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use super::events::SlotOutcome;
+use super::{Batch, Events, Merging};
+use crate::outcome::Outcome;
+
+/// Gathers the events of many calls into one batch. Plain adds of one key become one event as long as they
+/// point the same way and nothing else happens to the key in between, so the combined batch leads to the same
+/// state as its events one by one.
+#[derive(Debug, Default)]
+pub struct Combiner {
+    batch: Batch,
+    /// Latest slot of every key in the batch.
+    index: HashTable<u32>,
+    events: usize,
+}
+
+/// Where a slot of a call went.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    slot: u32,
+    /// What had been added to that slot before.
+    base: i64,
+}
+
+impl Combiner {
+    /// Takes in a call; `placed` gets one entry per slot of the call.
+    pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
+        self.events += events.len();
+        placed.reserve(events.batch.slots.len());
+        for incoming in &events.batch.slots {
+            let next = self.batch.slots.len() as u32;
+            let (batch, index) = (&mut self.batch, &mut self.index);
+            let key = events.batch.key(incoming);
+            let same = |&at: &u32| {
+                let slot = &batch.slots[at as usize];
+                slot.hash == incoming.hash && batch.key(slot) == key
+            };
+            match index.entry(incoming.hash, same, |&at| batch.slots[at as usize].hash) {
+                Entry::Occupied(mut entry) => {
+                    let at = *entry.get();
+                    let slot = &mut batch.slots[at as usize];
+                    if incoming.merging != Merging::Closed
+                        && let Some(joined) = slot.joined_delta(incoming.delta)
+                    {
+                        placed.push(Placed { slot: at, base: slot.delta });
+                        slot.delta = joined;
+                        slot.merging = Merging::Joined;
+                        continue;
+                    }
+                    *entry.get_mut() = next;
+                }
+                Entry::Vacant(entry) => {
+                    entry.insert(next);
+                }
+            }
+            placed.push(Placed { slot: next, base: 0 });
+            batch.push_copy(&events.batch, incoming);
+        }
+    }
+
+    /// The gathered batch.
+    #[must_use]
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// Events gathered, before combining.
+    #[must_use]
+    pub fn events(&self) -> usize {
+        self.events
+    }
+
+    /// Whether some gathered event concerns the key.
+    #[must_use]
+    pub fn touches(&self, hash: u64, key: &[u8]) -> bool {
+        let same = |&at: &u32| {
+            let slot = &self.batch.slots[at as usize];
+            slot.hash == hash && self.batch.key(slot) == key
+        };
+        self.index.find(hash, same).is_some()
+    }
+
+    /// The outcome of the slot a call was placed in, from the outcomes of the batch.
+    #[must_use]
+    pub fn outcome_of(&self, placed: Placed, outcomes: &[Outcome]) -> Option<SlotOutcome> {
+        let slot = self.batch.slots.get(placed.slot as usize)?;
+        let outcome = *outcomes.get(placed.slot as usize)?;
+        Some(SlotOutcome { outcome, base: placed.base, joined: slot.merging == Merging::Joined })
+    }
+
+    /// Forgets the events, keeps the memory.
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.index.clear();
+        self.events = 0;
+    }
+}

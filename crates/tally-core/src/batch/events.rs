@@ -1,0 +1,159 @@
+//! What a front door fills for one call: events in order, combined as they come.
+
+use super::{Batch, Merging, key_hash};
+use crate::event::{Change, Details, RequestId};
+use crate::key::KeyRef;
+use crate::outcome::Outcome;
+
+/// The events of one call.
+///
+/// Adds of a key seen a moment ago join the earlier event at once, on the caller's own thread: a pipeline of a
+/// thousand increments of one key reaches the engine as one event. Every event keeps its place, so each still
+/// gets its own outcome.
+#[derive(Clone, Debug)]
+pub struct Events {
+    seed: u64,
+    combining: Combining,
+    pub(super) batch: Batch,
+    marks: Vec<Mark>,
+    /// Slot last used for a key hash, by its low bits; a guess that is always checked.
+    recent: [u32; RECENT],
+}
+
+/// Whether adds may join each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Combining {
+    Allowed,
+    /// Every event is to be judged alone.
+    Off,
+}
+
+/// Where one event went: a slot and what stood in it before.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    slot: u32,
+    delta: i64,
+    prior: i64,
+}
+
+const RECENT: usize = 32;
+const NO_SLOT: u32 = u32::MAX;
+
+impl Events {
+    /// An empty call. Engines hand these out; `seed` is the engine's own.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Events {
+            seed,
+            combining: Combining::Allowed,
+            batch: Batch::default(),
+            marks: Vec::new(),
+            recent: [NO_SLOT; RECENT],
+        }
+    }
+
+    /// Number of events, combined or not.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// Whether there is no event.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.marks.is_empty()
+    }
+
+    /// Forgets the events, keeps the memory.
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.marks.clear();
+        self.recent = [NO_SLOT; RECENT];
+    }
+
+    /// Adds `delta` to `key`: the hot path.
+    pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
+        let hash = key_hash(self.seed, key.as_bytes());
+        let recent = &mut self.recent[hash as usize % RECENT];
+        if let Some(slot) = self.batch.slots.get(*recent as usize)
+            && slot.hash == hash
+            && let Some(joined) = slot.joined_delta(delta)
+            && self.batch.key(slot) == key.as_bytes()
+        {
+            self.marks.push(Mark { slot: *recent, delta, prior: slot.delta });
+            let slot = &mut self.batch.slots[*recent as usize];
+            slot.delta = joined;
+            slot.merging = Merging::Joined;
+            return;
+        }
+        let slot = self.batch.slots.len() as u32;
+        let merging = match self.combining {
+            Combining::Allowed => Merging::Open,
+            Combining::Off => Merging::Closed,
+        };
+        *recent = slot;
+        self.marks.push(Mark { slot, delta, prior: 0 });
+        self.batch.push_add(key, hash, delta, merging);
+    }
+
+    /// Adds any event.
+    pub fn push(&mut self, key: KeyRef<'_>, change: Change, id: Option<RequestId>, details: Option<Details>) {
+        if let (Change::Add(delta), None, None) = (&change, id, &details) {
+            return self.add(key, *delta);
+        }
+        let hash = key_hash(self.seed, key.as_bytes());
+        let slot = self.batch.slots.len() as u32;
+        // Later adds of this key must not join an event before this one.
+        self.recent[hash as usize % RECENT] = slot;
+        let delta = if let Change::Add(delta) = change { delta } else { 0 };
+        self.marks.push(Mark { slot, delta, prior: 0 });
+        self.batch.push_event(key, hash, change, id, details);
+    }
+
+    /// The batch as filled so far.
+    #[must_use]
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// The outcome of every event, given the outcome of every slot and what stood in the slot before this call
+    /// joined it. `None` where a combined slot was refused as a whole and the event must be tried alone.
+    pub fn outcomes(&self, of_slot: impl Fn(usize) -> SlotOutcome) -> impl Iterator<Item = Option<Outcome>> {
+        self.marks.iter().map(move |mark| {
+            let SlotOutcome { outcome, base, joined } = of_slot(mark.slot as usize);
+            if !joined {
+                return Some(outcome);
+            }
+            if outcome.refusal.is_some() {
+                return None;
+            }
+            let before = outcome.value.wrapping_sub(outcome.applied);
+            let value = before.wrapping_add(base).wrapping_add(mark.prior).wrapping_add(mark.delta);
+            Some(Outcome { value, applied: mark.delta, ..outcome })
+        })
+    }
+
+    /// The events at `places`, in order, as a call whose events are judged one by one.
+    #[must_use]
+    pub fn alone(&self, places: impl Iterator<Item = usize>) -> Events {
+        let mut events = Events { combining: Combining::Off, ..Events::new(self.seed) };
+        for place in places {
+            let mark = self.marks[place];
+            let slot = &self.batch.slots[mark.slot as usize];
+            // Only plain adds join, so only plain adds come apart.
+            events.add(KeyRef::trusted(self.batch.key(slot)), mark.delta);
+        }
+        events
+    }
+}
+
+/// The outcome of a slot in the batch it was journalled in.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotOutcome {
+    /// What became of the slot as a whole.
+    pub outcome: Outcome,
+    /// What had been added to the slot before this call joined it.
+    pub base: i64,
+    /// Whether the slot holds more than one event.
+    pub joined: bool,
+}
