@@ -8,6 +8,7 @@ mod codec;
 mod combine;
 mod events;
 
+pub(crate) use codec::put_asked;
 pub use codec::{CodecError, decode, encode};
 pub use combine::{Combiner, Placed};
 pub use events::{Events, SlotOutcome};
@@ -27,6 +28,7 @@ pub struct Batch {
     keys: Vec<u8>,
     slots: Vec<Slot>,
     extras: Vec<Extra>,
+    extra_bytes: usize,
 }
 
 /// One event of a batch; the key lies in the batch's buffer.
@@ -90,6 +92,7 @@ impl Batch {
         self.keys.clear();
         self.slots.clear();
         self.extras.clear();
+        self.extra_bytes = 0;
     }
 
     /// The events in order.
@@ -99,10 +102,10 @@ impl Batch {
 
     /// At least as many bytes as the encoded batch takes.
     #[must_use]
-    pub fn encoded_len_max(&self) -> usize {
-        const PER_EVENT: usize = 32;
-        let extras: usize = self.extras.iter().map(Extra::encoded_len_max).sum();
-        PER_EVENT + self.keys.len() + self.slots.len() * (PER_EVENT + 16) + extras
+    pub fn bytes(&self) -> usize {
+        /// Flags, lengths, numbers and a request id.
+        const PER_EVENT: usize = 48;
+        self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.extra_bytes
     }
 
     fn key(&self, slot: &Slot) -> &[u8] {
@@ -129,6 +132,12 @@ impl Batch {
         let start = self.keys.len() as u32;
         self.keys.extend_from_slice(key.as_bytes());
         (start, key.as_bytes().len() as u16)
+    }
+
+    fn push_extra(&mut self, extra: Extra) -> u32 {
+        self.extra_bytes += extra.encoded_len_max();
+        self.extras.push(extra);
+        (self.extras.len() - 1) as u32
     }
 
     fn push_add(&mut self, key: KeyRef<'_>, hash: u64, delta: i64, merging: Merging) {
@@ -160,10 +169,7 @@ impl Batch {
             other => (0, Some(other)),
         };
         let plain = change.is_none() && details.is_none();
-        let extra = if plain { NO_EXTRA } else { self.extras.len() as u32 };
-        if !plain {
-            self.extras.push(Extra { change, details });
-        }
+        let extra = if plain { NO_EXTRA } else { self.push_extra(Extra { change, details }) };
         self.slots.push(Slot {
             hash,
             delta,
@@ -181,10 +187,7 @@ impl Batch {
         let (key_start, _) = self.push_key(KeyRef::trusted(from.key(slot)));
         let extra = match from.extras.get(slot.extra as usize) {
             None => NO_EXTRA,
-            Some(extra) => {
-                self.extras.push(extra.clone());
-                (self.extras.len() - 1) as u32
-            }
+            Some(extra) => self.push_extra(extra.clone()),
         };
         self.slots.push(Slot { key_start, extra, ..*slot });
     }

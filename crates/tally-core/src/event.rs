@@ -1,6 +1,7 @@
 //! Events: one intended change each, with whatever it carries besides key and delta.
 
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::key::KeyRef;
 use crate::limits::REQUEST_ID_BYTES_MAX;
@@ -133,6 +134,23 @@ pub struct EventRef<'a> {
     pub request_id: Option<RequestId>,
     /// What else the event carries.
     pub details: Option<&'a Details>,
+}
+
+impl EventRef<'_> {
+    /// Hash of everything the event asks for, to tell a repeat from another request under the same id. Who asks is
+    /// left out: a retry may come from another address. Stored, so it must never change.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let key = self.key.as_bytes();
+        match (self.change, self.details) {
+            (ChangeRef::Add(delta), None) => xxh3_64_with_seed(key, delta as u64),
+            (change, details) => {
+                let mut asked = Vec::new();
+                crate::batch::put_asked(&mut asked, change, details);
+                xxh3_64_with_seed(&asked, xxh3_64_with_seed(key, 0))
+            }
+        }
+    }
 }
 
 /// A [`Change`], borrowed.

@@ -23,6 +23,15 @@ pub enum CorrectionKind {
     Delete = 4,
 }
 
+impl CorrectionKind {
+    /// The kind with this stored number.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<CorrectionKind> {
+        use CorrectionKind::{Adjust, Delete, Reset, Set};
+        [Set, Reset, Adjust, Delete].into_iter().find(|kind| *kind as u8 == code)
+    }
+}
+
 /// SHA-256 of an entry and all before it.
 pub type ChainHash = [u8; 32];
 

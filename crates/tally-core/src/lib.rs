@@ -4,12 +4,20 @@
 //! function of the batches applied to it, and replaying them gives the same state bit for bit.
 
 pub mod batch;
+mod bits;
+pub mod book;
+pub mod counter;
 pub mod event;
 pub mod key;
 pub mod ledger;
 pub mod limits;
 pub mod outcome;
+pub mod partition;
+pub mod rates;
 pub mod reading;
+pub mod record;
+pub mod seen;
 pub mod surface;
+mod table;
 pub mod time;
 pub mod varint;

@@ -65,7 +65,7 @@ pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * (BATCH_BYTES_SEAL + BODY_BYTES_MAX));
 const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);
-const _: () = assert!(IDEMPOTENCY_WINDOW_MS % GENERATION_MS == 0);
+const _: () = assert!(IDEMPOTENCY_WINDOW_MS.is_multiple_of(GENERATION_MS));
 const _: () = assert!(CHECKPOINT_JOURNAL_BYTES >= SEGMENT_BYTES);
 const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
 const _: () = assert!(BATCH_EVENTS_MAX < u32::MAX as usize);

@@ -1,6 +1,15 @@
 //! Verifying a data directory without changing it.
 
 use std::path::Path;
+use std::sync::Arc;
+
+use tally_core::batch::{Batch, decode};
+
+use crate::disk::{Disk, RealDisk};
+use crate::journal::{self, JournalError};
+use crate::lock::{DirLock, Purpose};
+use crate::machine::OpenError;
+use crate::store::{Store, StoreError};
 
 /// What a sound data directory holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +46,53 @@ pub enum CheckError {
     Unreadable(String),
 }
 
+impl From<StoreError> for CheckError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Damaged { file, offset, what } => {
+                CheckError::Damaged { file, offset, what: what.to_string() }
+            }
+            other => CheckError::Unreadable(other.to_string()),
+        }
+    }
+}
+
+impl From<JournalError> for CheckError {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Damaged { file, offset, what } => CheckError::Damaged { file, offset, what },
+            JournalError::Refused { file, offset, source } => {
+                CheckError::Damaged { file, offset, what: source.to_string() }
+            }
+            other => CheckError::Unreadable(other.to_string()),
+        }
+    }
+}
+
+impl From<OpenError> for CheckError {
+    fn from(error: OpenError) -> Self {
+        CheckError::Unreadable(error.to_string())
+    }
+}
+
 /// Reads everything and reports. `progress` hears how many of how many bytes are done.
-pub fn check(_data: &Path, _progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
-    Err(CheckError::Unreadable("not yet".into()))
+pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
+    let _lock = DirLock::take(data, Purpose::Inspect)?;
+    check_disk(Arc::new(RealDisk::existing(data)), progress)
+}
+
+/// The same for any disk.
+pub fn check_disk(disk: Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
+    let store = Store::verify(disk.as_ref(), progress)?;
+    let mut batch = Batch::default();
+    let mut decodes = |frame: journal::Frame<'_>| decode(frame.payload, 0, &mut batch).map(|_| ()).map_err(Into::into);
+    let journal = journal::inspect(&disk, store.position, &mut decodes, progress)?;
+    Ok(Report {
+        segments: journal.segments,
+        batches: journal.frames,
+        torn_bytes: journal.truncated_bytes,
+        runs: store.runs,
+        entries: store.entries,
+        bytes: store.bytes + journal.bytes,
+    })
 }

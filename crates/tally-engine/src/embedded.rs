@@ -1,13 +1,30 @@
-//! The embedded engine.
+//! The embedded engine: the machine and the threads that drive it.
+//!
+//! Three threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
+//! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
+//! The *merger* keeps the store's runs few.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
+use tally_core::limits::{CHECKPOINT_EVERY_MS, MEMORY_BYTES_MIN};
 use tally_core::outcome::Receipt;
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Durability, Engine, EngineError, Health, Measure, Page, PageRequest};
+use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};
+
+use crate::checkpoint::Step;
+use crate::clock::SystemClock;
+use crate::disk::{Disk, RealDisk};
+use crate::lock::{DirLock, Purpose};
+use crate::machine::{Machine, Nudge, OpenError, Seal, Settings};
+use crate::signal::{Signal, lock};
 
 /// How to open an embedded engine.
 #[derive(Clone, Debug)]
@@ -18,65 +35,310 @@ pub struct Config {
     pub memory_bytes: u64,
 }
 
-/// Why a data directory could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Another process has it.
-    #[error("{0}")]
-    Other(String),
-}
-
 /// The embedded engine: cheap to clone, all clones are one engine.
 #[derive(Clone)]
-pub struct Embedded {}
+pub struct Embedded {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    machine: Machine,
+    /// A batch waits for the flusher.
+    flusher: Signal,
+    /// A checkpoint may be due.
+    checkpointer: Signal,
+    /// A checkpoint is due now, whatever the journal's length.
+    checkpoint_now: AtomicBool,
+    /// Runs may be worth merging.
+    merger: Signal,
+    /// The journal was flushed further.
+    flushed: Signal,
+    stopping: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    lock: Mutex<Option<DirLock>>,
+}
 
 impl Embedded {
     /// Opens the directory, recovers what it holds and starts the engine's threads. `progress` hears how many of
-    /// how many bytes have been replayed.
-    pub fn open(_config: &Config, _progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
-        Err(OpenError::Other("not yet".into()))
+    /// how many journal bytes have been replayed.
+    pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
+        let dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
+        let settings = Settings {
+            memory_bytes: config.memory_bytes.max(MEMORY_BYTES_MIN),
+            seed: random_seed(),
+            ..Settings::default()
+        };
+        let machine = Machine::open(disk, Arc::new(SystemClock::new()), settings, progress)?;
+        let shared = Arc::new(Shared {
+            machine,
+            flusher: Signal::default(),
+            checkpointer: Signal::default(),
+            checkpoint_now: AtomicBool::new(false),
+            merger: Signal::default(),
+            flushed: Signal::default(),
+            stopping: AtomicBool::new(false),
+            threads: Mutex::new(Vec::new()),
+            lock: Mutex::new(Some(dir_lock)),
+        });
+        for (name, duty) in [
+            ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
+            ("tally-checkpoint", Shared::checkpoint_until_stopped),
+            ("tally-merge", Shared::merge_until_stopped),
+        ] {
+            let handle = start(name, duty, &shared)?;
+            lock(&shared.threads).push(handle);
+        }
+        Ok(Embedded { shared })
     }
 
-    /// Refuses new work, drains, flushes, checkpoints and stops the engine's threads. Blocks until done.
+    /// Refuses new work, drains, flushes, checkpoints and stops the engine's threads. Blocks until done. Closing
+    /// twice is closing once.
     pub fn close(&self) -> Result<(), EngineError> {
-        Ok(())
+        let shared = &self.shared;
+        shared.machine.begin_close();
+        shared.stopping.store(true, Ordering::Release);
+        shared.nudge_all();
+        for thread in std::mem::take(&mut *lock(&shared.threads)) {
+            // A thread that panicked has poisoned the engine already.
+            let _ = thread.join();
+        }
+        lock(&shared.lock).take();
+        match shared.machine.health() {
+            Health::Poisoned(reason) => Err(EngineError::Poisoned(reason)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Key hashes are seeded from the system's randomness, so that nobody can craft colliding keys.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0u8)
+}
+
+fn start(name: &str, duty: fn(&Shared), shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
+        if catch_unwind(AssertUnwindSafe(|| duty(&shared))).is_err() {
+            shared.machine.poison(format!("the thread {} panicked", thread::current().name().unwrap_or("?")));
+            shared.nudge_all();
+        }
+    })
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire) || self.machine.poison.reason().is_some()
+    }
+
+    fn nudge_all(&self) {
+        for signal in [&self.flusher, &self.checkpointer, &self.merger, &self.flushed] {
+            signal.set();
+        }
+    }
+
+    fn nudge(&self, nudge: Nudge) {
+        match nudge {
+            Nudge::None => {}
+            Nudge::Flusher => self.flusher.set(),
+            Nudge::Seal => {
+                // The flusher may be waiting for the disk: apply meanwhile, if nobody else is at it.
+                let sealed = self.machine.try_seal();
+                self.heed(sealed);
+                self.flusher.set();
+            }
+        }
+    }
+
+    fn heed(&self, sealed: Option<Seal>) {
+        if sealed == Some(Seal::NeedsCheckpoint) {
+            self.ask_for_checkpoint();
+        }
+    }
+
+    fn ask_for_checkpoint(&self) {
+        self.checkpoint_now.store(true, Ordering::Release);
+        self.checkpointer.set();
+    }
+
+    /// Group commit: whatever gathered while the last flush was under way is the next one.
+    fn flush_until_stopped(&self) {
+        loop {
+            if self.machine.needs_tending() {
+                self.machine.tend_journal();
+            }
+            let sealed = self.machine.seal();
+            self.heed(Some(sealed));
+            match self.machine.flush() {
+                Ok(true) => self.after_flush(),
+                Ok(false) if sealed == Seal::Empty && self.is_stopping() => return,
+                Ok(false) if sealed == Seal::BackedUp => {}
+                Ok(false) => self.flusher.wait(),
+                Err(_) => return self.nudge_all(),
+            }
+        }
+    }
+
+    fn after_flush(&self) {
+        self.flushed.set();
+        if self.machine.journal_lag() >= self.machine.settings.checkpoint_journal_bytes {
+            self.checkpointer.set();
+        }
+    }
+
+    fn checkpoint_until_stopped(&self) {
+        while !self.is_stopping() {
+            let lag = self.machine.journal_lag();
+            let due = self.checkpoint_now.swap(false, Ordering::AcqRel)
+                || lag >= self.machine.settings.checkpoint_journal_bytes;
+            if !due {
+                self.checkpointer.wait_up_to(Duration::from_millis(CHECKPOINT_EVERY_MS));
+            }
+            if self.is_stopping() {
+                break;
+            }
+            self.checkpoint();
+        }
+        // The flusher drains before it stops, so the last checkpoint covers everything.
+        self.checkpoint();
+    }
+
+    fn checkpoint(&self) {
+        let Some(mut checkpoint) = self.machine.checkpoint() else {
+            return;
+        };
+        loop {
+            match checkpoint.step() {
+                Ok(Step::More) => {}
+                Ok(Step::AwaitFlush(position)) => {
+                    if self.machine.poison.reason().is_some() {
+                        return;
+                    }
+                    self.flusher.set();
+                    if self.machine.flushed() < position {
+                        self.flushed.wait();
+                    }
+                }
+                Ok(Step::Done) => break,
+                Err(error) => return self.checkpoint_failed(&error),
+            }
+        }
+        drop(checkpoint);
+        // Room in memory and segments to recycle: both are the flusher's business.
+        self.flusher.set();
+        self.merger.set();
+    }
+
+    fn checkpoint_failed(&self, error: &crate::store::StoreError) {
+        if error.is_full() {
+            tracing::warn!(%error, "no room for a checkpoint; the journal keeps everything until there is");
+            // Nothing gets better by trying at once.
+            self.checkpointer.wait_up_to(Duration::from_millis(1_000));
+            return;
+        }
+        self.machine.poison(format!("a checkpoint failed: {error}"));
+        self.nudge_all();
+    }
+
+    fn merge_until_stopped(&self) {
+        while !self.is_stopping() {
+            match self.machine.merge() {
+                Ok(true) => {}
+                Ok(false) => self.merger.wait(),
+                Err(error) if error.is_full() => {
+                    tracing::warn!(%error, "no room to merge runs; trying again after the next checkpoint");
+                    self.merger.wait();
+                }
+                Err(error) => {
+                    self.machine.poison(format!("runs could not be merged: {error}"));
+                    self.nudge_all();
+                }
+            }
+        }
     }
 }
 
 impl Engine for Embedded {
     fn events(&self) -> Events {
-        Events::new(0)
+        self.shared.machine.events()
     }
 
-    async fn submit(&self, _events: Events, _durability: Durability) -> Result<Receipt, EngineError> {
-        Err(EngineError::Closing)
+    async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
+        self.shared.machine.submit(events, durability, |nudge| self.shared.nudge(nudge)).await
     }
 
-    async fn read(&self, _keys: Vec<Key>, _durability: Durability) -> Result<Vec<Reading>, EngineError> {
-        Err(EngineError::Closing)
+    async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {
+        self.shared.machine.read(&keys, durability).await
     }
 
-    async fn stats(&self, _key: Key, _durability: Durability) -> Result<Stats, EngineError> {
-        Err(EngineError::Closing)
+    async fn stats(&self, key: Key, durability: Durability) -> Result<Stats, EngineError> {
+        self.shared.machine.stats(&key, durability).await
     }
 
-    async fn list(&self, _page: PageRequest) -> Result<Page, EngineError> {
-        Err(EngineError::Closing)
+    async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
+        self.shared.machine.list(&page).await
     }
 
-    async fn ledger(&self, _key: Key, _after: u64, _limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
-        Err(EngineError::Closing)
+    async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        self.shared.machine.ledger(&key, after, limit).await
     }
 
     fn health(&self) -> Health {
-        Health::Ready
+        self.shared.machine.health()
     }
 
     async fn poisoned(&self) -> String {
-        std::future::pending().await
+        self.shared.machine.poison.wait().await
     }
 
     fn measures(&self) -> Vec<Measure> {
-        Vec::new()
+        self.shared.measures()
+    }
+}
+
+impl Shared {
+    fn measures(&self) -> Vec<Measure> {
+        let machine = &self.machine;
+        let meters = &machine.meters;
+        let (memory, counters, requests, dirty) = {
+            let state = lock(&machine.state);
+            let partition = &state.partition;
+            let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
+            (partition.memory_bytes(), figures.0, figures.1, figures.2)
+        };
+        let count = |name, help, figure: &std::sync::atomic::AtomicU64| Measure {
+            name,
+            help,
+            figure: Figure::Counter(figure.load(Ordering::Relaxed)),
+        };
+        let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
+        vec![
+            count("tally_events_total", "Events applied, before combining", &meters.events),
+            count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
+            count("tally_duplicates_total", "Events answered from a remembered request id", &meters.duplicates),
+            count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
+            count("tally_store_reads_total", "Records fetched from the store because memory lacked them", &meters.store_reads),
+            count("tally_checkpoints_total", "Checkpoints completed", &meters.checkpoints),
+            count("tally_checkpoint_records_total", "Records written by checkpoints", &meters.checkpoint_records),
+            Measure {
+                name: "tally_journal_flush_seconds",
+                help: "Time to write and sync one flush",
+                figure: meters.flush_micros.figure(1e-6),
+            },
+            Measure {
+                name: "tally_batch_events",
+                help: "Events per batch, before combining",
+                figure: meters.batch_events.figure(1.0),
+            },
+            gauge("tally_persist_lag_bytes", "Journal behind the last checkpoint", machine.journal_lag() as f64),
+            gauge("tally_memory_bytes", "Memory held by counters and request ids", memory as f64),
+            gauge("tally_resident_counters", "Counters in memory", counters as f64),
+            gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
+            gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),
+            gauge("tally_store_bytes", "Bytes of the store on disk", machine.store.disk_bytes() as f64),
+            gauge("tally_store_runs", "Runs of the store", machine.store.runs() as f64),
+            gauge("tally_poisoned", "1 after a failed flush", f64::from(u8::from(machine.poison.reason().is_some()))),
+        ]
     }
 }

@@ -14,7 +14,7 @@
 //! counts is worse than stopping.
 
 use super::{Batch, Extra, NO_EXTRA};
-use crate::event::{Bounds, Change, Correction, Details, OnBound, RequestId};
+use crate::event::{Bounds, Change, ChangeRef, Correction, Details, OnBound, RequestId};
 use crate::key::KeyRef;
 use crate::limits::{
     BATCH_EVENTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX, EVENT_BYTES_MAX, KEY_BYTES_MAX, MEMBER_BYTES_MAX,
@@ -82,6 +82,29 @@ pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     }
     let crc = crc32fast::hash(&out[start..]);
     out.extend_from_slice(&crc.to_le_bytes());
+}
+
+/// Appends what an event asks for, without its key and id: what its fingerprint covers.
+pub(crate) fn put_asked(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Option<&Details>) {
+    match change {
+        ChangeRef::Add(delta) => {
+            out.push(KIND_ADD);
+            put_i64(out, delta);
+        }
+        ChangeRef::Other(change) => {
+            let mut change = change.clone();
+            if let Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) =
+                &mut change
+            {
+                why.actor = Box::default();
+            }
+            out.push(kind_of(Some(&change)));
+            put_change(out, &change);
+        }
+    }
+    if let Some(details) = details {
+        put_details(out, details);
+    }
 }
 
 /// Reads a batch back; `seed` is what its keys are hashed with.

@@ -1,0 +1,65 @@
+//! A set of small numbers as bits, growing as needed.
+
+/// A set of small numbers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bits {
+    words: Vec<u64>,
+    count: usize,
+}
+
+impl Bits {
+    pub(crate) fn get(&self, at: usize) -> bool {
+        self.words.get(at / 64).is_some_and(|word| word >> (at % 64) & 1 == 1)
+    }
+
+    pub(crate) fn set(&mut self, at: usize) {
+        if at / 64 >= self.words.len() {
+            self.words.resize((at / 64 + 1).next_power_of_two().max(16), 0);
+        }
+        let word = &mut self.words[at / 64];
+        self.count += usize::from(*word >> (at % 64) & 1 == 0);
+        *word |= 1 << (at % 64);
+    }
+
+    pub(crate) fn clear(&mut self, at: usize) {
+        self.take(at);
+    }
+
+    /// Removes the number and says whether it was there.
+    pub(crate) fn take(&mut self, at: usize) -> bool {
+        let was = self.get(at);
+        if was {
+            self.words[at / 64] &= !(1 << (at % 64));
+            self.count -= 1;
+        }
+        was
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The first number at or after `from`.
+    pub(crate) fn next(&self, from: usize) -> Option<usize> {
+        let mut at = from / 64;
+        let mut word = self.words.get(at)? & (u64::MAX << (from % 64));
+        while word == 0 {
+            at += 1;
+            word = *self.words.get(at)?;
+        }
+        Some(at * 64 + word.trailing_zeros() as usize)
+    }
+
+    /// Takes in every number of `other`.
+    pub(crate) fn absorb(&mut self, other: &Bits) {
+        let mut at = 0;
+        while let Some(found) = other.next(at) {
+            self.set(found);
+            at = found + 1;
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.words.capacity() * 8
+    }
+}

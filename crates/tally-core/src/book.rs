@@ -1,0 +1,102 @@
+//! The ledger book of a partition: the ends of all chains in use and the entries the store does not hold yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::event::Correction;
+use crate::key::{Key, KeyRef};
+use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
+use crate::time::Millis;
+
+/// Entries by counter, oldest first.
+pub type Pages = BTreeMap<Key, Vec<LedgerEntry>>;
+
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    heads: BTreeMap<Key, ChainHead>,
+    current: Pages,
+    /// Closed, not yet in the store; newest last.
+    unsaved: Vec<Arc<Pages>>,
+    /// Whether the store may hold chains whose head is not in memory.
+    in_store_only: bool,
+    bytes: usize,
+}
+
+impl Book {
+    pub(crate) fn beside_store() -> Self {
+        Book { in_store_only: true, ..Book::default() }
+    }
+
+    /// Whether the store may hold chains that are not in memory.
+    pub(crate) fn is_beside_store(&self) -> bool {
+        self.in_store_only
+    }
+
+    /// Whether only the store can tell where the key's chain ends.
+    pub(crate) fn is_head_unknown(&self, key: KeyRef<'_>) -> bool {
+        self.in_store_only && !self.heads.contains_key(&key.to_key())
+    }
+
+    pub(crate) fn recall(&mut self, key: KeyRef<'_>, head: ChainHead) {
+        self.heads.entry(key.to_key()).or_insert(head);
+    }
+
+    pub(crate) fn append(
+        &mut self,
+        key: KeyRef<'_>,
+        at: Millis,
+        kind: CorrectionKind,
+        why: &Correction,
+        (before, after): (i64, i64),
+    ) {
+        let head = self.heads.entry(key.to_key()).or_default();
+        let mut entry = LedgerEntry {
+            seq: head.seq + 1,
+            at,
+            kind,
+            actor: why.actor.clone(),
+            reason: why.reason.clone(),
+            before,
+            after,
+            previous: head.hash,
+            hash: head.hash,
+        };
+        entry.hash = entry.expected_hash(key);
+        *head = ChainHead { seq: entry.seq, hash: entry.hash };
+        self.bytes += size_of::<LedgerEntry>() + why.actor.len() + why.reason.len() + 2 * key.as_bytes().len() + 64;
+        self.current.entry(key.to_key()).or_default().push(entry);
+    }
+
+    /// The entries of `key` that the store may not hold, oldest first.
+    pub(crate) fn unsaved_of<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
+        let pages = self.unsaved.iter().map(Arc::as_ref).chain(std::iter::once(&self.current));
+        let key = key.clone();
+        pages.flat_map(move |pages| pages.get(&key).into_iter().flatten())
+    }
+
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.current.is_empty() || !self.unsaved.is_empty()
+    }
+
+    pub(crate) fn begin_capture(&mut self) -> Vec<Arc<Pages>> {
+        if !self.current.is_empty() {
+            self.unsaved.push(Arc::new(std::mem::take(&mut self.current)));
+        }
+        self.unsaved.clone()
+    }
+
+    /// The first `pages` unsaved ones are in the store now; heads that nothing in memory needs leave it.
+    pub(crate) fn committed(&mut self, pages: usize) {
+        let saved = self.unsaved.drain(..pages.min(self.unsaved.len())).count();
+        self.in_store_only |= saved > 0;
+        let (current, unsaved) = (&self.current, &self.unsaved);
+        self.heads.retain(|key, _| current.contains_key(key) || unsaved.iter().any(|pages| pages.contains_key(key)));
+        if !self.is_dirty() {
+            self.bytes = 0;
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes + self.heads.len() * 96
+    }
+}

@@ -1,0 +1,218 @@
+//! One counter: additions and subtractions kept apart, and the little history that statistics need.
+//!
+//! Keeping the two sums apart makes the counter a PN-counter: both only grow, so copies merge by taking the larger
+//! of each. Corrections are additive too. The sums are 80 bits wide, because a value that swings across the whole
+//! 64-bit range would overflow 64-bit sums after two swings; 80 bits take a hundred thousand.
+
+use crate::rates::Rates;
+use crate::time::Millis;
+use crate::varint::{Cursor, put_i64, put_u64};
+
+/// A counter as the state machine sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    plus: u128,
+    minus: u128,
+    min: i64,
+    max: i64,
+    /// First change.
+    pub created: Millis,
+    /// Last change.
+    pub updated: Millis,
+    rates: Rates,
+}
+
+const SUM_MAX: u128 = (1 << 80) - 1;
+const TIME_MAX: u64 = (1 << 48) - 1;
+
+/// The value, or a sum behind it, would leave its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow;
+
+impl Counter {
+    /// A counter at zero, first touched at `now`.
+    #[must_use]
+    pub fn new(now: Millis) -> Self {
+        let now = Millis(now.0.min(TIME_MAX));
+        Counter { created: now, updated: now, ..Counter::default() }
+    }
+
+    /// The value.
+    #[must_use]
+    pub fn value(&self) -> i64 {
+        // In range by construction: `add` refuses to leave it.
+        self.plus.wrapping_sub(self.minus) as i64
+    }
+
+    /// Everything ever added, capped at what a 64-bit answer can say.
+    #[must_use]
+    pub fn increments(&self) -> u64 {
+        u64::try_from(self.plus).unwrap_or(u64::MAX)
+    }
+
+    /// Everything ever taken away, as a positive number, capped likewise.
+    #[must_use]
+    pub fn decrements(&self) -> u64 {
+        u64::try_from(self.minus).unwrap_or(u64::MAX)
+    }
+
+    /// Lowest and highest value held, counting the zero it started from.
+    #[must_use]
+    pub fn extremes(&self) -> (i64, i64) {
+        (self.min, self.max)
+    }
+
+    /// Net change per second over the last second, minute and hour.
+    #[must_use]
+    pub fn rates(&self, now: Millis) -> [f64; 3] {
+        self.rates.per_second(self.updated, now)
+    }
+
+    /// Moves the value by an increment, which counts towards the rates.
+    pub fn add(&mut self, now: Millis, delta: i64) -> Result<(), Overflow> {
+        self.shift(now, i128::from(delta), delta)
+    }
+
+    /// Moves the value to `target` as a correction, which does not count towards the rates.
+    pub fn correct(&mut self, now: Millis, target: i64) -> Result<(), Overflow> {
+        self.shift(now, i128::from(target) - i128::from(self.value()), 0)
+    }
+
+    fn shift(&mut self, now: Millis, delta: i128, rated: i64) -> Result<(), Overflow> {
+        let value = i128::from(self.value()) + delta;
+        let value = i64::try_from(value).map_err(|_| Overflow)?;
+        let grown = if delta < 0 { &mut self.minus } else { &mut self.plus };
+        *grown = grown.checked_add(delta.unsigned_abs()).filter(|&sum| sum <= SUM_MAX).ok_or(Overflow)?;
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+        let now = Millis(now.0.min(TIME_MAX)).max(self.updated);
+        self.rates.record(self.updated, now, rated);
+        self.updated = now;
+        Ok(())
+    }
+
+    /// Appends the stored form: varints, so that a quiet counter is short.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        for sum in [self.plus, self.minus] {
+            put_u64(out, (sum >> 64) as u64);
+            put_u64(out, sum as u64);
+        }
+        put_i64(out, self.min);
+        put_i64(out, self.max);
+        put_u64(out, self.created.0);
+        put_u64(out, self.updated.since(self.created));
+        for sum in self.rates.to_sums() {
+            put_i64(out, sum);
+        }
+    }
+
+    /// Reads the stored form.
+    #[must_use]
+    pub fn decode(cursor: &mut Cursor<'_>) -> Option<Counter> {
+        let mut sum = || Some(u128::from(cursor.u64()?) << 64 | u128::from(cursor.u64()?));
+        let (plus, minus) = (sum()?, sum()?);
+        let (min, max) = (cursor.i64()?, cursor.i64()?);
+        let created = cursor.u64()?;
+        let updated = created.checked_add(cursor.u64()?)?;
+        let mut sums = [0; 6];
+        for sum in &mut sums {
+            *sum = cursor.i64()?;
+        }
+        let in_range = plus <= SUM_MAX && minus <= SUM_MAX && updated <= TIME_MAX;
+        in_range.then_some(Counter {
+            plus,
+            minus,
+            min,
+            max,
+            created: Millis(created),
+            updated: Millis(updated),
+            rates: Rates::from_sums(sums),
+        })
+    }
+}
+
+/// Bytes of a packed counter.
+pub(crate) const PACKED_BYTES: usize = 2 * 10 + 2 * 8 + 2 * 6 + 6 * 6;
+
+/// A counter as tables hold it: no padding, no alignment.
+pub(crate) type Packed = [u8; PACKED_BYTES];
+
+impl Counter {
+    pub(crate) fn pack(&self, out: &mut Packed) {
+        out[0..10].copy_from_slice(&self.plus.to_le_bytes()[..10]);
+        out[10..20].copy_from_slice(&self.minus.to_le_bytes()[..10]);
+        out[20..28].copy_from_slice(&self.min.to_le_bytes());
+        out[28..36].copy_from_slice(&self.max.to_le_bytes());
+        out[36..42].copy_from_slice(&self.created.0.to_le_bytes()[..6]);
+        out[42..48].copy_from_slice(&self.updated.0.to_le_bytes()[..6]);
+        for (bytes, sum) in out[48..].chunks_exact_mut(6).zip(self.rates.to_sums()) {
+            bytes.copy_from_slice(&sum.to_le_bytes()[..6]);
+        }
+    }
+
+    pub(crate) fn unpack(packed: &Packed) -> Counter {
+        let time = |at: usize| Millis(u64::from_le_bytes(widen(&packed[at..at + 6])));
+        let mut sums = [0; 6];
+        for (sum, bytes) in sums.iter_mut().zip(packed[48..].chunks_exact(6)) {
+            // Shifting up and back extends the sign of the 48-bit number.
+            *sum = (i64::from_le_bytes(widen(bytes)) << 16) >> 16;
+        }
+        Counter {
+            plus: u128::from_le_bytes(widen(&packed[0..10])),
+            minus: u128::from_le_bytes(widen(&packed[10..20])),
+            min: i64::from_le_bytes(widen(&packed[20..28])),
+            max: i64::from_le_bytes(widen(&packed[28..36])),
+            created: time(36),
+            updated: time(42),
+            rates: Rates::from_sums(sums),
+        }
+    }
+}
+
+fn widen<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut wide = [0; N];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    wide
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn packing_and_encoding_keep_every_field(steps in prop::collection::vec((any::<i64>(), 0u64..1 << 44), 1..40)) {
+            let mut counter = Counter::new(Millis(7));
+            let mut now = 7;
+            for (delta, pause) in steps {
+                now += pause >> 8;
+                let before = counter;
+                if counter.add(Millis(now), delta).is_err() {
+                    prop_assert_eq!(counter, before);
+                }
+                let mut packed = [0; PACKED_BYTES];
+                counter.pack(&mut packed);
+                prop_assert_eq!(Counter::unpack(&packed), counter);
+                let mut coded = Vec::new();
+                counter.encode(&mut coded);
+                let mut cursor = Cursor::new(&coded);
+                prop_assert_eq!(Counter::decode(&mut cursor), Some(counter));
+                prop_assert!(cursor.is_done());
+            }
+        }
+    }
+
+    #[test]
+    fn swings_across_the_whole_range_stay_exact() {
+        let mut counter = Counter::new(Millis(0));
+        for _ in 0..1000 {
+            assert_eq!(counter.correct(Millis(1), i64::MAX), Ok(()));
+            assert_eq!(counter.add(Millis(1), 1), Err(Overflow));
+            assert_eq!(counter.correct(Millis(1), i64::MIN), Ok(()));
+            assert_eq!(counter.add(Millis(1), -1), Err(Overflow));
+            assert_eq!(counter.value(), i64::MIN);
+        }
+    }
+}

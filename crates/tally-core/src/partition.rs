@@ -1,0 +1,262 @@
+//! The partition: a deterministic state machine over batches.
+//!
+//! `apply` is the only way its state changes, and time comes with the batch, so replaying the same batches from the
+//! same state gives the same state and the same outcomes, bit for bit. Everything else here moves state between
+//! memory and the store without changing what it is: `wants` and `restore` bring back what left memory, `capture`
+//! copies what changed for a checkpoint while batches go on, `make_room` lets go of what is cold.
+
+mod capture;
+mod residence;
+
+use std::collections::BTreeSet;
+
+pub use capture::Capture;
+use capture::Capturing;
+pub use residence::{Malformed, Room};
+
+use crate::batch::{Batch, key_hash};
+use crate::bits::Bits;
+use crate::book::Book;
+use crate::counter::{Counter, Overflow};
+use crate::event::{Bounds, Change, ChangeRef, Correction, EventRef, OnBound};
+use crate::key::{Key, KeyRef};
+use crate::ledger::{CorrectionKind, LedgerEntry};
+use crate::outcome::{Outcome, Refusal};
+use crate::seen::{FirstOutcome, Seen};
+use crate::table::{CellId, Table};
+use crate::time::Millis;
+
+/// The state machine.
+pub struct Partition {
+    seed: u64,
+    clock: Millis,
+    table: Table,
+    seen: Seen,
+    book: Book,
+    /// Cells changed since the last capture began.
+    dirty: Bits,
+    /// Cells whose key the store does not hold.
+    created: Bits,
+    /// Keys deleted since the last capture began.
+    removed: BTreeSet<Key>,
+    capturing: Option<Capturing>,
+    /// Whether the store may hold counters that the table does not.
+    in_store_only: bool,
+}
+
+impl Partition {
+    /// An empty partition beside an empty store. `seed` hashes keys and does not influence the state.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Partition {
+            seed,
+            clock: Millis(0),
+            table: Table::new(seed),
+            seen: Seen::default(),
+            book: Book::default(),
+            dirty: Bits::default(),
+            created: Bits::default(),
+            removed: BTreeSet::new(),
+            capturing: None,
+            in_store_only: false,
+        }
+    }
+
+    /// A partition whose state is in the store, to be brought to memory as it is used.
+    #[must_use]
+    pub fn beside_store(seed: u64) -> Self {
+        Partition {
+            seen: Seen::beside_store(),
+            book: Book::beside_store(),
+            in_store_only: true,
+            ..Partition::new(seed)
+        }
+    }
+
+    /// Applies a batch and appends one outcome per event. Everything the batch [`wants`](Self::wants) must have been
+    /// restored. A batch that claims an earlier time than the one before happens at the time of the one before.
+    pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
+        self.clock = self.clock.max(at);
+        outcomes.reserve(batch.len());
+        for event in batch.iter() {
+            outcomes.push(self.apply_event(&event));
+        }
+        self.clock
+    }
+
+    /// The time of the last batch.
+    #[must_use]
+    pub fn clock(&self) -> Millis {
+        self.clock
+    }
+
+    /// What the key is hashed with.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The counter, if it is in memory.
+    #[must_use]
+    pub fn counter(&self, key: KeyRef<'_>) -> Option<Counter> {
+        let hash = key_hash(self.seed, key.as_bytes());
+        self.table.find(hash, key.as_bytes()).map(|id| self.table.counter(id))
+    }
+
+    /// Ledger entries of `key` that the store may not hold yet, oldest first.
+    pub fn unsaved_ledger<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
+        self.book.unsaved_of(key)
+    }
+
+    /// Counters in memory.
+    #[must_use]
+    pub fn resident_counters(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Request ids in memory.
+    #[must_use]
+    pub fn resident_requests(&self) -> usize {
+        self.seen.len()
+    }
+
+    fn apply_event(&mut self, event: &EventRef<'_>) -> Outcome {
+        let Some(id) = event.request_id else {
+            return self.change(event);
+        };
+        let fingerprint = event.fingerprint();
+        match self.seen.get(id, self.clock) {
+            Some(first) if first.fingerprint == fingerprint => first.replay(),
+            Some(_) => self.refused(event, Refusal::PayloadMismatch),
+            None => {
+                let outcome = self.change(event);
+                self.seen.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
+                outcome
+            }
+        }
+    }
+
+    fn change(&mut self, event: &EventRef<'_>) -> Outcome {
+        match event.change {
+            ChangeRef::Add(delta) => self.add(event, delta),
+            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta),
+            ChangeRef::Other(Change::Set { value, expected, why }) => {
+                if expected.is_some_and(|expected| expected != self.value(event)) {
+                    return self.refused(event, Refusal::NotExpected);
+                }
+                self.correct(event, *value, CorrectionKind::Set, why)
+            }
+            ChangeRef::Other(Change::Reset(why)) => self.correct(event, 0, CorrectionKind::Reset, why),
+            ChangeRef::Other(Change::Adjust { delta, why }) => match self.value(event).checked_add(*delta) {
+                Some(target) => self.correct(event, target, CorrectionKind::Adjust, why),
+                None => self.refused(event, Refusal::Overflow),
+            },
+            ChangeRef::Other(Change::Delete(why)) => self.delete(event, why),
+        }
+    }
+
+    fn add(&mut self, event: &EventRef<'_>, delta: i64) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let mut counter = found.map_or_else(|| Counter::new(self.clock), |id| self.table.counter(id));
+        let delta = match event.details.and_then(|details| details.bounds) {
+            None => delta,
+            Some(bounds) => match within(bounds, counter.value(), delta) {
+                Some(delta) => delta,
+                None => return self.refused(event, Refusal::Bound),
+            },
+        };
+        if counter.add(self.clock, delta) == Err(Overflow) {
+            return self.refused(event, Refusal::Overflow);
+        }
+        self.keep(found, event, &counter);
+        Outcome { value: counter.value(), applied: delta, exists: true, duplicate: false, refusal: None }
+    }
+
+    fn correct(&mut self, event: &EventRef<'_>, target: i64, kind: CorrectionKind, why: &Correction) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let mut counter = found.map_or_else(|| Counter::new(self.clock), |id| self.table.counter(id));
+        let before = counter.value();
+        if counter.correct(self.clock, target) == Err(Overflow) {
+            return self.refused(event, Refusal::Overflow);
+        }
+        self.keep(found, event, &counter);
+        self.book.append(event.key, self.clock, kind, why, (before, target));
+        // A swing across the whole range does not fit; the value afterwards says what happened.
+        let applied = target.saturating_sub(before);
+        Outcome { value: target, applied, exists: true, duplicate: false, refusal: None }
+    }
+
+    fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
+        let gone = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None };
+        let Some(id) = self.table.find(event.hash, event.key.as_bytes()) else {
+            return gone;
+        };
+        let before = self.table.counter(id).value();
+        self.save_preimage(id);
+        self.free(id);
+        self.removed.insert(event.key.to_key());
+        self.book.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
+        Outcome { applied: 0i64.saturating_sub(before), ..gone }
+    }
+
+    /// Writes a changed counter to its cell, old or new.
+    fn keep(&mut self, found: Option<CellId>, event: &EventRef<'_>, counter: &Counter) {
+        let id = match found {
+            Some(id) => {
+                self.save_preimage(id);
+                self.table.put(id, counter);
+                self.table.touch(id);
+                id
+            }
+            None => {
+                if !self.removed.is_empty() {
+                    self.removed.remove(&event.key.to_key());
+                }
+                let id = self.table.insert(event.hash, event.key.as_bytes(), counter);
+                self.created.set(id as usize);
+                id
+            }
+        };
+        self.dirty.set(id as usize);
+    }
+
+    /// Lets go of a cell; nothing that is noted about it may outlive it.
+    fn free(&mut self, id: CellId) {
+        self.table.remove(id);
+        self.dirty.clear(id as usize);
+        self.created.clear(id as usize);
+        if let Some(capturing) = &mut self.capturing {
+            capturing.forget(id);
+        }
+    }
+
+    fn value(&self, event: &EventRef<'_>) -> i64 {
+        self.table.find(event.hash, event.key.as_bytes()).map_or(0, |id| self.table.counter(id).value())
+    }
+
+    fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let value = found.map_or(0, |id| self.table.counter(id).value());
+        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: Some(refusal) }
+    }
+}
+
+/// The part of `delta` that the bounds allow, or `None` when they refuse it. A bound stops movement towards the far
+/// side of it; a value that already lies beyond may come back.
+fn within(bounds: Bounds, value: i64, delta: i64) -> Option<i64> {
+    let target = i128::from(value) + i128::from(delta);
+    let limit = if delta < 0 {
+        bounds.floor.map(i128::from).filter(|&floor| target < floor).map(|floor| floor.min(value.into()))
+    } else {
+        bounds.ceiling.map(i128::from).filter(|&ceiling| target > ceiling).map(|ceiling| ceiling.max(value.into()))
+    };
+    match (limit, bounds.on_bound) {
+        (None, OnBound::Refuse) => Some(delta),
+        (None, OnBound::Saturate) => {
+            let clamped = target.clamp(i64::MIN.into(), i64::MAX.into());
+            Some((clamped - i128::from(value)) as i64)
+        }
+        (Some(_), OnBound::Refuse) => None,
+        (Some(limit), OnBound::Saturate) => Some((limit - i128::from(value)) as i64),
+    }
+}

@@ -1,0 +1,195 @@
+//! Copying what changed for a checkpoint, at one moment, while batches go on.
+//!
+//! `begin_capture` fixes the moment and costs nothing that grows with the state. The changed counters are then
+//! copied in slices; a batch that changes one before its turn copies it first. So the checkpoint sees every counter
+//! as it stood at that moment, and no batch waits for more than a slice.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Partition;
+use crate::bits::Bits;
+use crate::book::Pages;
+use crate::key::Key;
+use crate::ledger::ChainHead;
+use crate::record::Records;
+use crate::seen::Layer;
+use crate::table::CellId;
+use crate::time::Millis;
+
+/// A capture under way, as the partition sees it.
+pub(super) struct Capturing {
+    /// Cells that belong to the capture and were not copied yet.
+    pending: Bits,
+    /// All cells that belong to the capture.
+    cells: Bits,
+    cursor: usize,
+    /// Counters copied early because a batch was about to change them.
+    preimages: Records,
+    pub(super) removed: Arc<BTreeSet<Key>>,
+    layers: usize,
+    pages: usize,
+}
+
+/// The parts of a capture that never change once closed: they can be written without holding the partition.
+pub struct Capture {
+    layers: Vec<Arc<Layer>>,
+    pages: Vec<Arc<Pages>>,
+    removed: Arc<BTreeSet<Key>>,
+    at: Millis,
+}
+
+impl Capturing {
+    /// Whether the capture, which is not in the store yet, includes the cell.
+    pub(super) fn includes(&self, id: CellId) -> bool {
+        self.cells.get(id as usize)
+    }
+
+    /// The cell no longer holds the counter that was captured.
+    pub(super) fn forget(&mut self, id: CellId) {
+        self.cells.clear(id as usize);
+    }
+}
+
+impl Capture {
+    /// Hands everything but the counters to `sink`, one record at a time; `sink` may write out what it has gathered
+    /// whenever it likes.
+    pub fn records<E>(&self, mut sink: impl FnMut(&mut dyn FnMut(&mut Records)) -> Result<(), E>) -> Result<(), E> {
+        for key in self.removed.iter() {
+            sink(&mut |records| records.remove_counter(key))?;
+        }
+        for (id, first) in self.layers.iter().flat_map(|layer| layer.iter()) {
+            if !first.is_expired(self.at) {
+                sink(&mut |records| records.put_request(id, first))?;
+            }
+        }
+        for (key, entries) in self.pages.iter().flat_map(|pages| pages.iter()) {
+            for entry in entries {
+                sink(&mut |records| records.put_ledger(key.as_ref(), entry))?;
+            }
+        }
+        for (key, head) in self.heads() {
+            sink(&mut |records| records.put_head(key.as_ref(), &head))?;
+        }
+        Ok(())
+    }
+
+    /// The end of every chain that grew: of several pages the newest has the last word.
+    fn heads(&self) -> impl Iterator<Item = (&Key, ChainHead)> {
+        self.pages.iter().enumerate().flat_map(move |(number, pages)| {
+            let newer = &self.pages[number + 1..];
+            pages.iter().filter(move |(key, _)| !newer.iter().any(|pages| pages.contains_key(*key))).filter_map(
+                |(key, entries)| entries.last().map(|entry| (key, ChainHead { seq: entry.seq, hash: entry.hash })),
+            )
+        })
+    }
+}
+
+impl Partition {
+    /// Whether anything changed since the last capture began.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.count() > 0 || !self.removed.is_empty() || self.seen.is_dirty() || self.book.is_dirty()
+    }
+
+    /// Counters changed since the last capture began.
+    #[must_use]
+    pub fn dirty_counters(&self) -> usize {
+        self.dirty.count()
+    }
+
+    /// Fixes the moment of a checkpoint. Only one capture may be under way: end it with `capture_committed` or
+    /// `capture_abandoned`.
+    pub fn begin_capture(&mut self) -> Capture {
+        let cells = std::mem::take(&mut self.dirty);
+        let removed = Arc::new(std::mem::take(&mut self.removed));
+        self.seen.expire(self.clock);
+        let capture = Capture {
+            layers: self.seen.begin_capture(),
+            pages: self.book.begin_capture(),
+            removed: Arc::clone(&removed),
+            at: self.clock,
+        };
+        self.capturing = Some(Capturing {
+            pending: cells.clone(),
+            cells,
+            cursor: 0,
+            preimages: Records::default(),
+            removed,
+            layers: capture.layers.len(),
+            pages: capture.pages.len(),
+        });
+        capture
+    }
+
+    /// Copies up to `max` more counters into `records`; says whether any are left.
+    pub fn capture_slice(&mut self, max: usize, records: &mut Records) -> bool {
+        let Some(capturing) = &mut self.capturing else {
+            return false;
+        };
+        records.append(&mut capturing.preimages);
+        for _ in 0..max {
+            let Some(at) = capturing.pending.next(capturing.cursor) else {
+                return false;
+            };
+            capturing.pending.clear(at);
+            capturing.cursor = at + 1;
+            let id = at as CellId;
+            records.put_counter(self.table.key(id), &self.table.counter(id));
+        }
+        true
+    }
+
+    /// Bytes of counters copied early that no slice has collected yet.
+    #[must_use]
+    pub fn preimage_bytes(&self) -> usize {
+        self.capturing.as_ref().map_or(0, |capturing| capturing.preimages.memory_bytes())
+    }
+
+    /// The capture is in the store.
+    pub fn capture_committed(&mut self) {
+        let Some(capturing) = self.capturing.take() else {
+            return;
+        };
+        let mut at = 0;
+        while let Some(found) = capturing.cells.next(at) {
+            self.created.clear(found);
+            at = found + 1;
+        }
+        self.seen.committed(capturing.layers);
+        self.book.committed(capturing.pages);
+    }
+
+    /// The capture did not reach the store: what it held counts as changed again.
+    pub fn capture_abandoned(&mut self) {
+        let Some(capturing) = self.capturing.take() else {
+            return;
+        };
+        self.dirty.absorb(&capturing.cells);
+        for key in capturing.removed.iter() {
+            if self.counter(key.as_ref()).is_none() {
+                self.removed.insert(key.clone());
+            }
+        }
+    }
+
+    /// Copies a cell that a capture still needs before it changes.
+    pub(super) fn save_preimage(&mut self, id: CellId) {
+        let Some(capturing) = &mut self.capturing else {
+            return;
+        };
+        if capturing.pending.take(id as usize) {
+            capturing.preimages.put_counter(self.table.key(id), &self.table.counter(id));
+        }
+    }
+
+    /// Whether the key was deleted and the store may not know yet.
+    #[must_use]
+    pub fn is_removed(&self, key: &Key) -> bool {
+        self.removed.contains(key)
+            || self
+                .capturing
+                .as_ref()
+                .is_some_and(|capturing| capturing.removed.contains(key) && self.counter(key.as_ref()).is_none())
+    }
+}

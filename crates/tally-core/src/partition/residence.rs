@@ -1,0 +1,150 @@
+//! What is in memory and what is only in the store.
+
+use super::Partition;
+use crate::batch::{Batch, key_hash};
+use crate::event::{ChangeRef, EventRef, RequestId};
+use crate::key::{Key, KeyRef};
+use crate::record;
+use crate::table::CellId;
+
+/// Whether a batch may be applied within the memory budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// There is room.
+    Enough,
+    /// Everything in memory has changed since the last checkpoint; only another one makes room.
+    NeedsCheckpoint,
+}
+
+/// A stored record that does not decode: the store is damaged or newer than this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a stored record does not decode")]
+pub struct Malformed;
+
+/// Cells the eviction hand visits for each cell it is asked to free.
+const STEPS_PER_CELL: usize = 64;
+/// Cells it visits at the least.
+const STEPS_MIN: usize = 1 << 14;
+
+impl Partition {
+    /// Appends the store keys of everything the batch needs that is not in memory.
+    pub fn wants(&self, batch: &Batch, store_keys: &mut Vec<Vec<u8>>) {
+        if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
+            return;
+        }
+        for event in batch.iter() {
+            self.wants_of(&event, store_keys);
+        }
+    }
+
+    fn wants_of(&self, event: &EventRef<'_>, store_keys: &mut Vec<Vec<u8>>) {
+        if let Some(id) = event.request_id
+            && self.seen.is_unknown(id)
+        {
+            store_keys.push(record::request_key(id).to_vec());
+        }
+        if matches!(event.change, ChangeRef::Other(_)) && self.book.is_head_unknown(event.key) {
+            store_keys.push(record::head_key(event.key));
+        }
+        if self.is_counter_unknown(event.hash, event.key) {
+            store_keys.push(record::counter_key(event.key.as_bytes()));
+        }
+    }
+
+    /// Whether only the store can tell what the counter holds.
+    #[must_use]
+    pub fn wants_counter(&self, key: KeyRef<'_>) -> bool {
+        self.is_counter_unknown(key_hash(self.seed, key.as_bytes()), key)
+    }
+
+    fn is_counter_unknown(&self, hash: u64, key: KeyRef<'_>) -> bool {
+        self.in_store_only && self.table.find(hash, key.as_bytes()).is_none() && !self.is_removed(&key.to_key())
+    }
+
+    /// Brings back a record the store holds. What is in memory already is newer and stays.
+    pub fn restore(&mut self, store_key: &[u8], value: &[u8]) -> Result<(), Malformed> {
+        let (family, rest) = store_key.split_first().ok_or(Malformed)?;
+        match family {
+            b'c' => {
+                let key = KeyRef::new(rest).map_err(|_| Malformed)?;
+                let hash = key_hash(self.seed, rest);
+                if self.is_counter_unknown(hash, key) {
+                    let counter = record::read_counter(value).ok_or(Malformed)?;
+                    self.table.insert(hash, rest, &counter);
+                }
+            }
+            b'i' => {
+                let id = RequestId(rest.try_into().map_err(|_| Malformed)?);
+                self.seen.recall(id, record::read_request(value).ok_or(Malformed)?);
+            }
+            b'h' => {
+                let key = KeyRef::new(rest).map_err(|_| Malformed)?;
+                self.book.recall(key, record::read_head(value).ok_or(Malformed)?);
+            }
+            _ => return Err(Malformed),
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory the state holds.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.table.memory_bytes() + self.seen.memory_bytes() + self.book.memory_bytes() + self.preimage_bytes()
+    }
+
+    /// Makes sure the batch fits into `budget_bytes`, letting go of cold counters and old request ids that the store
+    /// holds.
+    pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Room {
+        while self.memory_bytes() > budget_bytes && self.seen.drop_oldest() {}
+        let more_bytes = budget_bytes.saturating_sub(self.memory_bytes());
+        if self.table.has_room_for(batch.len(), more_bytes) {
+            return Room::Enough;
+        }
+        let is_new = |event: &EventRef<'_>| self.table.find(event.hash, event.key.as_bytes()).is_none();
+        let incoming = batch.iter().filter(is_new).count();
+        self.make_room_for(incoming, budget_bytes)
+    }
+
+    /// Makes sure `incoming` more counters fit into `budget_bytes`, letting go of cold ones.
+    pub fn make_room_for(&mut self, incoming: usize, budget_bytes: usize) -> Room {
+        if self.table.has_room_for(incoming, budget_bytes.saturating_sub(self.memory_bytes())) {
+            return Room::Enough;
+        }
+        let (dirty, capturing) = (&self.dirty, self.capturing.as_ref());
+        let may_go = |id: CellId| !dirty.get(id as usize) && !capturing.is_some_and(|capturing| capturing.includes(id));
+        let steps = incoming.saturating_mul(STEPS_PER_CELL).max(STEPS_MIN);
+        for id in self.table.cold(steps, incoming, may_go) {
+            self.in_store_only = true;
+            self.table.remove(id);
+        }
+        if self.table.has_room_for(incoming, 0) { Room::Enough } else { Room::NeedsCheckpoint }
+    }
+
+    /// Looks through up to `max` counters that the store does not hold, from cell `from` on, for keys that begin
+    /// with `prefix` and sort after `after`. Returns where to go on, or `None` at the end.
+    pub fn created_keys(
+        &self,
+        from: usize,
+        max: usize,
+        prefix: &[u8],
+        after: &[u8],
+        found: &mut impl FnMut(&[u8]),
+    ) -> Option<usize> {
+        let mut at = from;
+        for _ in 0..max {
+            let cell = self.created.next(at)?;
+            let key = self.table.key(cell as CellId);
+            if key.starts_with(prefix) && key > after {
+                found(key);
+            }
+            at = cell + 1;
+        }
+        Some(at)
+    }
+
+    /// Says whether the key is known to hold nothing, without asking the store.
+    #[must_use]
+    pub fn is_known_absent(&self, key: &Key) -> bool {
+        self.counter(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key))
+    }
+}

@@ -1,0 +1,243 @@
+//! What the store holds: one codec for its keys and one for its values.
+//!
+//! ```text
+//! 'c' key                              → version, counter
+//! 'i' request id (16 bytes)            → version, first outcome
+//! 'l' key length:u16be, key, seq:u64be → version, ledger entry
+//! 'h' key                              → version, end of the key's ledger chain
+//! ```
+//!
+//! The first byte of a store key is its family, so each family is one range in key order; the first byte of a
+//! value is its version. A new layout gets a new version or a new family, never another meaning for an old one.
+
+use crate::counter::Counter;
+use crate::event::RequestId;
+use crate::key::{Key, KeyRef};
+use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
+use crate::limits::{KEY_BYTES_MAX, REASON_BYTES_MAX};
+use crate::seen::FirstOutcome;
+use crate::time::Millis;
+use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
+
+const VERSION: u8 = 1;
+
+const COUNTER: u8 = b'c';
+const REQUEST: u8 = b'i';
+const LEDGER: u8 = b'l';
+const HEAD: u8 = b'h';
+
+/// Store key of a counter; also, for a prefix of keys, the prefix of their store keys.
+#[must_use]
+pub fn counter_key(key: &[u8]) -> Vec<u8> {
+    [&[COUNTER], key].concat()
+}
+
+/// The counter a store key names, if it names one.
+#[must_use]
+pub fn counter_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
+    store_key.strip_prefix(&[COUNTER]).and_then(|key| KeyRef::new(key).ok())
+}
+
+/// Store key of a request id.
+#[must_use]
+pub fn request_key(id: RequestId) -> [u8; 17] {
+    let mut key = [REQUEST; 17];
+    key[1..].copy_from_slice(&id.0);
+    key
+}
+
+/// Store key of a ledger entry.
+#[must_use]
+pub fn ledger_key(key: KeyRef<'_>, seq: u64) -> Vec<u8> {
+    let bytes = key.as_bytes();
+    [&[LEDGER], &(bytes.len() as u16).to_be_bytes()[..], bytes, &seq.to_be_bytes()].concat()
+}
+
+/// Whether a store key names a ledger entry of `key`.
+#[must_use]
+pub fn is_ledger_of(store_key: &[u8], key: KeyRef<'_>) -> bool {
+    let whole = ledger_key(key, 0);
+    store_key.len() == whole.len() && store_key.starts_with(&whole[..whole.len() - 8])
+}
+
+/// Store key of the end of a ledger chain.
+#[must_use]
+pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
+    [&[HEAD], key.as_bytes()].concat()
+}
+
+/// Reads a counter.
+#[must_use]
+pub fn read_counter(value: &[u8]) -> Option<Counter> {
+    read(value, Counter::decode)
+}
+
+/// Reads the first outcome of a request.
+#[must_use]
+pub fn read_request(value: &[u8]) -> Option<FirstOutcome> {
+    read(value, FirstOutcome::decode)
+}
+
+/// Reads the end of a ledger chain.
+#[must_use]
+pub fn read_head(value: &[u8]) -> Option<ChainHead> {
+    read(value, |cursor| Some(ChainHead { seq: cursor.u64()?, hash: cursor.array()? }))
+}
+
+/// Reads a ledger entry.
+#[must_use]
+pub fn read_ledger(value: &[u8]) -> Option<LedgerEntry> {
+    read(value, |cursor| {
+        Some(LedgerEntry {
+            seq: cursor.u64()?,
+            at: Millis(cursor.u64()?),
+            kind: CorrectionKind::from_code(cursor.u8()?)?,
+            actor: cursor.text(REASON_BYTES_MAX)?,
+            reason: cursor.text(REASON_BYTES_MAX)?,
+            before: cursor.i64()?,
+            after: cursor.i64()?,
+            previous: cursor.array()?,
+            hash: cursor.array()?,
+        })
+    })
+}
+
+fn read<T>(value: &[u8], fields: impl FnOnce(&mut Cursor<'_>) -> Option<T>) -> Option<T> {
+    let mut cursor = Cursor::new(value);
+    if cursor.u8()? != VERSION {
+        return None;
+    }
+    let read = fields(&mut cursor)?;
+    cursor.is_done().then_some(read)
+}
+
+/// Whether a stored entry is of no further use at `now`: a request id past its window.
+#[must_use]
+pub fn is_expired(store_key: &[u8], value: &[u8], now: Millis) -> bool {
+    store_key.first() == Some(&REQUEST) && read_request(value).is_some_and(|first| first.is_expired(now))
+}
+
+/// Entries on their way to the store: keys and values in one buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: u32,
+    key_len: u16,
+    /// `None` removes the key.
+    value_len: Option<u32>,
+}
+
+impl Records {
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.len() + self.places.len() * size_of::<Place>()
+    }
+
+    /// Sorts by key.
+    pub fn sort(&mut self) {
+        let bytes = &self.bytes;
+        self.places.sort_unstable_by(|a, b| a.key(bytes).cmp(b.key(bytes)));
+    }
+
+    /// The entries: key, and value or `None` for a removal.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.places.iter().map(|place| {
+            let value_start = place.start as usize + usize::from(place.key_len);
+            let value = place.value_len.map(|len| &self.bytes[value_start..value_start + len as usize]);
+            (place.key(&self.bytes), value)
+        })
+    }
+
+    /// Forgets the entries, keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.places.clear();
+    }
+
+    /// Takes over every entry of `other`.
+    pub fn append(&mut self, other: &mut Records) {
+        let shift = self.bytes.len() as u32;
+        self.bytes.append(&mut other.bytes);
+        self.places.extend(other.places.drain(..).map(|place| Place { start: place.start + shift, ..place }));
+    }
+
+    /// Adds a counter.
+    pub fn put_counter(&mut self, key: &[u8], counter: &Counter) {
+        self.put(&[&[COUNTER], key], |out| counter.encode(out));
+    }
+
+    /// Removes a counter.
+    pub fn remove_counter(&mut self, key: &Key) {
+        let start = self.bytes.len() as u32;
+        self.bytes.push(COUNTER);
+        self.bytes.extend_from_slice(key.as_bytes());
+        self.places.push(Place { start, key_len: (key.as_bytes().len() + 1) as u16, value_len: None });
+    }
+
+    /// Adds a request id with its first outcome.
+    pub fn put_request(&mut self, id: RequestId, first: &FirstOutcome) {
+        self.put(&[&[REQUEST], &id.0], |out| first.encode(out));
+    }
+
+    /// Adds the end of a ledger chain.
+    pub fn put_head(&mut self, key: KeyRef<'_>, head: &ChainHead) {
+        self.put(&[&[HEAD], key.as_bytes()], |out| {
+            put_u64(out, head.seq);
+            out.extend_from_slice(&head.hash);
+        });
+    }
+
+    /// Adds a ledger entry.
+    pub fn put_ledger(&mut self, key: KeyRef<'_>, entry: &LedgerEntry) {
+        self.put(&[&ledger_key(key, entry.seq)], |out| {
+            put_u64(out, entry.seq);
+            put_u64(out, entry.at.0);
+            out.push(entry.kind as u8);
+            put_bytes(out, entry.actor.as_bytes());
+            put_bytes(out, entry.reason.as_bytes());
+            put_i64(out, entry.before);
+            put_i64(out, entry.after);
+            out.extend_from_slice(&entry.previous);
+            out.extend_from_slice(&entry.hash);
+        });
+    }
+
+    fn put(&mut self, key: &[&[u8]], value: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        for part in key {
+            self.bytes.extend_from_slice(part);
+        }
+        let key_len = (self.bytes.len() - start) as u16;
+        let value_start = self.bytes.len();
+        self.bytes.push(VERSION);
+        value(&mut self.bytes);
+        let value_len = Some((self.bytes.len() - value_start) as u32);
+        self.places.push(Place { start: start as u32, key_len, value_len });
+    }
+}
+
+impl Place {
+    fn key<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        &bytes[self.start as usize..self.start as usize + usize::from(self.key_len)]
+    }
+}
+
+const _: () = assert!(KEY_BYTES_MAX + 11 <= u16::MAX as usize);

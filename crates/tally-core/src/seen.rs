@@ -1,0 +1,220 @@
+//! Request ids: what was answered to each, for as long as it may be asked again.
+//!
+//! An id is remembered for the idempotency window, counted in whole generations from the batch that first carried
+//! it, so whether a repeat is a duplicate follows from batch times alone. Ids are only ever added, in layers: the
+//! newest takes new ids; a checkpoint closes it and writes it out; a written layer may be dropped from memory,
+//! after which its ids are looked up in the store.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+
+use crate::event::RequestId;
+use crate::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
+use crate::outcome::{Outcome, Refusal};
+use crate::time::Millis;
+use crate::varint::{Cursor, put_i64, put_u64};
+
+/// The first outcome of a request, with enough of the request to tell another one that borrowed its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstOutcome {
+    /// Hash of everything the request asked for.
+    pub fingerprint: u64,
+    /// Time of the batch.
+    pub at: Millis,
+    value: i64,
+    applied: i64,
+    refusal: u8,
+    exists: bool,
+}
+
+impl FirstOutcome {
+    /// Remembers an outcome.
+    #[must_use]
+    pub fn new(fingerprint: u64, at: Millis, outcome: &Outcome) -> Self {
+        FirstOutcome {
+            fingerprint,
+            at,
+            value: outcome.value,
+            applied: outcome.applied,
+            refusal: outcome.refusal.map_or(0, |refusal| refusal as u8),
+            exists: outcome.exists,
+        }
+    }
+
+    /// The outcome as given again.
+    #[must_use]
+    pub fn replay(&self) -> Outcome {
+        Outcome {
+            value: self.value,
+            applied: self.applied,
+            exists: self.exists,
+            duplicate: true,
+            refusal: Refusal::from_code(self.refusal),
+        }
+    }
+
+    /// Whether the window has passed at `now`.
+    #[must_use]
+    pub fn is_expired(&self, now: Millis) -> bool {
+        now.0 / GENERATION_MS > self.at.0 / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
+    }
+
+    /// Appends the stored form.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.fingerprint.to_le_bytes());
+        put_u64(out, self.at.0);
+        put_i64(out, self.value);
+        put_i64(out, self.applied);
+        out.push(self.refusal);
+        out.push(u8::from(self.exists));
+    }
+
+    /// Reads the stored form.
+    #[must_use]
+    pub fn decode(cursor: &mut Cursor<'_>) -> Option<Self> {
+        Some(FirstOutcome {
+            fingerprint: u64::from_le_bytes(cursor.array()?),
+            at: Millis(cursor.u64()?),
+            value: cursor.i64()?,
+            applied: cursor.i64()?,
+            refusal: cursor.u8()?,
+            exists: cursor.u8()? != 0,
+        })
+    }
+}
+
+/// Ids of one stretch of time. Once closed it never changes.
+#[derive(Clone, Debug, Default)]
+pub struct Layer {
+    ids: HashTable<(RequestId, FirstOutcome)>,
+    newest: Millis,
+}
+
+impl Layer {
+    fn get(&self, id: RequestId) -> Option<&FirstOutcome> {
+        self.ids.find(hash(id), |(other, _)| *other == id).map(|(_, first)| first)
+    }
+
+    fn insert(&mut self, id: RequestId, first: FirstOutcome) {
+        self.newest = self.newest.max(first.at);
+        match self.ids.find_mut(hash(id), |(other, _)| *other == id) {
+            Some((_, known)) => *known = first,
+            None => {
+                self.ids.insert_unique(hash(id), (id, first), |(id, _)| hash(*id));
+            }
+        }
+    }
+
+    /// The ids in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, &FirstOutcome)> {
+        self.ids.iter().map(|(id, first)| (*id, first))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.ids.allocation_size()
+    }
+}
+
+/// Ids are digests already: any eight bytes of one are a hash.
+fn hash(id: RequestId) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = id.0;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// All remembered ids that are in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    current: Layer,
+    /// Closed, not yet in the store; newest last.
+    unsaved: Vec<Arc<Layer>>,
+    /// Closed and in the store; newest last. May be dropped, oldest first.
+    saved: VecDeque<Arc<Layer>>,
+    /// Found in the store again.
+    recalled: Layer,
+    /// Whether the store may hold ids that no layer does.
+    in_store_only: bool,
+}
+
+/// Saved layers kept at the most: each is one more lookup for a new id.
+const SAVED_LAYERS_MAX: usize = 8;
+
+impl Seen {
+    /// A memory of ids beside a store that may hold some.
+    pub(crate) fn beside_store() -> Self {
+        Seen { in_store_only: true, ..Seen::default() }
+    }
+
+    pub(crate) fn get(&self, id: RequestId, now: Millis) -> Option<&FirstOutcome> {
+        let closed = self.unsaved.iter().rev().chain(self.saved.iter().rev()).map(Arc::as_ref);
+        let layers = std::iter::once(&self.current).chain(closed).chain(std::iter::once(&self.recalled));
+        // The newest mention counts: an expired id may have been used afresh.
+        layers.filter(|layer| !layer.ids.is_empty()).find_map(|layer| layer.get(id)).filter(|f| !f.is_expired(now))
+    }
+
+    /// Whether the store may hold ids that are not in memory.
+    pub(crate) fn is_beside_store(&self) -> bool {
+        self.in_store_only
+    }
+
+    /// Whether only the store can tell if the id was seen.
+    pub(crate) fn is_unknown(&self, id: RequestId) -> bool {
+        self.in_store_only && self.get(id, Millis(0)).is_none()
+    }
+
+    pub(crate) fn insert(&mut self, id: RequestId, first: FirstOutcome) {
+        self.current.insert(id, first);
+    }
+
+    pub(crate) fn recall(&mut self, id: RequestId, first: FirstOutcome) {
+        self.recalled.insert(id, first);
+    }
+
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.current.ids.is_empty() || !self.unsaved.is_empty()
+    }
+
+    /// Closes the current layer; what the store lacks is returned.
+    pub(crate) fn begin_capture(&mut self) -> Vec<Arc<Layer>> {
+        if !self.current.ids.is_empty() {
+            self.unsaved.push(Arc::new(std::mem::take(&mut self.current)));
+        }
+        self.unsaved.clone()
+    }
+
+    /// The first `layers` unsaved ones are in the store now.
+    pub(crate) fn committed(&mut self, layers: usize) {
+        self.saved.extend(self.unsaved.drain(..layers.min(self.unsaved.len())));
+        self.recalled = Layer::default();
+        while self.saved.len() > SAVED_LAYERS_MAX {
+            self.drop_oldest();
+        }
+    }
+
+    /// Drops the oldest layer that the store holds too; says whether there was one.
+    pub(crate) fn drop_oldest(&mut self) -> bool {
+        let dropped = self.saved.pop_front().is_some();
+        self.in_store_only |= dropped;
+        dropped
+    }
+
+    /// Drops layers whose every id has expired.
+    pub(crate) fn expire(&mut self, now: Millis) {
+        let expired = |layer: &Arc<Layer>| layer.ids.iter().all(|(_, first)| first.is_expired(now));
+        let cutoff = IDEMPOTENCY_WINDOW_MS + GENERATION_MS;
+        while self.saved.front().is_some_and(|layer| now.since(layer.newest) > cutoff && expired(layer)) {
+            self.saved.pop_front();
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        let closed = self.unsaved.iter().chain(&self.saved).map(|layer| layer.ids.len());
+        self.current.ids.len() + closed.sum::<usize>()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let closed: usize = self.unsaved.iter().chain(&self.saved).map(|layer| layer.memory_bytes()).sum();
+        self.current.memory_bytes() + self.recalled.memory_bytes() + closed
+    }
+}

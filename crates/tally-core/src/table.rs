@@ -1,0 +1,204 @@
+//! The counters in memory: fixed cells in chunks, found through small hash tables.
+//!
+//! A counter with a key of up to 21 bytes costs one 106-byte cell and about eight bytes of index. Longer keys live
+//! beside the cells. The index is split so that growing it never stops the partition for long: a table of a
+//! hundred thousand entries is rehashed in milliseconds, one of ten million in a second.
+
+use hashbrown::HashTable;
+
+use crate::batch::key_hash;
+use crate::bits::Bits;
+use crate::counter::{Counter, PACKED_BYTES, Packed};
+
+const INLINE_MAX: usize = 21;
+const LONG: u8 = u8::MAX;
+const CHUNK_CELLS: usize = 1 << 13;
+const SHARDS: usize = 64;
+
+#[derive(Clone, Copy)]
+struct Cell {
+    counter: Packed,
+    /// The key itself, or the number of a long key in the first four bytes.
+    key: [u8; INLINE_MAX],
+    /// Length of an inline key, or `LONG`.
+    key_len: u8,
+}
+
+const _: () = assert!(size_of::<Cell>() == 106);
+
+/// A counter's place in the table, until it is removed.
+pub(crate) type CellId = u32;
+
+/// Counters by key.
+pub(crate) struct Table {
+    seed: u64,
+    index: Vec<HashTable<CellId>>,
+    chunks: Vec<Box<[Cell]>>,
+    /// Cells that were ever in use; those below that are not live are in `free`.
+    used: usize,
+    free: Vec<CellId>,
+    long_keys: Vec<Box<[u8]>>,
+    free_long_keys: Vec<u32>,
+    long_key_bytes: usize,
+    /// Touched since the eviction hand last passed.
+    recent: Bits,
+    hand: usize,
+    live: Bits,
+}
+
+impl Table {
+    pub(crate) fn new(seed: u64) -> Self {
+        Table {
+            seed,
+            index: (0..SHARDS).map(|_| HashTable::new()).collect(),
+            chunks: Vec::new(),
+            used: 0,
+            free: Vec::new(),
+            long_keys: Vec::new(),
+            free_long_keys: Vec::new(),
+            long_key_bytes: 0,
+            recent: Bits::default(),
+            hand: 0,
+            live: Bits::default(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.used - self.free.len()
+    }
+
+    /// Bytes held, by what was allocated.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
+        let cells = self.chunks.len() * CHUNK_CELLS * size_of::<Cell>();
+        let long = self.long_key_bytes + self.long_keys.len() * 32;
+        index + cells + long + self.free.capacity() * 4 + self.recent.memory_bytes() + self.live.memory_bytes()
+    }
+
+    /// Whether `incoming` insertions fit into free cells and at most `more_bytes` of new ones.
+    pub(crate) fn has_room_for(&self, incoming: usize, more_bytes: usize) -> bool {
+        // A cell, its share of a half-full index that may have to double, and its bits.
+        const PER_COUNTER: usize = size_of::<Cell>() + 24;
+        let free = self.free.len() + self.chunks.len() * CHUNK_CELLS - self.used;
+        incoming <= free || (incoming - free).next_multiple_of(CHUNK_CELLS) * PER_COUNTER <= more_bytes
+    }
+
+    pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<CellId> {
+        self.index[shard(hash)].find(hash, |&id| self.key(id) == key).copied()
+    }
+
+    pub(crate) fn touch(&mut self, id: CellId) {
+        self.recent.set(id as usize);
+    }
+
+    pub(crate) fn key(&self, id: CellId) -> &[u8] {
+        self.key_of(self.cell(id))
+    }
+
+    pub(crate) fn counter(&self, id: CellId) -> Counter {
+        Counter::unpack(&self.cell(id).counter)
+    }
+
+    pub(crate) fn put(&mut self, id: CellId, counter: &Counter) {
+        let id = id as usize;
+        counter.pack(&mut self.chunks[id / CHUNK_CELLS][id % CHUNK_CELLS].counter);
+    }
+
+    /// Adds a counter whose key is not in the table.
+    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], counter: &Counter) -> CellId {
+        let (key_field, key_len) = self.store_key(key);
+        let mut cell = Cell { counter: [0; PACKED_BYTES], key: key_field, key_len };
+        counter.pack(&mut cell.counter);
+        let id = self.free.pop().unwrap_or_else(|| {
+            if self.used == self.chunks.len() * CHUNK_CELLS {
+                self.chunks.push(vec![cell; CHUNK_CELLS].into_boxed_slice());
+            }
+            self.used += 1;
+            (self.used - 1) as CellId
+        });
+        self.chunks[id as usize / CHUNK_CELLS][id as usize % CHUNK_CELLS] = cell;
+        self.live.set(id as usize);
+        self.recent.set(id as usize);
+        let mut shard_index = std::mem::take(&mut self.index[shard(hash)]);
+        shard_index.insert_unique(hash, id, |&other| key_hash(self.seed, self.key(other)));
+        self.index[shard(hash)] = shard_index;
+        id
+    }
+
+    pub(crate) fn remove(&mut self, id: CellId) {
+        let hash = key_hash(self.seed, self.key(id));
+        if let Ok(entry) = self.index[shard(hash)].find_entry(hash, |&other| other == id) {
+            entry.remove();
+        }
+        let cell = *self.cell(id);
+        if cell.key_len == LONG {
+            let number = long_number(&cell);
+            self.long_key_bytes -= self.long_keys[number as usize].len();
+            self.long_keys[number as usize] = Box::default();
+            self.free_long_keys.push(number);
+        }
+        self.live.clear(id as usize);
+        self.free.push(id);
+    }
+
+    /// Moves the hand over up to `steps` cells and yields those that were not touched since it last passed and
+    /// that `may_go`; at most `max` of them.
+    pub(crate) fn cold(&mut self, steps: usize, max: usize, may_go: impl Fn(CellId) -> bool) -> Vec<CellId> {
+        let mut cold = Vec::new();
+        for _ in 0..steps.min(2 * self.used) {
+            if cold.len() == max {
+                break;
+            }
+            if self.hand >= self.used {
+                self.hand = 0;
+            }
+            let at = self.hand;
+            self.hand += 1;
+            if self.live.get(at) && !self.recent.take(at) && may_go(at as CellId) {
+                cold.push(at as CellId);
+            }
+        }
+        cold
+    }
+
+    fn cell(&self, id: CellId) -> &Cell {
+        &self.chunks[id as usize / CHUNK_CELLS][id as usize % CHUNK_CELLS]
+    }
+
+    fn key_of<'a>(&'a self, cell: &'a Cell) -> &'a [u8] {
+        match cell.key_len {
+            LONG => &self.long_keys[long_number(cell) as usize],
+            len => &cell.key[..usize::from(len)],
+        }
+    }
+
+    fn store_key(&mut self, key: &[u8]) -> ([u8; INLINE_MAX], u8) {
+        let mut field = [0; INLINE_MAX];
+        if key.len() <= INLINE_MAX {
+            field[..key.len()].copy_from_slice(key);
+            return (field, key.len() as u8);
+        }
+        self.long_key_bytes += key.len();
+        let number = match self.free_long_keys.pop() {
+            Some(number) => {
+                self.long_keys[number as usize] = key.into();
+                number
+            }
+            None => {
+                self.long_keys.push(key.into());
+                (self.long_keys.len() - 1) as u32
+            }
+        };
+        field[..4].copy_from_slice(&number.to_le_bytes());
+        (field, LONG)
+    }
+}
+
+fn long_number(cell: &Cell) -> u32 {
+    u32::from_le_bytes([cell.key[0], cell.key[1], cell.key[2], cell.key[3]])
+}
+
+/// The hash table uses the lowest and highest bits of a hash; the shard comes from the middle.
+fn shard(hash: u64) -> usize {
+    (hash >> 32) as usize % SHARDS
+}

@@ -1,0 +1,349 @@
+//! The engine without threads: every step of the write path as one call.
+//!
+//! A write goes through here in causal order: `join` the open batch, `seal` it (room, restore, journal, apply), `flush`
+//! it, wake its callers. The embedded engine calls these steps from its threads; the simulator calls them one by one,
+//! on a disk that loses power between any two of them. Nothing here starts a thread or waits for one.
+//!
+//! Locks are taken in this order: writer, state, open batch.
+
+mod read;
+mod recover;
+mod seal;
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+pub use recover::OpenError;
+pub use seal::Seal;
+use tally_core::batch::{Combiner, Events, Placed};
+use tally_core::limits::{
+    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, MEMORY_BYTES_DEFAULT,
+    SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
+};
+use tally_core::outcome::{Outcome, Receipt, Token};
+use tally_core::partition::Partition;
+use tally_core::surface::{Durability, EngineError, Health};
+use tally_core::time::Position;
+
+use crate::clock::Clock;
+use crate::journal::{Group, Tail, Writer};
+use crate::measure::Meters;
+use crate::signal::{Poison, lock};
+use crate::store::Store;
+use crate::ticket::{Sealed, Ticket, Wait};
+
+/// The sizes an engine works with. The defaults are right; tests use small ones to reach every edge quickly.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Memory for counters, request ids, filters and buffers.
+    pub memory_bytes: u64,
+    /// Bytes of a journal segment.
+    pub segment_bytes: u64,
+    /// Journal behind the last checkpoint that starts the next.
+    pub checkpoint_journal_bytes: u64,
+    /// Seed of key hashes: random in a server, fixed in a simulation.
+    pub seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            memory_bytes: MEMORY_BYTES_DEFAULT,
+            segment_bytes: SEGMENT_BYTES,
+            checkpoint_journal_bytes: CHECKPOINT_JOURNAL_BYTES,
+            seed: 0,
+        }
+    }
+}
+
+impl Settings {
+    /// Captured bytes gathered before they are sorted and written.
+    pub(crate) fn capture_bytes(&self) -> usize {
+        CAPTURE_BYTES_MAX.min(self.memory_bytes as usize / 32)
+    }
+
+    /// What the partition may hold: the budget less buffers for capture, encoding and the rest of the process.
+    fn partition_bytes(&self, store_bytes: usize) -> usize {
+        let buffers = 3 * self.capture_bytes() + self.memory_bytes as usize / 16;
+        (self.memory_bytes as usize).saturating_sub(buffers + store_bytes)
+    }
+}
+
+/// The engine's state and its steps.
+pub struct Machine {
+    pub(crate) settings: Settings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) store: Store,
+    pub(crate) meters: Meters,
+    pub(crate) poison: Poison,
+    open: Mutex<Open>,
+    pub(crate) state: Mutex<State>,
+    writer: Mutex<Flushing>,
+    flushed: AtomicU64,
+    /// Where the oldest segment still needed begins; set by checkpoints, done by the flusher.
+    trim_to: AtomicU64,
+    disk_full: AtomicBool,
+    closing: AtomicBool,
+}
+
+/// The batch that is filling.
+struct Open {
+    combiner: Combiner,
+    ticket: Arc<Ticket>,
+    /// Calls that wait for the next batch because this one is full.
+    blocked: Vec<Waker>,
+}
+
+pub(crate) struct State {
+    pub(crate) partition: Partition,
+    tail: Tail,
+    /// End of the last batch that was applied.
+    pub(crate) applied: Position,
+    /// Applied, not flushed; oldest first.
+    in_flight: VecDeque<(Arc<Sealed>, Arc<Ticket>)>,
+}
+
+struct Flushing {
+    writer: Writer,
+    group: Group,
+}
+
+/// What came of joining the open batch.
+struct Joined {
+    ticket: Arc<Ticket>,
+    placed: Vec<Placed>,
+    first: bool,
+    full: bool,
+}
+
+/// What the caller of a step should do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nudge {
+    /// Nothing: the flusher knows.
+    None,
+    /// Wake the flusher: a batch has begun to fill.
+    Flusher,
+    /// The batch is full: seal it if nobody else is at it.
+    Seal,
+}
+
+impl Machine {
+    /// An empty call to fill.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::new(self.settings.seed)
+    }
+
+    /// Submits events; `nudge` is told what to do once they have joined a batch.
+    pub async fn submit(
+        &self,
+        events: Events,
+        durability: Durability,
+        nudge: impl Fn(Nudge) + Send,
+    ) -> Result<Receipt, EngineError> {
+        if events.is_empty() {
+            let state = lock(&self.state);
+            return Ok(Receipt { outcomes: Vec::new(), as_of: state.partition.clock(), token: Token(state.applied.0) });
+        }
+        let (mut receipt, alone) = self.submit_once(&events, durability, &nudge).await?;
+        if alone.is_empty() {
+            return Ok(receipt);
+        }
+        // A combined event overflowed as a whole; some of its parts may fit.
+        let apart = events.alone(alone.iter().copied());
+        let retried = self.submit_once(&apart, durability, &nudge).await;
+        let (again, _) = retried.map_err(|error| EngineError::OutcomeUnknown(error.to_string()))?;
+        for (place, outcome) in alone.into_iter().zip(again.outcomes) {
+            receipt.outcomes[place] = outcome;
+        }
+        Ok(Receipt { outcomes: receipt.outcomes, ..again })
+    }
+
+    /// Submits and returns the receipt with the places of events that must be tried alone.
+    async fn submit_once(
+        &self,
+        events: &Events,
+        durability: Durability,
+        nudge: &(impl Fn(Nudge) + Send),
+    ) -> Result<(Receipt, Vec<usize>), EngineError> {
+        let joined = poll_fn(|context| self.join(events, context.waker())).await?;
+        nudge(match (joined.full, joined.first) {
+            (true, _) => Nudge::Seal,
+            (false, true) => Nudge::Flusher,
+            (false, false) => Nudge::None,
+        });
+        let sealed = Wait::new(joined.ticket, durability).await?;
+        let of_slot = |slot: usize| {
+            let placed = joined.placed[slot];
+            sealed.combiner.outcome_of(placed, &sealed.outcomes)
+        };
+        const UNTRIED: Outcome = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None };
+        let mut alone = Vec::new();
+        let mut outcomes = Vec::with_capacity(events.len());
+        for (place, outcome) in events.outcomes(of_slot).enumerate() {
+            outcomes.push(outcome.unwrap_or_else(|| {
+                alone.push(place);
+                UNTRIED
+            }));
+        }
+        Ok((Receipt { outcomes, as_of: sealed.at, token: Token(sealed.end.0) }, alone))
+    }
+
+    /// Puts the events into the open batch, unless it is full: then waits for the next.
+    fn join(&self, events: &Events, waker: &Waker) -> Poll<Result<Joined, EngineError>> {
+        if let Some(refusal) = self.refusal() {
+            return Poll::Ready(Err(refusal));
+        }
+        let mut open = lock(&self.open);
+        if is_full(open.combiner.batch()) {
+            open.blocked.push(waker.clone());
+            return Poll::Pending;
+        }
+        let first = open.combiner.batch().is_empty();
+        let mut placed = Vec::new();
+        open.combiner.gather(events, &mut placed);
+        let full = is_full(open.combiner.batch());
+        Poll::Ready(Ok(Joined { ticket: Arc::clone(&open.ticket), placed, first, full }))
+    }
+
+    /// Writes and syncs everything sealed; wakes the callers whose batches it covers. Says whether anything was
+    /// flushed. A failure poisons the engine: a flush is never tried again.
+    pub fn flush(&self) -> Result<bool, EngineError> {
+        let mut flushing = lock(&self.writer);
+        let flushing = &mut *flushing;
+        let reuse = std::mem::take(&mut flushing.group);
+        flushing.group = lock(&self.state).tail.take(reuse);
+        if flushing.group.is_empty() {
+            return Ok(false);
+        }
+        let began = self.clock.elapsed();
+        let flushed = match flushing.writer.flush(&mut flushing.group) {
+            Ok(flushed) => flushed,
+            Err(error) => return Err(self.poison(format!("the journal could not be flushed: {error}"))),
+        };
+        self.meters.flushed(self.clock.elapsed().saturating_sub(began), flushing.group.len());
+        self.flushed.store(flushed.0, Ordering::Release);
+        self.release(flushed);
+        Ok(true)
+    }
+
+    /// Wakes the callers of every batch before `flushed`.
+    fn release(&self, flushed: Position) {
+        let mut state = lock(&self.state);
+        let covered = state.in_flight.iter().take_while(|(sealed, _)| sealed.end <= flushed).count();
+        let durable: Vec<_> = state.in_flight.drain(..covered).collect();
+        drop(state);
+        for (sealed, ticket) in durable {
+            ticket.reach(Durability::Flushed, &sealed);
+        }
+    }
+
+    /// Keeps the journal's house: reserves the next segment and gives up those before the last checkpoint. Called by
+    /// the flusher when no batch waits for it, or when one was refused for want of room.
+    pub fn tend_journal(&self) {
+        let mut flushing = lock(&self.writer);
+        let trim_to = self.trim_to.swap(0, Ordering::AcqRel);
+        if trim_to > 0
+            && let Err(error) = flushing.writer.trim(Position(trim_to))
+        {
+            tracing::warn!(%error, "old journal segments could not be removed; trying again after the next checkpoint");
+        }
+        if flushing.writer.needs_spare() {
+            match flushing.writer.prepare_next() {
+                Ok(fresh) => lock(&self.state).tail.add_spares(fresh),
+                Err(error) => tracing::warn!(%error, "no room could be reserved for the journal"),
+            }
+        }
+    }
+
+    /// Whether `tend_journal` has something to do.
+    #[must_use]
+    pub fn needs_tending(&self) -> bool {
+        self.trim_to.load(Ordering::Acquire) > 0 || lock(&self.writer).writer.needs_spare()
+    }
+
+    /// Everything before this is durable.
+    #[must_use]
+    pub fn flushed(&self) -> Position {
+        Position(self.flushed.load(Ordering::Acquire))
+    }
+
+    /// Journal bytes behind the last checkpoint.
+    #[must_use]
+    pub fn journal_lag(&self) -> u64 {
+        self.flushed().0.saturating_sub(self.store.position().0)
+    }
+
+    pub(crate) fn allow_trim(&self, before: Position) {
+        self.trim_to.fetch_max(before.0, Ordering::AcqRel);
+    }
+
+    /// Refuses new calls from now on.
+    pub fn begin_close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.wake_blocked();
+    }
+
+    /// How the engine fares.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        if let Some(reason) = self.poison.reason() {
+            Health::Poisoned(reason.to_owned())
+        } else if self.closing.load(Ordering::Acquire) {
+            Health::Closing
+        } else if self.disk_full.load(Ordering::Acquire) {
+            Health::DiskFull
+        } else {
+            Health::Ready
+        }
+    }
+
+    /// Stops acknowledging for good. Calls that were applied hear that their outcome is unknown, others that nothing
+    /// happened.
+    pub(crate) fn poison(&self, reason: String) -> EngineError {
+        tracing::error!(%reason, "the engine is poisoned: nothing is acknowledged any more; restart the process");
+        self.poison.set(reason.clone());
+        let applied: Vec<_> = lock(&self.state).in_flight.drain(..).collect();
+        for (_, ticket) in applied {
+            ticket.fail(EngineError::OutcomeUnknown(reason.clone()));
+        }
+        let (_, ticket) = self.take_open();
+        ticket.fail(EngineError::Poisoned(reason.clone()));
+        self.wake_blocked();
+        EngineError::OutcomeUnknown(reason)
+    }
+
+    fn refusal(&self) -> Option<EngineError> {
+        if let Some(reason) = self.poison.reason() {
+            return Some(EngineError::Poisoned(reason.to_owned()));
+        }
+        self.closing.load(Ordering::Acquire).then_some(EngineError::Closing)
+    }
+
+    fn take_open(&self) -> (Combiner, Arc<Ticket>) {
+        let mut open = lock(&self.open);
+        let combiner = std::mem::take(&mut open.combiner);
+        let ticket = std::mem::take(&mut open.ticket);
+        (combiner, ticket)
+    }
+
+    fn wake_blocked(&self) {
+        let blocked = std::mem::take(&mut lock(&self.open).blocked);
+        for waker in blocked {
+            waker.wake();
+        }
+    }
+}
+
+/// Whether a batch should be sealed by whoever filled it, rather than wait for the flusher.
+fn is_full(batch: &tally_core::batch::Batch) -> bool {
+    batch.len() >= BATCH_EVENTS_SEAL || batch.bytes() >= BATCH_BYTES_SEAL
+}
+
+/// Whether so much waits for the disk that sealing more would only grow memory.
+fn is_backed_up(tail: &Tail) -> bool {
+    tail.queued_bytes() >= UNFLUSHED_BYTES_MAX
+}

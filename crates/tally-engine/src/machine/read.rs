@@ -1,0 +1,223 @@
+//! Reading: counters from memory or the store, and never what a crash could take back.
+
+use std::collections::BTreeMap;
+
+use tally_core::batch::key_hash;
+use tally_core::counter::Counter;
+use tally_core::key::{Key, KeyRef};
+use tally_core::ledger::LedgerEntry;
+use tally_core::limits::PAGE_ITEMS_MAX;
+use tally_core::partition::Room;
+use tally_core::reading::{Reading, Stats};
+use tally_core::record;
+use tally_core::surface::{Durability, EngineError, Page, PageRequest};
+use tally_core::time::Millis;
+
+use super::{Machine, State};
+use crate::signal::lock;
+use crate::store::StoreError;
+use crate::ticket::Wait;
+
+/// Counters looked through per turn of the lock when listing.
+const LIST_SLICE: usize = 1 << 14;
+
+impl Machine {
+    /// Reads counters, in the order asked.
+    pub async fn read(&self, keys: &[Key], durability: Durability) -> Result<Vec<Reading>, EngineError> {
+        let now = self.clock.now();
+        let (counters, wait) = self.look_up(keys, durability)?;
+        if let Some(wait) = wait {
+            wait.await.map_err(unrevealed)?;
+        }
+        Ok(counters.iter().map(|counter| reading(counter.as_ref(), now)).collect())
+    }
+
+    /// Reads one counter with its history.
+    pub async fn stats(&self, key: &Key, durability: Durability) -> Result<Stats, EngineError> {
+        let now = self.clock.now();
+        let (counters, wait) = self.look_up(std::slice::from_ref(key), durability)?;
+        if let Some(wait) = wait {
+            wait.await.map_err(unrevealed)?;
+        }
+        Ok(stats(counters.first().copied().flatten(), now))
+    }
+
+    /// Lists counters in key order. Counters created or removed meanwhile may or may not be among them.
+    pub async fn list(&self, page: &PageRequest) -> Result<Page, EngineError> {
+        let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
+        let now = self.clock.now();
+        // One more than asked tells whether more follow.
+        let mut found = self.created_keys(page, limit + 1);
+        self.stored_keys(page, limit + 1, &mut found).map_err(unreadable)?;
+        let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
+        let more = keys.len() > limit;
+        keys.truncate(limit);
+        let (counters, wait) = self.look_up(&keys, Durability::Flushed)?;
+        if let Some(wait) = wait {
+            wait.await.map_err(unrevealed)?;
+        }
+        let items = keys.into_iter().zip(counters).filter(|(_, counter)| counter.is_some());
+        Ok(Page { items: items.map(|(key, counter)| (key, reading(counter.as_ref(), now))).collect(), more })
+    }
+
+    /// The corrections of one counter, oldest first.
+    pub async fn ledger(&self, key: &Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+        // Memory first: what moves to the store in between is then seen twice rather than not at all.
+        let (unsaved, wait) = {
+            let state = lock(&self.state);
+            let unsaved: Vec<LedgerEntry> = state.partition.unsaved_ledger(key).cloned().collect();
+            (unsaved, self.wait_for(&state, std::slice::from_ref(key), Durability::Flushed))
+        };
+        let mut entries = BTreeMap::new();
+        let mut scan = self.store.scan(&record::ledger_key(key.as_ref(), after.saturating_add(1)));
+        while entries.len() < limit
+            && let Some((store_key, value)) = scan.next_entry().map_err(unreadable)?
+            && record::is_ledger_of(store_key, key.as_ref())
+        {
+            let entry = record::read_ledger(value).ok_or_else(|| unreadable(StoreError::malformed(store_key)))?;
+            entries.insert(entry.seq, entry);
+        }
+        if let Some(wait) = wait {
+            wait.await.map_err(unrevealed)?;
+        }
+        entries.extend(unsaved.into_iter().filter(|entry| entry.seq > after).map(|entry| (entry.seq, entry)));
+        Ok(entries.into_values().take(limit).collect())
+    }
+
+    /// The counters as they stand, and what to await before they may be shown.
+    fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
+        let mut state = lock(&self.state);
+        if let Some(reason) = self.poison.reason() {
+            // What memory holds may be more than the disk does.
+            return Err(EngineError::Poisoned(reason.to_owned()));
+        }
+        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref()));
+        let counters = counters.collect::<Result<_, _>>().map_err(unreadable)?;
+        Ok((counters, self.wait_for(&state, keys, durability)))
+    }
+
+    /// One counter, from the store if need be; it stays in memory when there is room.
+    fn counter(&self, state: &mut State, key: KeyRef<'_>) -> Result<Option<Counter>, StoreError> {
+        let partition = &mut state.partition;
+        if !partition.wants_counter(key) {
+            return Ok(partition.counter(key));
+        }
+        self.meters.store_reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let store_key = record::counter_key(key.as_bytes());
+        let Some(value) = self.store.get(&store_key)? else {
+            return Ok(None);
+        };
+        let counter = record::read_counter(&value).ok_or_else(|| StoreError::malformed(&store_key))?;
+        let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        if partition.make_room_for(1, budget) == Room::Enough {
+            partition.restore(&store_key, &value).map_err(|_| StoreError::malformed(&store_key))?;
+        }
+        Ok(Some(counter))
+    }
+
+    /// What to await before the counters may be shown: the newest batch in flight that concerns one of them.
+    fn wait_for(&self, state: &State, keys: &[Key], durability: Durability) -> Option<Wait> {
+        if durability == Durability::Applied {
+            return None;
+        }
+        let hashes: Vec<u64> = match state.in_flight.is_empty() {
+            true => return None,
+            false => keys.iter().map(|key| key_hash(self.settings.seed, key.as_bytes())).collect(),
+        };
+        let concerns = |combiner: &tally_core::batch::Combiner| {
+            keys.iter().zip(&hashes).any(|(key, &hash)| combiner.touches(hash, key.as_bytes()))
+        };
+        let newest = state.in_flight.iter().rev().find(|(sealed, _)| concerns(&sealed.combiner));
+        newest.map(|(_, ticket)| Wait::new(ticket.clone(), durability))
+    }
+
+    /// The first `limit` matching keys that the store does not hold yet.
+    fn created_keys(&self, page: &PageRequest, limit: usize) -> BTreeMap<Key, ()> {
+        let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
+        let mut found = BTreeMap::new();
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = lock(&self.state).partition.created_keys(at, LIST_SLICE, &page.prefix, after, &mut |key| {
+                if let Ok(key) = Key::new(key) {
+                    found.insert(key, ());
+                }
+                if found.len() > limit {
+                    found.pop_last();
+                }
+            });
+        }
+        found
+    }
+
+    /// Adds matching keys of the store until `limit` of them are known to be there.
+    fn stored_keys(
+        &self,
+        page: &PageRequest,
+        limit: usize,
+        found: &mut BTreeMap<Key, ()>,
+    ) -> Result<(), StoreError> {
+        let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
+        let start = record::counter_key(after.max(page.prefix.as_slice()));
+        let mut scan = self.store.scan(&start);
+        let mut taken = 0;
+        while taken < limit
+            && let Some((store_key, _)) = scan.next_entry()?
+            && let Some(key) = record::counter_of(store_key)
+            && key.as_bytes().starts_with(&page.prefix)
+        {
+            if key.as_bytes() > after {
+                let key = key.to_key();
+                if !lock(&self.state).partition.is_removed(&key) {
+                    found.insert(key, ());
+                    taken += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value that would have been shown after a flush that failed is not shown.
+fn unrevealed(error: EngineError) -> EngineError {
+    match error {
+        EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),
+        other => other,
+    }
+}
+
+fn unreadable(error: StoreError) -> EngineError {
+    tracing::error!(%error, "the store could not be read");
+    EngineError::Unreadable(error.to_string())
+}
+
+fn reading(counter: Option<&Counter>, now: Millis) -> Reading {
+    Reading {
+        value: counter.map_or(0, Counter::value),
+        exists: counter.is_some(),
+        exact: true,
+        as_of: now,
+        staleness_ms: 0,
+        created_at: counter.map(|counter| counter.created),
+        updated_at: counter.map(|counter| counter.updated),
+        shards: 1,
+    }
+}
+
+fn stats(counter: Option<Counter>, now: Millis) -> Stats {
+    let reading = reading(counter.as_ref(), now);
+    let counter = counter.unwrap_or_default();
+    let (min, max) = counter.extremes();
+    let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
+    Stats {
+        shard_values: if reading.exists { vec![reading.value] } else { Vec::new() },
+        reading,
+        increments: counter.increments(),
+        decrements: counter.decrements(),
+        min,
+        max,
+        rate_1s,
+        rate_1m,
+        rate_1h,
+    }
+}

@@ -1,0 +1,158 @@
+//! Opening: store + journal tail = the state as of the last flush.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use tally_core::batch::{Batch, Combiner, decode};
+use tally_core::partition::{Malformed, Partition};
+use tally_core::time::{Millis, Position};
+
+use super::{Flushing, Machine, Open, Settings, State};
+use crate::clock::Clock;
+use crate::disk::Disk;
+use crate::journal::{self, Group, JournalError, Tail, Writer};
+use crate::measure::Meters;
+use crate::signal::Poison;
+use crate::store::{Store, StoreError};
+use crate::ticket::Ticket;
+
+/// Why a data directory could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it.
+    #[error("{dir} is in use by another process{by}; stop that one, or give this one another --data")]
+    InUse {
+        /// The data directory.
+        dir: String,
+        /// Who, if known.
+        by: String,
+    },
+    /// Written by a later version, or not by Tally.
+    #[error("{dir}: {what}")]
+    Format {
+        /// The data directory.
+        dir: String,
+        /// What was found instead.
+        what: String,
+    },
+    /// The journal cannot be replayed.
+    #[error("the journal: {0}")]
+    Journal(#[from] JournalError),
+    /// The store cannot be used.
+    #[error("the store: {0}")]
+    Store(#[from] StoreError),
+    /// The directory could not be read or written.
+    #[error("the data directory: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Events replayed at a time: what they need is fetched from the store in one sorted sweep.
+const REPLAY_EVENTS: usize = 1 << 18;
+
+/// Batches read from the journal and not applied yet.
+struct Replay<'a> {
+    store: &'a Store,
+    partition: &'a mut Partition,
+    batches: Vec<(Millis, Batch)>,
+    events: usize,
+}
+
+impl Replay<'_> {
+    fn take(&mut self, payload: &[u8]) -> Result<(), journal::FrameError> {
+        let mut batch = Batch::default();
+        let at = decode(payload, self.partition.seed(), &mut batch)?;
+        self.events += batch.len();
+        self.batches.push((at, batch));
+        if self.events >= REPLAY_EVENTS {
+            self.apply()?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self) -> Result<(), StoreError> {
+        let mut wanted = Vec::new();
+        for (_, batch) in &self.batches {
+            self.partition.wants(batch, &mut wanted);
+        }
+        restore_all(self.store, self.partition, wanted)?;
+        let mut outcomes = Vec::new();
+        for (at, batch) in self.batches.drain(..) {
+            outcomes.clear();
+            self.partition.apply(at, &batch, &mut outcomes);
+        }
+        self.events = 0;
+        Ok(())
+    }
+}
+
+/// Brings records from the store to memory, in one sweep in key order.
+fn restore_all(store: &Store, partition: &mut Partition, mut wanted: Vec<Vec<u8>>) -> Result<(), StoreError> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    wanted.sort_unstable();
+    wanted.dedup();
+    let keys: Vec<&[u8]> = wanted.iter().map(Vec::as_slice).collect();
+    let mut malformed = None;
+    store.get_many(&keys, &mut |at, value| {
+        if partition.restore(keys[at], value) == Err(Malformed) {
+            malformed = Some(at);
+        }
+    })?;
+    match malformed {
+        None => Ok(()),
+        Some(at) => Err(StoreError::malformed(keys[at])),
+    }
+}
+
+impl Machine {
+    /// Opens what the disk holds. `progress` hears how many of how many journal bytes have been replayed.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Machine, OpenError> {
+        let store = Store::open(Arc::clone(&disk))?;
+        let from = store.position();
+        let mut partition = if from == Position(0) {
+            Partition::new(settings.seed)
+        } else {
+            Partition::beside_store(settings.seed)
+        };
+        let mut replay = Replay { store: &store, partition: &mut partition, batches: Vec::new(), events: 0 };
+        let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
+        replay.apply()?;
+        if recovered.truncated_bytes > 0 {
+            tracing::info!(bytes = recovered.truncated_bytes, "dropped an unfinished write at the end of the journal");
+        }
+        let writer = Writer::create(disk, recovered.end, settings.segment_bytes)?;
+        let tail = Tail::new(writer.plan());
+        let state = State { partition, tail, applied: recovered.end, in_flight: VecDeque::new() };
+        Ok(Machine {
+            settings,
+            clock,
+            store,
+            meters: Meters::new(),
+            poison: Poison::default(),
+            open: Mutex::new(Open {
+                combiner: Combiner::default(),
+                ticket: Arc::new(Ticket::default()),
+                blocked: Vec::new(),
+            }),
+            state: Mutex::new(state),
+            writer: Mutex::new(Flushing { writer, group: Group::default() }),
+            flushed: AtomicU64::new(recovered.end.0),
+            trim_to: AtomicU64::new(0),
+            disk_full: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn restore_all(&self, partition: &mut Partition, wanted: Vec<Vec<u8>>) -> Result<(), StoreError> {
+        self.meters.store_reads.fetch_add(wanted.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        restore_all(&self.store, partition, wanted)
+    }
+}

@@ -1,0 +1,105 @@
+//! Sealing: the open batch gets its time and its place in the journal, and is applied.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tally_core::batch::{Combiner, encode};
+use tally_core::partition::Room;
+use tally_core::surface::{Durability, EngineError};
+use tally_core::time::{Millis, Position};
+
+use super::{Machine, State, is_backed_up};
+use crate::signal::lock;
+use crate::store::StoreError;
+use crate::ticket::{Sealed, Ticket};
+
+/// What came of sealing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seal {
+    /// No event was waiting.
+    Empty,
+    /// The batch is applied and queued for the flusher.
+    Applied,
+    /// The batch was refused and its callers know: the disk is full or the store unreadable.
+    Refused,
+    /// The batch stays open until the flusher has caught up.
+    BackedUp,
+    /// The batch stays open until a checkpoint has made room in memory.
+    NeedsCheckpoint,
+}
+
+impl Machine {
+    /// Seals the open batch.
+    pub fn seal(&self) -> Seal {
+        let mut state = lock(&self.state);
+        self.seal_with(&mut state)
+    }
+
+    /// Seals the open batch unless somebody is at the state already: whoever that is will be followed by the flusher.
+    pub fn try_seal(&self) -> Option<Seal> {
+        let mut state = self.state.try_lock().ok()?;
+        Some(self.seal_with(&mut state))
+    }
+
+    fn seal_with(&self, state: &mut State) -> Seal {
+        if self.poison.reason().is_some() {
+            return Seal::Empty;
+        }
+        if is_backed_up(&state.tail) {
+            return Seal::BackedUp;
+        }
+        let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        {
+            let open = lock(&self.open);
+            if open.combiner.batch().is_empty() {
+                return Seal::Empty;
+            }
+            let captured_early = state.partition.preimage_bytes() >= self.settings.capture_bytes();
+            if captured_early || state.partition.make_room(open.combiner.batch(), budget) == Room::NeedsCheckpoint {
+                return Seal::NeedsCheckpoint;
+            }
+        }
+        let (combiner, ticket) = self.take_open();
+        self.wake_blocked();
+        let queued = match self.restore(state, &combiner) {
+            Ok(()) => self.append(state, &combiner),
+            Err(error) => Err(EngineError::Unreadable(error.to_string())),
+        };
+        match queued {
+            Ok(place) => {
+                self.apply(state, combiner, ticket, place);
+                Seal::Applied
+            }
+            Err(error) => {
+                ticket.fail(error);
+                Seal::Refused
+            }
+        }
+    }
+
+    /// Brings to memory what the batch needs and only the store holds.
+    fn restore(&self, state: &mut State, combiner: &Combiner) -> Result<(), StoreError> {
+        let mut wanted = Vec::new();
+        state.partition.wants(combiner.batch(), &mut wanted);
+        self.restore_all(&mut state.partition, wanted)
+    }
+
+    /// Queues the batch for the flusher, if room is reserved for it on disk.
+    fn append(&self, state: &mut State, combiner: &Combiner) -> Result<(Millis, Position), EngineError> {
+        let at = self.clock.now().max(state.partition.clock());
+        let placed = state.tail.append(|out| encode(combiner.batch(), at, out));
+        self.disk_full.store(placed.is_err(), Ordering::Release);
+        placed.map(|placement| (at, placement.end)).map_err(|_| EngineError::DiskFull)
+    }
+
+    /// Applies the batch just as a replay of the journal will.
+    fn apply(&self, state: &mut State, combiner: Combiner, ticket: Arc<Ticket>, (at, end): (Millis, Position)) {
+        let mut outcomes = Vec::new();
+        state.partition.apply(at, combiner.batch(), &mut outcomes);
+        state.applied = end;
+        self.meters.applied(&combiner, &outcomes);
+        let sealed = Arc::new(Sealed { combiner, outcomes, at, end });
+        ticket.reach(Durability::Applied, &sealed);
+        state.in_flight.push_back((sealed, ticket));
+    }
+}
