@@ -3,5 +3,6 @@
 pub mod check;
 pub mod disk;
 mod embedded;
+pub mod store;
 
 pub use embedded::{Config, Embedded, OpenError};
