@@ -1,0 +1,158 @@
+//! The manifest: the one small file that says which runs are the store and at which position it stands.
+//!
+//! ```text
+//! magic "TALLYMAN", version u32, number of runs u32, position u64, next file number u64
+//! of each run, newest first: file number u64, entries u64, bytes u64
+//! CRC-32 of all before it
+//! ```
+//!
+//! It is replaced in four steps, and whichever of them a crash interrupts, a whole manifest remains, whose runs
+//! are all there:
+//! 1. `manifest.new` is written and synced;
+//! 2. names are synced, so that the runs it speaks of cannot vanish while it stays;
+//! 3. it is renamed to `manifest`;
+//! 4. names are synced, so that the old manifest cannot come back and find its runs removed.
+//!
+//! Magic, version and checksum keep their places in every version of the format.
+
+use std::io;
+
+use tally_core::time::Position;
+use tally_core::varint::Cursor;
+
+use super::StoreError;
+use super::run::RunRef;
+use crate::disk::Disk;
+
+/// The manifest in force.
+pub(super) const FILE: &str = "manifest";
+/// The one that will replace it.
+pub(super) const FILE_NEW: &str = "manifest.new";
+
+const MAGIC: [u8; 8] = *b"TALLYMAN";
+const VERSION: u32 = 1;
+/// Far more than there are ever runs; what is longer is no manifest.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What the file says. Where there is none, that of an empty store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Manifest {
+    pub(super) position: Position,
+    pub(super) next_file: u64,
+    /// Newest first.
+    pub(super) runs: Vec<RunRef>,
+}
+
+impl Manifest {
+    /// The manifest in force; `None` where there is none yet.
+    pub(super) fn read(disk: &dyn Disk) -> Result<Option<Manifest>, StoreError> {
+        let file = match disk.open(FILE) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(StoreError::io(FILE, error)),
+        };
+        let len = file.len().map_err(|error| StoreError::io(FILE, error))?;
+        if len > BYTES_MAX {
+            return Err(StoreError::damaged(FILE, 0, "the file is too long to be a manifest"));
+        }
+        let mut bytes = vec![0; len as usize];
+        file.read_at(0, &mut bytes).map_err(|error| StoreError::reading(FILE, 0, error))?;
+        Manifest::decode(&bytes).map(Some)
+    }
+
+    /// Steps 1 and 2: after an error the old manifest is surely in force.
+    pub(super) fn prepare(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let write = || {
+            let file = disk.create(FILE_NEW)?;
+            file.write_at(0, &self.encode())?;
+            file.sync()?;
+            disk.sync_names()
+        };
+        write().map_err(|error| StoreError::io(FILE_NEW, error))
+    }
+
+    /// Steps 3 and 4: after an error either manifest may be in force.
+    pub(super) fn publish(disk: &dyn Disk) -> Result<(), StoreError> {
+        disk.rename(FILE_NEW, FILE).and_then(|()| disk.sync_names()).map_err(|error| StoreError::io(FILE, error))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(36 + 24 * self.runs.len());
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
+        out.extend_from_slice(&self.position.0.to_le_bytes());
+        out.extend_from_slice(&self.next_file.to_le_bytes());
+        for run in &self.runs {
+            for number in [run.number, run.entries, run.bytes] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        out.extend_from_slice(&crc32fast::hash(&out).to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Manifest, StoreError> {
+        let Some((content, &stored)) = bytes.split_last_chunk() else {
+            return Err(StoreError::damaged(FILE, bytes.len() as u64, "the file ends early"));
+        };
+        if crc32fast::hash(content) != u32::from_le_bytes(stored) {
+            return Err(StoreError::damaged(FILE, 0, "the file does not match its checksum"));
+        }
+        let mut cursor = Cursor::new(content);
+        if cursor.array() != Some(MAGIC) {
+            return Err(StoreError::damaged(FILE, 0, "this is not a manifest"));
+        }
+        match cursor.array().map(u32::from_le_bytes) {
+            Some(VERSION) => Manifest::decode_fields(&mut cursor)
+                .ok_or_else(|| StoreError::damaged(FILE, 0, "the file passes its checksum and makes no sense")),
+            found => Err(StoreError::Version { file: FILE.into(), found: found.unwrap_or_default(), known: VERSION }),
+        }
+    }
+
+    fn decode_fields(cursor: &mut Cursor<'_>) -> Option<Manifest> {
+        let count = u32::from_le_bytes(cursor.array()?);
+        let mut number = || cursor.array().map(u64::from_le_bytes);
+        let (position, next_file) = (Position(number()?), number()?);
+        let runs = (0..count)
+            .map(|_| Some(RunRef { number: number()?, entries: number()?, bytes: number()? }))
+            .collect::<Option<Vec<RunRef>>>()?;
+        cursor.is_done().then_some(Manifest { position, next_file, runs })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let run = |number| RunRef { number, entries: 10 * number, bytes: 1000 * number };
+        Manifest { position: Position(77), next_file: 9, runs: vec![run(8), run(3)] }
+    }
+
+    #[test]
+    fn a_manifest_survives_the_disk() {
+        assert_eq!(Manifest::decode(&manifest().encode()).unwrap(), manifest());
+    }
+
+    #[test]
+    fn a_manifest_cut_anywhere_is_damaged() {
+        let bytes = manifest().encode();
+        for len in 0..bytes.len() {
+            let error = Manifest::decode(&bytes[..len]).unwrap_err();
+            assert!(matches!(error, StoreError::Damaged { ref file, .. } if file == FILE), "{len}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_another_version_is_not_called_damaged() {
+        let mut bytes = manifest().encode();
+        bytes[8] = 2;
+        let content = bytes.len() - 4;
+        let checksum = crc32fast::hash(&bytes[..content]);
+        bytes[content..].copy_from_slice(&checksum.to_le_bytes());
+        let error = Manifest::decode(&bytes).unwrap_err();
+        assert!(matches!(error, StoreError::Version { found: 2, known: 1, .. }), "{error}");
+    }
+}

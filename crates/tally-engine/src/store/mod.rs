@@ -1,0 +1,310 @@
+//! The store: the durable home of counters, request ids and ledger entries, always *at* a journal position.
+//!
+//! The journal already makes changes durable and memory already holds what is hot, so this is a log-structured
+//! merge tree without a write-ahead log and without a memtable. A checkpoint hands over sorted entries, which
+//! become immutable [run] files; a [manifest] names the runs and the position and is replaced atomically;
+//! [merging](merge) in the background keeps the runs few. Keys and values are bytes to it.
+//!
+//! Who may wait for whom: readers take a snapshot of the list of runs under a lock held for an instant, and wait for
+//! nothing else. Checkpoints and merges write their runs side by side; only their commits, a few small
+//! writes each, take turns. A run file is removed once no durable manifest names it; who still reads it has it open.
+
+mod checkpoint;
+mod cursor;
+mod error;
+mod filter;
+mod index;
+mod manifest;
+mod merge;
+mod read;
+mod run;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod writer;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tally_core::time::Position;
+
+use self::checkpoint::Pending;
+pub use self::checkpoint::{CheckpointWriter, Entry};
+use self::cursor::ReadAhead;
+pub use self::error::StoreError;
+use self::manifest::Manifest;
+use self::merge::Merged;
+pub use self::read::Scan;
+use self::run::Run;
+pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+pub use self::verify::Summary;
+use self::writer::RunWriter;
+use crate::disk::Disk;
+
+/// A merge looks this often, in entries, whether it should stop.
+const STOP_CHECK_ENTRIES: u64 = 1 << 12;
+
+/// The store of one disk. There must be only one writing store per disk at a time.
+pub struct Store {
+    disk: Arc<dyn Disk>,
+    access: Access,
+    /// What readers see. Held only to copy or replace the pointer.
+    current: Mutex<Arc<Version>>,
+    /// Held while a commit is under way. Names files to remove once a durable manifest does not name them.
+    doomed: Mutex<Vec<String>>,
+    /// Held while a merge is under way.
+    merging: Mutex<()>,
+    stopping: AtomicBool,
+    next_file: AtomicU64,
+}
+
+/// What an open store may do to the disk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+/// The store at one moment. Immutable.
+struct Version {
+    position: Position,
+    /// Newest first.
+    runs: Vec<Arc<Run>>,
+}
+
+/// The locks guard nothing that a panic could leave half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes a file that nothing names, and says whether it is gone. If not, the next open will try again.
+fn remove(disk: &dyn Disk, name: &str) -> bool {
+    match disk.remove(name) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => {
+            tracing::warn!(file = name, %error, "cannot remove a file that is no longer needed");
+            false
+        }
+    }
+}
+
+impl Store {
+    /// Opens what the manifest names and removes what a crash left behind: run files that it does not name. An
+    /// empty disk is an empty store at position 0; so is one with runs and no manifest, the leftovers of a
+    /// crash before the first commit. Files with names that are not the store's are left alone.
+    pub fn open(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
+        let store = Store::load(disk, Access::ReadWrite)?;
+        store.remove_leftovers()?;
+        Ok(store)
+    }
+
+    /// Opens what the manifest names and never writes or removes anything; checkpoints and merges are refused.
+    pub fn open_read_only(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
+        Store::load(disk, Access::ReadOnly)
+    }
+
+    fn load(disk: Arc<dyn Disk>, access: Access) -> Result<Store, StoreError> {
+        let manifest = Manifest::read(disk.as_ref())?.unwrap_or_default();
+        let runs = manifest.runs.iter().map(|&named| Run::open(disk.as_ref(), named).map(Arc::new));
+        let version = Version { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
+        Ok(Store {
+            disk,
+            access,
+            current: Mutex::new(Arc::new(version)),
+            doomed: Mutex::default(),
+            merging: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            next_file: AtomicU64::new(manifest.next_file.max(1)),
+        })
+    }
+
+    fn remove_leftovers(&self) -> Result<(), StoreError> {
+        let version = self.version();
+        let names = self.disk.names().map_err(|error| StoreError::io(manifest::FILE, error))?;
+        for name in names {
+            match run::file_number(&name) {
+                Some(number) if !version.runs.iter().any(|run| run.number == number) => {
+                    remove(self.disk.as_ref(), &name);
+                    // Its removal is not durable yet; a number is never used twice.
+                    self.next_file.fetch_max(number.saturating_add(1), Ordering::Relaxed);
+                }
+                None if name == manifest::FILE_NEW => {
+                    remove(self.disk.as_ref(), &name);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn version(&self) -> Arc<Version> {
+        Arc::clone(&lock(&self.current))
+    }
+
+    /// The position of the last committed checkpoint.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.version().position
+    }
+
+    /// The value of a key, if it has one.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.version().get(key)
+    }
+
+    /// Looks up many keys, which must ascend and may repeat. Calls `found` with the number of each key that has a
+    /// value, in order. Blocks are read and decoded at most once, so the closer the keys the cheaper each.
+    ///
+    /// A key that is smaller than one before it may be missed.
+    pub fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
+        self.version().get_many(keys, found)
+    }
+
+    /// Walks the live entries in key order, from `start` on, as they are now. What is committed or merged
+    /// meanwhile does not show, and does not wait; the files walked keep their disk space until the walk is dropped.
+    #[must_use]
+    pub fn scan(&self, start: &[u8]) -> Scan {
+        Scan::new(self.version(), start)
+    }
+
+    /// Starts a checkpoint.
+    #[must_use]
+    pub fn checkpoint(&self) -> CheckpointWriter<'_> {
+        CheckpointWriter::new(self)
+    }
+
+    /// Does one merge if one is due, and says whether it did. To be called again until it says no; then at most
+    /// 16 runs are left. Meant for a thread of its own: checkpoints and reads go on meanwhile, another merge waits.
+    ///
+    /// `forget` says which entries need not be kept. It must be one-way: once true of an entry it stays true, and
+    /// it is true of every older version of that key. Whether such an entry is still found is not defined.
+    ///
+    /// After an error, a full disk for instance, the store is as before.
+    pub fn merge_once(&self, forget: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<bool, StoreError> {
+        let _turn = lock(&self.merging);
+        let version = self.version();
+        let sizes: Vec<u64> = version.runs.iter().map(|run| run.bytes).collect();
+        let Some(window) = merge::choose(&sizes).filter(|_| !self.stopping.load(Ordering::Relaxed)) else {
+            return Ok(false);
+        };
+        let inputs = version.runs.get(window.clone()).unwrap_or_default();
+        // A removal must stay as long as there is an older run that may hold the key. Checkpoints only add newer ones.
+        let keep_removes = window.end < version.runs.len();
+        let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_removes, |value| !forget(key, value));
+        let Some(output) = self.write_merged(inputs, keep)? else { return Ok(false) };
+        self.install_merge(output, inputs)?;
+        Ok(true)
+    }
+
+    /// Makes a merge under way give up soon and later ones do nothing, so that the store can be closed quickly.
+    pub fn stop_merging(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes the entries of `inputs` to `keep` as one run; `None` when told to stop.
+    fn write_merged(
+        &self,
+        inputs: &[Arc<Run>],
+        keep: impl Fn(&[u8], Option<&[u8]>) -> bool,
+    ) -> Result<Option<Pending<'_>>, StoreError> {
+        let mut writer = self.run_writer(inputs.iter().map(|run| run.entries).sum())?;
+        let mut merged = Merged::new(inputs, &[], ReadAhead::Full)?;
+        let mut seen = 0u64;
+        while merged.advance()? {
+            if keep(merged.key(), merged.value()) {
+                writer.push(merged.key(), merged.value())?;
+            }
+            seen += 1;
+            if seen.is_multiple_of(STOP_CHECK_ENTRIES) && self.stopping.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+        }
+        let mut pending = Pending { store: self, runs: Vec::new() };
+        pending.finish(writer)?;
+        Ok(Some(pending))
+    }
+
+    fn run_writer(&self, entries_max: u64) -> Result<RunWriter<'_>, StoreError> {
+        match self.access {
+            Access::ReadOnly => Err(StoreError::Refused { what: "it was opened for reading only" }),
+            Access::ReadWrite => {
+                let number = self.next_file.fetch_add(1, Ordering::Relaxed);
+                RunWriter::create(self.disk.as_ref(), number, entries_max)
+            }
+        }
+    }
+
+    fn install_checkpoint(&self, pending: Pending<'_>, position: Position) -> Result<(), StoreError> {
+        self.install(pending, &[], |current, added| {
+            let runs = added.iter().rev().chain(&current.runs).cloned().collect();
+            Version { position, runs }
+        })
+    }
+
+    /// Puts the output of a merge where its inputs are now: newer runs may have come in front of them.
+    fn install_merge(&self, output: Pending<'_>, inputs: &[Arc<Run>]) -> Result<(), StoreError> {
+        self.install(output, inputs, |current, added| {
+            let is_input = |run: &&Arc<Run>| inputs.iter().any(|input| Arc::ptr_eq(input, run));
+            let newer = current.runs.iter().take_while(|run| !is_input(run));
+            let older = current.runs.iter().skip_while(|run| !is_input(run)).skip_while(is_input);
+            Version { position: current.position, runs: newer.chain(added).chain(older).cloned().collect() }
+        })
+    }
+
+    /// Makes the next version durable, then visible, then removes the runs it no longer needs.
+    fn install(
+        &self,
+        pending: Pending<'_>,
+        retired: &[Arc<Run>],
+        next: impl FnOnce(&Version, &[Arc<Run>]) -> Version,
+    ) -> Result<(), StoreError> {
+        if self.access == Access::ReadOnly {
+            return Err(StoreError::Refused { what: "it was opened for reading only" });
+        }
+        let mut doomed = lock(&self.doomed);
+        let version = next(&self.version(), &pending.runs);
+        version.manifest(self.next_file.load(Ordering::Relaxed)).prepare(self.disk.as_ref())?;
+        let added = pending.keep();
+        if let Err(error) = Manifest::publish(self.disk.as_ref()) {
+            // Either manifest may be in force: the runs of both must stay until a later one is.
+            doomed.extend(added.iter().map(|run| run.name.clone()));
+            return Err(error);
+        }
+        *lock(&self.current) = Arc::new(version);
+        doomed.extend(retired.iter().map(|run| run.name.clone()));
+        doomed.retain(|name| !remove(self.disk.as_ref(), name));
+        Ok(())
+    }
+
+    /// Reads everything, every block of every run, without changing anything, and reports what there is or the first
+    /// damage. `progress` hears how many of how many bytes are done.
+    pub fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
+        verify::verify(disk, progress)
+    }
+
+    /// Bytes of filters and indexes held in memory.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.version().runs.iter().map(|run| run.memory_bytes()).sum()
+    }
+
+    /// Bytes of all runs on disk.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.version().runs.iter().map(|run| run.bytes).sum()
+    }
+
+    /// Number of runs: what a read may have to look into.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        self.version().runs.len()
+    }
+}
+
+impl Version {
+    fn manifest(&self, next_file: u64) -> Manifest {
+        Manifest { position: self.position, next_file, runs: self.runs.iter().map(|run| run.named()).collect() }
+    }
+}

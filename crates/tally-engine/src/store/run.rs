@@ -1,0 +1,309 @@
+//! A run: an immutable file of entries sorted by key, and what of it is held in memory.
+//!
+//! A run is the sorted table of a log-structured merge tree (O'Neil et al. 1996), laid out much like LevelDB's:
+//!
+//! ```text
+//! header   magic "TALLYRUN", version u32, file number u64, checksum                       24 bytes
+//! block 0  entries, checksum                                                             about 4 KiB
+//! block 1  …
+//! filter   lines of 64 bytes (see `filter`), checksum                          10 to 20 bits per key
+//! index    smallest key, largest key, then of each block its separator and length, checksum
+//! footer   offset of the filter, offset of the index, entries, removals, blocks (u64 each), checksum   44 bytes
+//! ```
+//!
+//! An entry is
+//!
+//! ```text
+//! varint  bytes shared with the key before it; 0 for the first of a block
+//! varint  bytes that follow of the key, and these bytes
+//! varint  0 for a removal, else 1 + length of the value, and the value
+//! ```
+//!
+//! Fixed numbers are little-endian, varints LEB128. Parts adjoin without gaps, so every byte lies under exactly
+//! one checksum, and a flipped bit anywhere is found by reading that part. A checksum is the CRC-32 of the part
+//! started from the offset at which the part begins: a part that the disk delivers from the wrong place does
+//! not pass either. The header keeps its shape in every version of the format.
+//!
+//! The trade-offs:
+//! * Keys of one namespace share prefixes, and entries are small; sharing prefixes halves the file. The price is
+//!   that a block is searched from its start, some forty entries on average, a fraction of what reading it costs.
+//! * Blocks are small because a read of a cold counter wants one entry. Scans and merges read many at once.
+//! * Filter and index are held in memory, about 12 bits per entry. A lookup reads at most one block of a run,
+//!   and of a run that lacks the key almost always none.
+
+use std::io;
+use std::sync::Arc;
+
+use tally_core::varint::Cursor;
+
+use super::StoreError;
+use super::filter::{Filter, LINE_BYTES};
+use super::index::Index;
+use crate::disk::{Disk, DiskFile};
+
+/// Longest key the store holds.
+pub const KEY_BYTES_MAX: usize = 1024;
+/// Longest value the store holds.
+pub const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// Version of the format.
+pub(super) const VERSION: u32 = 1;
+/// A block ends with the entry that takes it to this size.
+pub(super) const BLOCK_BYTES: usize = 4 << 10;
+pub(super) const CHECKSUM_BYTES: usize = 4;
+pub(super) const HEADER_BYTES: usize = 24;
+pub(super) const FOOTER_BYTES: usize = 44;
+const MAGIC: [u8; 8] = *b"TALLYRUN";
+/// How much of a filter is read at once.
+const FILTER_READ_BYTES: usize = 4096 * LINE_BYTES;
+
+const _: () = assert!(KEY_BYTES_MAX > tally_core::limits::KEY_BYTES_MAX + tally_core::limits::REQUEST_ID_BYTES_MAX);
+
+/// An open run.
+pub(super) struct Run {
+    pub(super) number: u64,
+    pub(super) name: String,
+    pub(super) file: Arc<dyn DiskFile>,
+    /// Length of the file.
+    pub(super) bytes: u64,
+    /// Entries, removals among them.
+    pub(super) entries: u64,
+    /// Entries that are removals.
+    pub(super) removes: u64,
+    pub(super) smallest: Box<[u8]>,
+    pub(super) largest: Box<[u8]>,
+    pub(super) index: Index,
+    pub(super) filter: Filter,
+}
+
+/// What the manifest says of a run, and what opening it checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RunRef {
+    pub(super) number: u64,
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+}
+
+/// The name of the run file with this number.
+pub(super) fn file_name(number: u64) -> String {
+    format!("run-{number:016}.run")
+}
+
+/// The number of the run file with this name; `None` for a file that is none.
+pub(super) fn file_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("run-")?.strip_suffix(".run")?;
+    let number = digits.parse().ok()?;
+    (file_name(number) == name).then_some(number)
+}
+
+/// A checksum under way, of a part that begins at `offset`.
+pub(super) fn checksum_at(offset: u64) -> crc32fast::Hasher {
+    crc32fast::Hasher::new_with_initial(offset as u32 ^ (offset >> 32) as u32)
+}
+
+/// The checksum of a part that begins at `offset`.
+pub(super) fn checksum(offset: u64, part: &[u8]) -> u32 {
+    let mut hasher = checksum_at(offset);
+    hasher.update(part);
+    hasher.finalize()
+}
+
+/// The content of a part that begins at `offset` and ends with its checksum; `None` if it does not match.
+pub(super) fn checked(offset: u64, part: &[u8]) -> Option<&[u8]> {
+    let (content, &stored) = part.split_last_chunk()?;
+    (checksum(offset, content) == u32::from_le_bytes(stored)).then_some(content)
+}
+
+/// Header of the run with this number.
+pub(super) fn header(number: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_BYTES);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&number.to_le_bytes());
+    out.extend_from_slice(&checksum(0, &out).to_le_bytes());
+    out
+}
+
+/// Where the parts lie.
+#[derive(Clone, Copy)]
+pub(super) struct Footer {
+    pub(super) filter: u64,
+    pub(super) index: u64,
+    pub(super) entries: u64,
+    pub(super) removes: u64,
+    pub(super) blocks: u64,
+}
+
+impl Footer {
+    /// The footer that stands at `offset`.
+    pub(super) fn encode(&self, offset: u64) -> Vec<u8> {
+        let mut out = Vec::with_capacity(FOOTER_BYTES);
+        for number in [self.filter, self.index, self.entries, self.removes, self.blocks] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&checksum(offset, &out).to_le_bytes());
+        out
+    }
+
+    fn decode(content: &[u8]) -> Option<Footer> {
+        let mut cursor = Cursor::new(content);
+        let mut number = || cursor.array().map(u64::from_le_bytes);
+        Some(Footer { filter: number()?, index: number()?, entries: number()?, removes: number()?, blocks: number()? })
+    }
+}
+
+impl Run {
+    /// Opens a run that the manifest names: everything but its blocks is read and checked.
+    pub(super) fn open(disk: &dyn Disk, named: RunRef) -> Result<Run, StoreError> {
+        let name = file_name(named.number);
+        let file = disk.open(&name).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => StoreError::damaged(&name, 0, "the manifest names this file and it is missing"),
+            _ => StoreError::io(&name, error),
+        })?;
+        Opening { name, file, named }.open()
+    }
+
+    /// What the manifest says of this run.
+    pub(super) fn named(&self) -> RunRef {
+        RunRef { number: self.number, entries: self.entries, bytes: self.bytes }
+    }
+
+    /// Whether the run may hold `key`, judged without reading.
+    pub(super) fn may_hold(&self, key: &[u8], hash: u64) -> bool {
+        self.filter.may_contain(hash) && *self.smallest <= *key && *key <= *self.largest
+    }
+
+    /// Bytes held in memory.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.filter.bytes() + self.index.bytes() + self.smallest.len() + self.largest.len() + size_of::<Run>()
+    }
+
+    pub(super) fn damaged(&self, offset: u64, what: &'static str) -> StoreError {
+        StoreError::damaged(&self.name, offset, what)
+    }
+}
+
+/// What the part called index holds.
+struct IndexPart {
+    smallest: Box<[u8]>,
+    largest: Box<[u8]>,
+    index: Index,
+}
+
+/// A run being opened.
+struct Opening {
+    name: String,
+    file: Arc<dyn DiskFile>,
+    named: RunRef,
+}
+
+impl Opening {
+    fn damaged(&self, offset: u64, what: &'static str) -> StoreError {
+        StoreError::damaged(&self.name, offset, what)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), StoreError> {
+        self.file.read_at(offset, buf).map_err(|error| StoreError::reading(&self.name, offset, error))
+    }
+
+    fn open(self) -> Result<Run, StoreError> {
+        let len = self.file.len().map_err(|error| StoreError::io(&self.name, error))?;
+        if len != self.named.bytes || len < (HEADER_BYTES + FOOTER_BYTES) as u64 {
+            let offset = len.min(self.named.bytes);
+            return Err(self.damaged(offset, "the file is not as long as the manifest says"));
+        }
+        self.check_header()?;
+        let end = len - FOOTER_BYTES as u64;
+        let footer = self.read_footer(end)?;
+        let filter = self.read_filter(footer.filter, footer.index)?;
+        let IndexPart { smallest, largest, index } = self.read_index(&footer, end)?;
+        Ok(Run {
+            number: self.named.number,
+            name: self.name,
+            file: self.file,
+            bytes: len,
+            entries: footer.entries,
+            removes: footer.removes,
+            smallest,
+            largest,
+            index,
+            filter,
+        })
+    }
+
+    fn check_header(&self) -> Result<(), StoreError> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.read(0, &mut bytes)?;
+        let content = checked(0, &bytes).ok_or_else(|| self.damaged(0, "the header does not match its checksum"))?;
+        let mut cursor = Cursor::new(content);
+        if cursor.array() != Some(MAGIC) {
+            return Err(self.damaged(0, "this is not a run"));
+        }
+        match cursor.array().map(u32::from_le_bytes) {
+            Some(VERSION) => {}
+            found => {
+                let found = found.unwrap_or_default();
+                return Err(StoreError::Version { file: self.name.clone(), found, known: VERSION });
+            }
+        }
+        if cursor.array().map(u64::from_le_bytes) != Some(self.named.number) {
+            return Err(self.damaged(0, "this is another run under this name"));
+        }
+        Ok(())
+    }
+
+    fn read_footer(&self, offset: u64) -> Result<Footer, StoreError> {
+        let mut bytes = [0; FOOTER_BYTES];
+        self.read(offset, &mut bytes)?;
+        let footer = checked(offset, &bytes)
+            .and_then(Footer::decode)
+            .ok_or_else(|| self.damaged(offset, "the footer does not match its checksum"))?;
+        let ordered = HEADER_BYTES as u64 <= footer.filter && footer.filter < footer.index && footer.index < offset;
+        if !ordered || footer.entries != self.named.entries {
+            return Err(self.damaged(offset, "the footer contradicts the file or the manifest"));
+        }
+        Ok(footer)
+    }
+
+    /// Reads the filter in pieces: in one, a large one would take twice its memory while being read.
+    fn read_filter(&self, start: u64, end: u64) -> Result<Filter, StoreError> {
+        let mut left = (end - start) as usize;
+        if left < LINE_BYTES + CHECKSUM_BYTES || !(left - CHECKSUM_BYTES).is_multiple_of(LINE_BYTES) {
+            return Err(self.damaged(start, "the filter has an impossible length"));
+        }
+        left -= CHECKSUM_BYTES;
+        let mut filter = Filter::with_room(left);
+        let mut hasher = checksum_at(start);
+        let mut buf = vec![0; left.min(FILTER_READ_BYTES)];
+        let mut offset = start;
+        while left > 0 {
+            buf.truncate(left);
+            self.read(offset, &mut buf)?;
+            hasher.update(&buf);
+            filter.decode(&buf);
+            offset += buf.len() as u64;
+            left -= buf.len();
+        }
+        let mut stored = [0; CHECKSUM_BYTES];
+        self.read(offset, &mut stored)?;
+        if hasher.finalize() != u32::from_le_bytes(stored) {
+            return Err(self.damaged(start, "the filter does not match its checksum"));
+        }
+        Ok(filter)
+    }
+
+    fn read_index(&self, footer: &Footer, end: u64) -> Result<IndexPart, StoreError> {
+        let mut bytes = vec![0; (end - footer.index) as usize];
+        self.read(footer.index, &mut bytes)?;
+        let content = checked(footer.index, &bytes)
+            .ok_or_else(|| self.damaged(footer.index, "the index does not match its checksum"))?;
+        let parse = |cursor: &mut Cursor<'_>| {
+            let smallest = cursor.bytes(KEY_BYTES_MAX)?.into();
+            let largest = cursor.bytes(KEY_BYTES_MAX)?.into();
+            let index = Index::decode(cursor, footer.blocks, HEADER_BYTES as u64)?;
+            (cursor.is_done() && index.end() == footer.filter).then_some(IndexPart { smallest, largest, index })
+        };
+        parse(&mut Cursor::new(content))
+            .ok_or_else(|| self.damaged(footer.index, "the index contradicts itself or the footer"))
+    }
+}

@@ -1,0 +1,97 @@
+//! A flipped bit is found wherever it is.
+
+use std::sync::Arc;
+
+use super::disk::MemDisk;
+use super::{Changes, checkpoint, open, put};
+use crate::disk::Disk;
+use crate::store::{Store, StoreError};
+
+const RUN: &str = "run-0000000000000001.run";
+
+/// Two blocks, a removal, and everything else a run has.
+fn disk() -> Arc<MemDisk> {
+    let disk = MemDisk::new();
+    let mut changes = put(0..30, "a value");
+    changes.insert(vec![1], Some(vec![b'x'; 4096]));
+    changes.insert(vec![2], None);
+    changes.insert(vec![3], Some(vec![]));
+    checkpoint(&open(&disk), &changes, 42);
+    disk
+}
+
+fn damage(disk: &MemDisk) -> (String, u64) {
+    match Store::verify(disk, &mut |_, _| {}) {
+        Err(StoreError::Damaged { file, offset, .. }) => (file, offset),
+        Err(other) => panic!("not called damage: {other}"),
+        Ok(_) => panic!("not found"),
+    }
+}
+
+/// Flips every bit; gives the places that were named, in order.
+fn flip_every_bit(name: &str) -> Vec<u64> {
+    let disk = disk();
+    let mut places = Vec::new();
+    for bit in 0..8 * disk.content(name).len() {
+        disk.flip(name, bit);
+        let (file, offset) = damage(&disk);
+        assert!(file == name && offset <= bit as u64 / 8, "bit {bit}: {file} at {offset}");
+        places.push(offset);
+        disk.flip(name, bit);
+    }
+    places.dedup();
+    places
+}
+
+#[test]
+fn every_flipped_bit_of_a_run_is_found_and_placed() {
+    let places = flip_every_bit(RUN);
+    assert!(places.is_sorted());
+    assert_eq!(places.len(), 6, "header, two blocks, filter, index, footer: {places:?}");
+}
+
+#[test]
+fn every_flipped_bit_of_the_manifest_is_found_and_refuses_to_open() {
+    flip_every_bit("manifest");
+    let disk = disk();
+    disk.flip("manifest", 100);
+    let error = Store::open(Arc::clone(&disk) as Arc<dyn Disk>).err().unwrap();
+    assert!(matches!(&error, StoreError::Damaged { file, .. } if file == "manifest"), "{error}");
+    assert!(disk.file_names().contains(&RUN.into()), "a damaged manifest is no reason to remove runs");
+}
+
+#[test]
+fn a_run_that_is_cut_extended_exchanged_or_missing_is_found() {
+    let disk = disk();
+    let content = disk.content(RUN);
+    for len in [0, 10, 24, 100, content.len() - 1] {
+        disk.put(RUN, content[..len].to_vec());
+        assert_eq!(damage(&disk), (RUN.into(), len as u64));
+    }
+    disk.put(RUN, [content.as_slice(), b"x"].concat());
+    assert_eq!(damage(&disk), (RUN.into(), content.len() as u64));
+
+    let other = MemDisk::new();
+    checkpoint(&open(&other), &Changes::new(), 1);
+    other.put(RUN, content);
+    other.put("manifest", disk.content("manifest"));
+    Store::verify(other.as_ref(), &mut |_, _| {}).unwrap();
+    other.remove(RUN).unwrap();
+    assert_eq!(damage(&other), (RUN.into(), 0));
+}
+
+#[test]
+fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
+    let disk = disk();
+    let store = open(&disk);
+    let block = 24 + 100;
+    disk.flip(RUN, 8 * block);
+    let in_damaged_block = 3u32.to_be_bytes();
+    let Err(StoreError::Damaged { file, offset, .. }) = store.get(&in_damaged_block) else { panic!() };
+    assert_eq!((file.as_str(), offset), (RUN, 24));
+    assert!(store.get_many(&[&in_damaged_block], &mut |_, _| {}).is_err());
+    assert_eq!(store.get(&[3]).unwrap(), Some(vec![]));
+    let mut scan = store.scan(b"");
+    assert!(scan.next().unwrap().is_err());
+    assert!(scan.next().is_none());
+}

@@ -1,0 +1,84 @@
+//! Reading everything there is, to find damage before it is met.
+
+use std::sync::Arc;
+
+use tally_core::time::Position;
+
+use super::StoreError;
+use super::cursor::{ReadAhead, RunCursor};
+use super::filter::hash;
+use super::manifest::Manifest;
+use super::run::Run;
+use crate::disk::Disk;
+
+/// What a sound store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The position it stands at.
+    pub position: Position,
+    /// Number of runs.
+    pub runs: usize,
+    /// Entries in them, older versions and removals included.
+    pub entries: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
+    let manifest = Manifest::read(disk)?.unwrap_or_default();
+    let total = manifest.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.bytes));
+    let mut summary = Summary { position: manifest.position, runs: manifest.runs.len(), ..Summary::default() };
+    progress(0, total);
+    for &named in &manifest.runs {
+        // One after the other: opening a run brings its index and filter into memory.
+        let run = Arc::new(Run::open(disk, named)?);
+        let done = summary.bytes;
+        verify_run(&run, &mut |bytes| progress(done + bytes, total))?;
+        summary.entries += named.entries;
+        summary.bytes += named.bytes;
+        progress(summary.bytes, total);
+    }
+    Ok(summary)
+}
+
+/// Reads every block. Beyond the checksums it checks what a lookup relies on: keys that ascend, an index and a filter
+/// that lead to them, and counts that are right.
+fn verify_run(run: &Arc<Run>, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+    let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Full);
+    let (mut entries, mut removes, mut block) = (0, 0, usize::MAX);
+    let mut last: Option<Vec<u8>> = None;
+    while cursor.advance()? {
+        let key = cursor.key();
+        if cursor.block() != block {
+            block = cursor.block();
+            progress(run.index.block(block).start);
+        }
+        check_entry(run, block, last.as_deref(), key)?;
+        entries += 1;
+        removes += u64::from(cursor.value().is_none());
+        let last = last.get_or_insert_default();
+        last.clear();
+        last.extend_from_slice(key);
+    }
+    if entries != run.entries || removes != run.removes || last.as_deref() != Some(&*run.largest) {
+        return Err(run.damaged(run.index.end(), "the run does not hold what its footer says"));
+    }
+    Ok(())
+}
+
+fn check_entry(run: &Run, block: usize, last: Option<&[u8]>, key: &[u8]) -> Result<(), StoreError> {
+    let wrong = |what| Err(run.damaged(run.index.block(block).start, what));
+    if last.is_some_and(|last| last >= key) {
+        return wrong("the keys do not ascend");
+    }
+    if last.is_none() && key != &*run.smallest {
+        return wrong("the run does not begin with its smallest key");
+    }
+    if run.index.find(key) != block {
+        return wrong("the index leads elsewhere");
+    }
+    if !run.filter.may_contain(hash(key)) {
+        return wrong("the filter denies a key");
+    }
+    Ok(())
+}
