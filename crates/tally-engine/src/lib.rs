@@ -3,5 +3,6 @@
 pub mod check;
 pub mod disk;
 mod embedded;
+pub mod journal;
 
 pub use embedded::{Config, Embedded, OpenError};
