@@ -1,1 +1,7 @@
-//! Placeholder.
+//! Deterministic simulation: the parts of the world that fail, made to fail on demand and by seed.
+
+pub mod disk;
+pub mod rng;
+
+pub use disk::{Loss, SimDisk};
+pub use rng::Rng;

@@ -1,0 +1,268 @@
+//! A frame: one payload in the journal, with what proves that it belongs where it stands.
+//!
+//! ```text
+//! offset  0       4        8          16               24
+//!         crc32   length   position   flushed_before   payload, zero-padded to a multiple of 8
+//!         u32     u32      u64        u64              all little-endian
+//! ```
+//!
+//! The checksum covers everything after itself, padding included. `position` is the frame's own place in the
+//! journal, so bytes left over from a segment's earlier life never pass for a frame. `flushed_before` is the
+//! position below which everything was durable when the frame was written; recovery tells damage from a torn tail
+//! by it.
+//!
+//! A frame is made in three steps, so that a payload is encoded once and never copied, and so that the checksum is
+//! computed by the flusher rather than under the engine's lock: [`begin_frame`] reserves the header, the caller
+//! appends the payload, [`end_frame`] pads and fills in what is known; [`stamp_frames`] adds `flushed_before` and the
+//! checksum just before the write. Frames carry no version of their own: the format of a segment's frames is the one
+//! its header names.
+
+use tally_core::time::Position;
+
+/// Bytes before the payload.
+pub const FRAME_HEADER_BYTES: usize = 24;
+/// Frames begin at multiples of this, counted from the start of the journal and of the segment alike.
+pub const FRAME_ALIGN_BYTES: usize = 8;
+
+const LENGTH_AT: usize = 4;
+const POSITION_AT: usize = 8;
+const FLUSHED_AT: usize = 16;
+
+/// A sound frame, borrowed from where it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// Where it begins.
+    pub position: Position,
+    /// Where it ends: the position of whatever comes next.
+    pub end: Position,
+    /// Everything before this was durable when the frame was written.
+    pub flushed_before: Position,
+    /// What it carries.
+    pub payload: &'a [u8],
+}
+
+/// Why bytes are not the frame that was expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameFault {
+    /// Nothing that claims to be a frame of this place: zero bytes, or those of an earlier life.
+    #[error("no frame begins here")]
+    Absent,
+    /// It claims to be longer than the bytes there are.
+    #[error("the frame is cut short")]
+    Cut,
+    /// It claims this place, and its bytes are not those that were written.
+    #[error("the frame's checksum does not match")]
+    Checksum,
+}
+
+/// The fields before the payload, as read, not verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FrameHeader {
+    pub crc: u32,
+    pub length: u32,
+    pub position: Position,
+    pub flushed_before: Position,
+}
+
+impl FrameHeader {
+    /// Reads the fields, if there are enough bytes for them.
+    pub fn read(bytes: &[u8]) -> Option<FrameHeader> {
+        Some(FrameHeader {
+            crc: read_u32(bytes, 0)?,
+            length: read_u32(bytes, LENGTH_AT)?,
+            position: Position(read_u64(bytes, POSITION_AT)?),
+            flushed_before: Position(read_u64(bytes, FLUSHED_AT)?),
+        })
+    }
+
+    /// Bytes of the whole frame.
+    pub fn framed_len(&self) -> u64 {
+        framed_len(self.length as usize)
+    }
+}
+
+/// Bytes a payload takes as a frame.
+#[must_use]
+pub const fn framed_len(payload: usize) -> u64 {
+    (FRAME_HEADER_BYTES as u64 + payload as u64).next_multiple_of(FRAME_ALIGN_BYTES as u64)
+}
+
+/// Reserves a header at the end of `out` and returns where the frame starts in it. Append the payload next.
+pub fn begin_frame(out: &mut Vec<u8>) -> usize {
+    let start = out.len();
+    out.resize(start + FRAME_HEADER_BYTES, 0);
+    start
+}
+
+/// Completes the layout of the frame begun at `start`: everything after its header is the payload. The payload is
+/// below 4 GiB, as any that [`Plan::place`](super::Plan::place) admits.
+pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
+    let length = out.len() - start - FRAME_HEADER_BYTES;
+    out.resize(start + framed_len(length) as usize, 0);
+    let frame = &mut out[start..];
+    frame[LENGTH_AT..POSITION_AT].copy_from_slice(&(length as u32).to_le_bytes());
+    frame[POSITION_AT..FLUSHED_AT].copy_from_slice(&position.0.to_le_bytes());
+}
+
+/// Stamps a contiguous run of frames that begins at `first`: `flushed_before` and the checksum. Returns where the run
+/// ends; a run that is not what it should be is a fault, and what precedes the fault is stamped.
+pub fn stamp_frames(mut frames: &mut [u8], first: Position, flushed_before: Position) -> Result<Position, FrameFault> {
+    let mut position = first;
+    while !frames.is_empty() {
+        let header = FrameHeader::read(frames).ok_or(FrameFault::Cut)?;
+        if header.position != position {
+            return Err(FrameFault::Absent);
+        }
+        let framed = header.framed_len();
+        if framed > frames.len() as u64 {
+            return Err(FrameFault::Cut);
+        }
+        let (frame, rest) = frames.split_at_mut(framed as usize);
+        frame[FLUSHED_AT..FRAME_HEADER_BYTES].copy_from_slice(&flushed_before.0.to_le_bytes());
+        let crc = crc32fast::hash(&frame[LENGTH_AT..]);
+        frame[..LENGTH_AT].copy_from_slice(&crc.to_le_bytes());
+        position.0 += framed;
+        frames = rest;
+    }
+    Ok(position)
+}
+
+/// Appends a whole frame to `out`: all three steps at once, for a payload that already exists.
+pub fn encode_frame(out: &mut Vec<u8>, position: Position, flushed_before: Position, payload: &[u8]) {
+    let start = begin_frame(out);
+    out.extend_from_slice(payload);
+    end_frame(out, start, position);
+    // A frame just laid out cannot be at fault.
+    let _ = stamp_frames(&mut out[start..], position, flushed_before);
+}
+
+/// Reads the frame that `bytes` begin with, which must be the one of `expected`.
+pub fn decode_frame(bytes: &[u8], expected: Position) -> Result<Frame<'_>, FrameFault> {
+    let header = FrameHeader::read(bytes).ok_or(FrameFault::Absent)?;
+    if header.position != expected {
+        return Err(FrameFault::Absent);
+    }
+    let framed = header.framed_len();
+    if framed > bytes.len() as u64 {
+        return Err(FrameFault::Cut);
+    }
+    if crc32fast::hash(&bytes[LENGTH_AT..framed as usize]) != header.crc {
+        return Err(FrameFault::Checksum);
+    }
+    Ok(Frame {
+        position: expected,
+        end: Position(expected.0 + framed),
+        flushed_before: header.flushed_before,
+        payload: &bytes[FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + header.length as usize],
+    })
+}
+
+/// Offset in `bytes` of the first aligned place with a whole header that claims to stand there, `bytes` beginning at
+/// `position`.
+pub(super) fn find_claim(bytes: &[u8], position: Position) -> Option<usize> {
+    let whole_headers_end = bytes.len().checked_sub(FRAME_HEADER_BYTES - FLUSHED_AT)?;
+    let mut claimed = position.0;
+    for (index, field) in bytes.get(POSITION_AT..whole_headers_end)?.chunks_exact(FRAME_ALIGN_BYTES).enumerate() {
+        if field == claimed.to_le_bytes() {
+            return Some(index * FRAME_ALIGN_BYTES);
+        }
+        claimed = claimed.wrapping_add(FRAME_ALIGN_BYTES as u64);
+    }
+    None
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|field| u32::from_le_bytes(*field))
+}
+
+fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|field| u64::from_le_bytes(*field))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn frame(payload: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode_frame(&mut out, Position(64), Position(24), payload);
+        out
+    }
+
+    #[test]
+    fn a_frame_reads_back_as_written_and_ends_aligned() {
+        for length in 0..40 {
+            let payload: Vec<u8> = (0..length).collect();
+            let bytes = frame(&payload);
+            assert_eq!(bytes.len() as u64, framed_len(payload.len()));
+            assert_eq!(bytes.len() % FRAME_ALIGN_BYTES, 0);
+            let read = decode_frame(&bytes, Position(64)).unwrap();
+            assert_eq!(read.payload, payload);
+            assert_eq!(read.flushed_before, Position(24));
+            assert_eq!(read.end, Position(64 + bytes.len() as u64));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_frame_is_noticed_padding_included() {
+        let sound = frame(b"eleven byte");
+        for bit in 0..sound.len() * 8 {
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_frame(&bytes, Position(64)).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn every_cut_of_a_frame_is_noticed() {
+        let sound = frame(b"eleven byte");
+        for length in 0..sound.len() {
+            assert!(decode_frame(&sound[..length], Position(64)).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_absent_anywhere_but_in_its_own_place() {
+        assert_eq!(decode_frame(&frame(b"x"), Position(72)), Err(FrameFault::Absent));
+        assert_eq!(decode_frame(&[0; 64], Position(24)), Err(FrameFault::Absent));
+    }
+
+    #[test]
+    fn a_payload_encoded_in_place_and_stamped_later_is_the_same_frame() {
+        let mut staged = Vec::new();
+        let mut position = Position(64);
+        for payload in [&b"one"[..], b"", b"three and more"] {
+            let start = begin_frame(&mut staged);
+            staged.extend_from_slice(payload);
+            end_frame(&mut staged, start, position);
+            position.0 += framed_len(payload.len());
+        }
+        assert_eq!(stamp_frames(&mut staged, Position(64), Position(24)), Ok(position));
+        let mut direct = Vec::new();
+        let mut position = Position(64);
+        for payload in [&b"one"[..], b"", b"three and more"] {
+            encode_frame(&mut direct, position, Position(24), payload);
+            position.0 += framed_len(payload.len());
+        }
+        assert_eq!(staged, direct);
+    }
+
+    #[test]
+    fn stamping_refuses_frames_that_stand_elsewhere_or_are_cut() {
+        let mut bytes = frame(b"payload");
+        assert_eq!(stamp_frames(&mut bytes, Position(0), Position(0)), Err(FrameFault::Absent));
+        let cut = bytes.len() - 1;
+        assert_eq!(stamp_frames(&mut bytes[..cut], Position(64), Position(0)), Err(FrameFault::Cut));
+    }
+
+    #[test]
+    fn claims_are_found_at_aligned_places_only() {
+        let mut bytes = vec![0; 16];
+        encode_frame(&mut bytes, Position(1016), Position(0), b"payload");
+        assert_eq!(find_claim(&bytes, Position(1000)), Some(16));
+        assert_eq!(find_claim(&bytes, Position(1008)), None);
+        assert_eq!(find_claim(&bytes[..16], Position(1000)), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! Reading one segment file, a large piece at a time.
+
+use std::io;
+use std::sync::Arc;
+
+use tally_core::time::Position;
+
+use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frame, FrameFault, FrameHeader, decode_frame, find_claim};
+use super::segment::{HeaderFault, SEGMENT_HEADER_BYTES, check_header};
+use crate::disk::DiskFile;
+
+/// Bytes read at once. A larger frame is read whole.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// A segment being read.
+pub(super) struct SegmentReader {
+    file: Arc<dyn DiskFile>,
+    base: Position,
+    len: u64,
+    buffer: Vec<u8>,
+    /// Where in the file the buffer begins.
+    buffer_at: u64,
+    /// Bytes of the buffer that were read.
+    filled: usize,
+}
+
+/// What lies in a segment after its first bad place.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Aftermath {
+    /// Where a sound frame stands that says the bad place was durable once.
+    pub witness: Option<u64>,
+    /// Where the last thing that claims to be a frame of this segment ends, or the bad place if there is none.
+    pub claims_end: u64,
+}
+
+impl SegmentReader {
+    /// Reads `file`, the segment at `base`. `buffer` is reused from one segment to the next.
+    pub fn new(file: Arc<dyn DiskFile>, base: Position, buffer: Vec<u8>) -> io::Result<SegmentReader> {
+        let len = file.len()?;
+        Ok(SegmentReader { file, base, len, buffer, buffer_at: 0, filled: 0 })
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Ends reading and gives the file and the buffer back.
+    pub fn into_parts(self) -> (Arc<dyn DiskFile>, Vec<u8>) {
+        (self.file, self.buffer)
+    }
+
+    /// Checks the segment's header.
+    pub fn header(&mut self) -> io::Result<Result<(), HeaderFault>> {
+        let base = self.base;
+        Ok(check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base))
+    }
+
+    /// The frame at `offset`, if a sound one stands there.
+    pub fn frame(&mut self, offset: u64) -> io::Result<Result<Frame<'_>, FrameFault>> {
+        let position = self.position(offset);
+        let Some(header) = FrameHeader::read(self.window(offset, FRAME_HEADER_BYTES as u64)?) else {
+            return Ok(Err(FrameFault::Absent));
+        };
+        if header.position != position {
+            return Ok(Err(FrameFault::Absent));
+        }
+        if header.framed_len() > self.len - offset {
+            return Ok(Err(FrameFault::Cut));
+        }
+        Ok(decode_frame(self.window(offset, header.framed_len())?, position))
+    }
+
+    /// Looks at everything from `bad` on, where no sound frame stands: is it a torn tail, or was it durable once?
+    pub fn aftermath(&mut self, bad: u64) -> io::Result<Aftermath> {
+        let bad_position = self.position(bad);
+        let mut found = Aftermath { witness: None, claims_end: bad };
+        let mut offset = bad;
+        while offset + FRAME_HEADER_BYTES as u64 <= self.len {
+            let position = self.position(offset);
+            let window = self.window(offset, FRAME_HEADER_BYTES as u64)?;
+            let Some(at) = find_claim(window, position) else {
+                // Go on at the first aligned place whose header the window does not hold whole.
+                let headers = (window.len() - FRAME_HEADER_BYTES) / FRAME_ALIGN_BYTES + 1;
+                offset += (headers * FRAME_ALIGN_BYTES) as u64;
+                continue;
+            };
+            let header = FrameHeader::read(&window[at..]);
+            offset += at as u64;
+            if let Some(header) = header {
+                found.claims_end = found.claims_end.max(self.len.min(offset.saturating_add(header.framed_len())));
+                if header.flushed_before > bad_position && self.frame(offset)?.is_ok() {
+                    found.witness = Some(offset);
+                    return Ok(found);
+                }
+            }
+            offset += FRAME_ALIGN_BYTES as u64;
+        }
+        Ok(found)
+    }
+
+    fn position(&self, offset: u64) -> Position {
+        Position(self.base.0.wrapping_add(offset))
+    }
+
+    /// The bytes from `offset` on: at least `want` of them, or all that the file has.
+    fn window(&mut self, offset: u64, want: u64) -> io::Result<&[u8]> {
+        let end = offset.saturating_add(want).min(self.len);
+        let filled_to = self.buffer_at + self.filled as u64;
+        if offset < self.buffer_at || end > filled_to {
+            self.refill(offset, end)?;
+        }
+        let from = offset.saturating_sub(self.buffer_at).min(self.filled as u64);
+        Ok(&self.buffer[from as usize..self.filled])
+    }
+
+    /// Moves the buffer to begin at `offset`, keeping what it already holds from there, and to reach at least `end`.
+    fn refill(&mut self, offset: u64, end: u64) -> io::Result<()> {
+        let kept = match offset.checked_sub(self.buffer_at) {
+            Some(skip) if skip <= self.filled as u64 => {
+                self.buffer.copy_within(skip as usize..self.filled, 0);
+                self.filled - skip as usize
+            }
+            _ => 0,
+        };
+        self.buffer_at = offset;
+        self.filled = kept;
+        let to = end.max(self.len.min(offset + kept as u64 + CHUNK_BYTES));
+        let wanted = to.saturating_sub(offset) as usize;
+        if self.buffer.len() < wanted {
+            self.buffer.resize(wanted, 0);
+        }
+        if kept < wanted {
+            self.file.read_at(offset + kept as u64, &mut self.buffer[kept..wanted])?;
+        }
+        self.filled = wanted;
+        Ok(())
+    }
+}

@@ -1,0 +1,337 @@
+//! What a start does with the journal: replay every frame, cut a torn tail, refuse anything that is damaged.
+//!
+//! Every segment but the last must lead, frame by frame, exactly to the base of the next. In the last one, the first
+//! place without a sound frame ends the journal, unless a sound frame further on says that the place was durable
+//! when it was written: then acknowledged data is gone, and the journal is damaged rather than torn. Zero bytes and
+//! frames of a segment's earlier life after the end are normal.
+
+use std::io;
+use std::sync::Arc;
+
+use tally_core::time::Position;
+
+use super::frame::{Frame, FrameFault};
+use super::reader::SegmentReader;
+use super::segment::{FORMAT_VERSION, HeaderFault, SEGMENT_HEADER_BYTES, list, segment_name};
+use crate::disk::{Disk, DiskFile};
+
+/// Why whoever replays refuses a frame.
+pub type FrameError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What replay calls for each frame, in order.
+pub type OnFrame<'a> = dyn FnMut(Frame<'_>) -> Result<(), FrameError> + 'a;
+
+/// Bytes rewritten at once.
+const REWRITE_BYTES: u64 = 1 << 20;
+
+/// What replay found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Where the journal ends and a [`Writer`](super::Writer) goes on.
+    pub end: Position,
+    /// Segments read.
+    pub segments: usize,
+    /// Frames replayed.
+    pub frames: u64,
+    /// Bytes verified, those of skipped frames included.
+    pub bytes: u64,
+    /// Bytes of unflushed frames cut off the end, as far as their headers tell.
+    pub truncated_bytes: u64,
+}
+
+/// Why the journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Something that was durable once is not there any more.
+    #[error("{file} is damaged at byte {offset}: {what}")]
+    Damaged {
+        /// The segment, or the name of the one that is missing.
+        file: String,
+        /// Where in it: the start of the frame that is not sound.
+        offset: u64,
+        /// What does not fit.
+        what: String,
+    },
+    /// A later program wrote it.
+    #[error("{file} has journal format {version}; this program reads up to {FORMAT_VERSION}")]
+    Newer {
+        /// The segment.
+        file: String,
+        /// Its format.
+        version: u8,
+    },
+    /// Whoever replays refused a sound frame.
+    #[error("{file}: the frame at byte {offset} cannot be replayed: {source}")]
+    Refused {
+        /// The segment.
+        file: String,
+        /// Where in it the frame begins.
+        offset: u64,
+        /// Why.
+        source: FrameError,
+    },
+    /// The disk failed.
+    #[error("{file}: {source}")]
+    Io {
+        /// The segment, or `.` for the directory.
+        file: String,
+        /// How.
+        source: io::Error,
+    },
+}
+
+/// Replays every frame from `from` on and makes the journal ready to be continued at [`Recovered::end`].
+///
+/// `from` is where a checkpoint stands: an end of a frame, or zero. Segments wholly before it may be missing; frames
+/// before it are verified and skipped. A torn tail is cut off. Whatever was replayed is durable when this returns.
+/// `progress` hears how many of how many bytes are done.
+pub fn recover(
+    disk: &Arc<dyn Disk>,
+    from: Position,
+    on_frame: &mut OnFrame<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Recovered, JournalError> {
+    let mut replay = Replay::new(disk, from, on_frame, progress);
+    let last = replay.run()?;
+    if let Some(last) = last {
+        io_at(last.base, last.make_durable())?;
+    }
+    Ok(replay.found)
+}
+
+/// Does what [`recover`] does and reports what it would, but changes nothing.
+pub fn inspect(
+    disk: &Arc<dyn Disk>,
+    from: Position,
+    on_frame: &mut OnFrame<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Recovered, JournalError> {
+    let mut replay = Replay::new(disk, from, on_frame, progress);
+    replay.run()?;
+    Ok(replay.found)
+}
+
+/// One pass over the journal.
+struct Replay<'a> {
+    disk: &'a dyn Disk,
+    from: Position,
+    on_frame: &'a mut OnFrame<'a>,
+    progress: Progress<'a>,
+    found: Recovered,
+}
+
+/// How far the frames of a segment reach.
+struct Walk {
+    /// Offset where they end.
+    end: u64,
+    /// What ended them, unless they reached the next segment's base.
+    fault: Option<FrameFault>,
+    /// What the last frame says was durable before it.
+    flushed_before: Position,
+}
+
+/// The segment in which the journal ends.
+struct Last {
+    base: Position,
+    file: Arc<dyn DiskFile>,
+    walk: Walk,
+}
+
+impl<'a> Replay<'a> {
+    fn new(
+        disk: &'a Arc<dyn Disk>,
+        from: Position,
+        on_frame: &'a mut OnFrame<'_>,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Replay<'a> {
+        let progress = Progress { report: progress, done: 0, reported: 0, total: 0 };
+        Replay { disk: disk.as_ref(), from, on_frame, progress, found: Recovered::default() }
+    }
+
+    fn run(&mut self) -> Result<Option<Last>, JournalError> {
+        let bases = self.relevant_bases()?;
+        self.progress.total = self.bytes_total(&bases)?;
+        let mut buffer = Vec::new();
+        let mut last = None;
+        for (index, &base) in bases.iter().enumerate() {
+            let mut reader = self.open(base, std::mem::take(&mut buffer))?;
+            let next = bases.get(index + 1).copied();
+            let walk = self.walk(&mut reader, base, next)?;
+            self.found.segments += 1;
+            self.found.bytes += walk.end;
+            match next {
+                Some(next) => self.expect_to_lead(&walk, base, reader.len(), next)?,
+                None => self.end_at(&walk, base, &mut reader)?,
+            }
+            let (file, used) = reader.into_parts();
+            buffer = used;
+            last = Some(Last { base, file, walk });
+        }
+        self.progress.finish();
+        Ok(last)
+    }
+
+    /// The segments to read: the one that holds `from`, and all that follow.
+    fn relevant_bases(&self) -> Result<Vec<Position>, JournalError> {
+        let mut bases = list(self.disk).map_err(|source| JournalError::Io { file: ".".to_owned(), source })?.bases;
+        let begun = bases.partition_point(|base| *base <= self.from);
+        if begun == 0 && (self.from > Position(0) || !bases.is_empty()) {
+            let what = match bases.first() {
+                Some(first) => format!("the segment is missing; the first there is {}", segment_name(*first)),
+                None => "the segment is missing, and so is every other".to_owned(),
+            };
+            return Err(JournalError::Damaged { file: segment_name(self.from), offset: 0, what });
+        }
+        bases.drain(..begun.saturating_sub(1));
+        Ok(bases)
+    }
+
+    fn bytes_total(&self, bases: &[Position]) -> Result<u64, JournalError> {
+        let (Some(first), Some(last)) = (bases.first(), bases.last()) else { return Ok(0) };
+        let last_len = io_at(*last, self.disk.open(&segment_name(*last)).and_then(|file| file.len()))?;
+        Ok(last.0 - first.0 + last_len)
+    }
+
+    fn open(&self, base: Position, buffer: Vec<u8>) -> Result<SegmentReader, JournalError> {
+        let file = io_at(base, self.disk.open(&segment_name(base)))?;
+        let mut reader = io_at(base, SegmentReader::new(file, base, buffer))?;
+        match io_at(base, reader.header())? {
+            Ok(()) => Ok(reader),
+            Err(HeaderFault::Newer(version)) => Err(JournalError::Newer { file: segment_name(base), version }),
+            Err(HeaderFault::Damaged(what)) => Err(damaged(base, 0, what)),
+        }
+    }
+
+    /// Replays frames until there is no sound one or the next segment's base is reached.
+    fn walk(
+        &mut self,
+        reader: &mut SegmentReader,
+        base: Position,
+        next: Option<Position>,
+    ) -> Result<Walk, JournalError> {
+        let mut walk = Walk { end: SEGMENT_HEADER_BYTES, fault: None, flushed_before: base };
+        self.expect_boundary(base, 0, walk.end)?;
+        while next.is_none_or(|next| base.0 + walk.end < next.0) {
+            let frame = match io_at(base, reader.frame(walk.end))? {
+                Ok(frame) => frame,
+                Err(fault) => {
+                    walk.fault = Some(fault);
+                    break;
+                }
+            };
+            let offset = walk.end;
+            walk.end = frame.end.0 - base.0;
+            walk.flushed_before = frame.flushed_before;
+            if frame.position < self.from {
+                self.expect_boundary(base, offset, walk.end)?;
+            } else {
+                self.found.frames += 1;
+                (self.on_frame)(frame).map_err(|source| JournalError::Refused {
+                    file: segment_name(base),
+                    offset,
+                    source,
+                })?;
+            }
+            self.progress.advance(walk.end - offset);
+        }
+        Ok(walk)
+    }
+
+    /// A checkpoint stands between frames, never inside one.
+    fn expect_boundary(&self, base: Position, start: u64, end: u64) -> Result<(), JournalError> {
+        if base.0 + start < self.from.0 && self.from.0 < base.0 + end {
+            let what = format!("the checkpoint at position {} lies inside what stands here", self.from);
+            return Err(damaged(base, start, what));
+        }
+        Ok(())
+    }
+
+    /// A segment with a successor must lead exactly to it.
+    fn expect_to_lead(&self, walk: &Walk, base: Position, len: u64, next: Position) -> Result<(), JournalError> {
+        let reached = Position(base.0 + walk.end);
+        let next_name = segment_name(next);
+        match walk.fault {
+            None if reached == next => Ok(()),
+            None => Err(damaged(base, next.0 - base.0, format!("the frames run past the beginning of {next_name}"))),
+            Some(FrameFault::Absent) if next.0 - base.0 > len => {
+                let what = format!("the segment is missing; the next there is {next_name}");
+                Err(damaged(reached, 0, what))
+            }
+            Some(fault) => Err(damaged(base, walk.end, format!("{fault}, yet the journal goes on in {next_name}"))),
+        }
+    }
+
+    /// The journal ends in this segment: is that where it ended before?
+    fn end_at(&mut self, walk: &Walk, base: Position, reader: &mut SegmentReader) -> Result<(), JournalError> {
+        let aftermath = io_at(base, reader.aftermath(walk.end))?;
+        let fault = walk.fault.unwrap_or(FrameFault::Absent);
+        if let Some(witness) = aftermath.witness {
+            let what = format!("{fault}, yet the frame at byte {witness} says that this place was flushed");
+            return Err(damaged(base, walk.end, what));
+        }
+        let reached = Position(base.0 + walk.end);
+        if reached < self.from {
+            let what = format!("{fault}: the journal ends at {reached}, before the checkpoint at {}", self.from);
+            return Err(damaged(base, walk.end, what));
+        }
+        self.found.truncated_bytes = aftermath.claims_end - walk.end;
+        self.found.end = if walk.end == SEGMENT_HEADER_BYTES { base } else { reached };
+        Ok(())
+    }
+}
+
+impl Last {
+    /// Cuts what follows the last frame, so that none of it can come alive when its positions are used again, and
+    /// makes sure that the frames themselves are durable.
+    ///
+    /// They need not be: after a process crash they may be in the page cache only, and after a failed sync the cache
+    /// holds them as clean, so that another sync alone would not write them. Hence those that no later frame vouches
+    /// for are written again.
+    fn make_durable(&self) -> io::Result<()> {
+        let doubtful = self.walk.flushed_before.0.saturating_sub(self.base.0).max(SEGMENT_HEADER_BYTES);
+        let mut offset = doubtful;
+        let mut piece = Vec::new();
+        while offset < self.walk.end {
+            piece.resize((self.walk.end - offset).min(REWRITE_BYTES) as usize, 0);
+            self.file.read_at(offset, &mut piece)?;
+            self.file.write_at(offset, &piece)?;
+            offset += piece.len() as u64;
+        }
+        if self.file.len()? > self.walk.end {
+            self.file.truncate(self.walk.end)?;
+        }
+        self.file.sync()
+    }
+}
+
+/// Tells how far the pass is, in steps worth telling.
+struct Progress<'a> {
+    report: &'a mut dyn FnMut(u64, u64),
+    done: u64,
+    reported: u64,
+    total: u64,
+}
+
+impl Progress<'_> {
+    const STEP_BYTES: u64 = 1 << 20;
+
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if self.done - self.reported >= Self::STEP_BYTES {
+            self.reported = self.done;
+            (self.report)(self.done.min(self.total), self.total);
+        }
+    }
+
+    fn finish(&mut self) {
+        (self.report)(self.total, self.total);
+    }
+}
+
+fn damaged(base: Position, offset: u64, what: impl Into<String>) -> JournalError {
+    JournalError::Damaged { file: segment_name(base), offset, what: what.into() }
+}
+
+fn io_at<T>(base: Position, result: io::Result<T>) -> Result<T, JournalError> {
+    result.map_err(|source| JournalError::Io { file: segment_name(base), source })
+}

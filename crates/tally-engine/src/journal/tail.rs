@@ -1,0 +1,214 @@
+//! The tail: frames that are sealed, have their position, and wait in memory for the flusher.
+//!
+//! Whoever seals a batch must know at once, under the engine's lock and without I/O, where it will stand and that
+//! room for it is reserved on disk: only then may it be applied. [`Plan`] does that arithmetic. The reserved room is
+//! the rest of the current segment and the spare segments that the [`Writer`](super::Writer) has prepared.
+//!
+//! How the flusher and the sealing thread share it, the tail being behind the engine's lock:
+//! ```text
+//! loop {
+//!     group = lock { tail.take(group) };            // sealing goes on meanwhile
+//!     flushed = writer.flush(&mut group)?;          // an error poisons the engine
+//!     match writer.prepare_next() {                 // after every flush, and again while the disk is full
+//!         Ok(fresh) => lock { tail.add_spares(fresh) },
+//!         Err(full) if is_full(&full) => {}         // sealing meets `NoRoom` once the segment is used up
+//!         Err(fault) => …
+//!     }
+//! }
+//! ```
+//! As long as less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), `NoRoom` means that preparing
+//! was tried and failed, not that the flusher is late.
+
+use tally_core::time::Position;
+
+use super::frame::{begin_frame, end_frame, framed_len};
+use super::segment::SEGMENT_HEADER_BYTES;
+
+/// Where the next frame goes and what room is reserved for it. Pure arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where the next frame begins, unless it needs a new segment: then that segment begins here.
+    pub next: Position,
+    /// Where the current segment's room ends.
+    pub segment_end: Position,
+    /// Prepared segments that no planned roll has claimed yet.
+    pub spares_ready: u32,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+}
+
+/// Where a frame was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Where it begins.
+    pub position: Position,
+    /// Where it ends. Once the flushed position reaches this, the frame is durable.
+    pub end: Position,
+    /// Whether it is the first of a new segment.
+    pub rolls: bool,
+}
+
+/// No reserved room on disk is left for the payload, or it is larger than a segment. Nothing was placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the journal has no reserved room left on disk")]
+pub struct NoRoom;
+
+impl Plan {
+    /// Gives a payload its place, or says that none is reserved and changes nothing.
+    pub fn place(&mut self, payload_len: usize) -> Result<Placement, NoRoom> {
+        let framed = framed_len(payload_len);
+        let rolls = framed > self.segment_end.0 - self.next.0;
+        if rolls {
+            if self.spares_ready == 0 || framed > self.segment_bytes - SEGMENT_HEADER_BYTES {
+                return Err(NoRoom);
+            }
+            self.spares_ready -= 1;
+            self.segment_end = Position(self.next.0 + self.segment_bytes);
+            self.next.0 += SEGMENT_HEADER_BYTES;
+        }
+        let position = self.next;
+        self.next.0 += framed;
+        Ok(Placement { position, end: self.next, rolls })
+    }
+}
+
+/// Frames sealed and not yet taken by the flusher.
+#[derive(Debug)]
+pub struct Tail {
+    plan: Plan,
+    queued: Group,
+}
+
+/// What one flush writes: frames in order, and where among them a new segment begins.
+#[derive(Debug, Default)]
+pub struct Group {
+    pub(super) bytes: Vec<u8>,
+    /// Offsets in `bytes` of frames that begin a segment.
+    pub(super) rolls: Vec<usize>,
+}
+
+impl Group {
+    /// Whether there is nothing to flush.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bytes to write.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.rolls.clear();
+    }
+}
+
+impl Tail {
+    /// Begins with what [`Writer::plan`](super::Writer::plan) says.
+    #[must_use]
+    pub fn new(plan: Plan) -> Tail {
+        Tail { plan, queued: Group::default() }
+    }
+
+    /// Queues the payload that `encode` appends to the buffer it is given (and must only append to), without copying
+    /// it. With [`NoRoom`] nothing is queued.
+    pub fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Placement, NoRoom> {
+        let bytes = &mut self.queued.bytes;
+        let start = begin_frame(bytes);
+        let payload_start = bytes.len();
+        encode(bytes);
+        match self.plan.place(bytes.len() - payload_start) {
+            Ok(placement) => {
+                end_frame(bytes, start, placement.position);
+                if placement.rolls {
+                    self.queued.rolls.push(start);
+                }
+                Ok(placement)
+            }
+            Err(no_room) => {
+                bytes.truncate(start);
+                Err(no_room)
+            }
+        }
+    }
+
+    /// Hands everything queued to the flusher, and goes on with the buffers of a group that has been flushed.
+    pub fn take(&mut self, mut reuse: Group) -> Group {
+        reuse.clear();
+        std::mem::replace(&mut self.queued, reuse)
+    }
+
+    /// Counts in the spares that [`Writer::prepare_next`](super::Writer::prepare_next) reports.
+    pub fn add_spares(&mut self, fresh: u32) {
+        self.plan.spares_ready += fresh;
+    }
+
+    /// The plan as it stands.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    /// Bytes queued.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.queued.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn plan(spares_ready: u32) -> Plan {
+        Plan { next: Position(24), segment_end: Position(128), spares_ready, segment_bytes: 128 }
+    }
+
+    #[test]
+    fn frames_fill_a_segment_to_the_last_byte_and_then_claim_a_spare() {
+        let mut plan = plan(1);
+        let placed = |position, end, rolls| Placement { position: Position(position), end: Position(end), rolls };
+        assert_eq!(plan.place(40), Ok(placed(24, 88, false)));
+        assert_eq!(plan.place(16), Ok(placed(88, 128, false)));
+        assert_eq!(plan.place(0), Ok(placed(152, 176, true)));
+        assert_eq!(plan.segment_end, Position(256));
+        assert_eq!(plan.spares_ready, 0);
+    }
+
+    #[test]
+    fn without_a_spare_there_is_no_room_but_smaller_frames_still_fit() {
+        let mut plan = plan(0);
+        let before = plan;
+        assert_eq!(plan.place(81), Err(NoRoom));
+        assert_eq!(plan, before);
+        assert!(plan.place(80).is_ok());
+        assert_eq!(plan.place(0), Err(NoRoom));
+        plan.spares_ready += 1;
+        assert!(plan.place(0).unwrap().rolls);
+    }
+
+    #[test]
+    fn a_payload_larger_than_a_segment_never_claims_a_spare() {
+        let mut plan = plan(1);
+        assert_eq!(plan.place(81), Err(NoRoom));
+        assert_eq!(plan.spares_ready, 1);
+    }
+
+    #[test]
+    fn a_refused_payload_leaves_no_trace_in_the_queue() {
+        let mut tail = Tail::new(plan(0));
+        tail.append(|out| out.extend_from_slice(b"fits")).unwrap();
+        let queued = tail.queued_bytes();
+        assert_eq!(tail.append(|out| out.resize(out.len() + 500, 7)), Err(NoRoom));
+        assert_eq!(tail.queued_bytes(), queued);
+        let group = tail.take(Group::default());
+        assert_eq!(group.len(), queued);
+        assert!(group.rolls.is_empty());
+        assert_eq!(tail.queued_bytes(), 0);
+    }
+}
