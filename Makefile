@@ -1,0 +1,75 @@
+# Everything a developer runs. Needs a Debian-like machine with Rust from rustup; nothing else is assumed.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help test test-long bench lint fmt clean rust-tools test-tools bench-tools
+
+# Knobs of the long tests: `make test-long KILL_CYCLES=500`.
+KILL_CYCLES ?= 100
+SEEDS ?= 2000
+
+say = @printf '\n== %s\n' '$(1)'
+
+# Makes sure that commands exist. Each pair is command:package. Installs as root, otherwise says what is missing.
+define need
+	@missing=(); \
+	for pair in $(1); do command -v "$${pair%%:*}" >/dev/null || missing+=("$${pair##*:}"); done; \
+	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi; \
+	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing $${missing[*]}"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq || true; \
+		apt-get install -qq -y --no-install-recommends "$${missing[@]}"; \
+	else \
+		echo "missing: $${missing[*]}. Install with: sudo apt-get install $${missing[*]}" >&2; \
+		exit 1; \
+	fi
+endef
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+test: test-tools lint ## Everything that must pass before a change goes in
+	$(call say,tests)
+	@cargo test --workspace --locked
+
+test-long: test-tools ## The same tests with 100 kill -9 cycles and thousands of crash seeds
+	$(call say,tests: $(KILL_CYCLES) kill cycles and $(SEEDS) seeds)
+	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) cargo test --workspace --locked
+
+bench: bench-tools ## Benchmarks: `make bench ARGS=…` hands arguments on
+	$(call say,benchmarks)
+	@cargo build --release --locked
+	@cargo run --release -p tally-bench --locked -- $(ARGS)
+
+lint: rust-tools ## Format, tree rules and clippy, without running the tests
+	$(call say,format)
+	@cargo fmt --all -- --check
+	$(call say,rules of the tree)
+	@cargo test -p tally-tidy --locked --quiet
+	$(call say,clippy)
+	@cargo clippy --workspace --all-targets --locked -- -D warnings
+
+fmt: rust-tools ## Format the code
+	@cargo fmt --all
+
+clean: ## Remove what was built; data directories stay
+	@cargo clean
+
+rust-tools:
+	@command -v cargo >/dev/null || { echo "missing: Rust. See https://rustup.rs" >&2; exit 1; }
+	$(call need,cc:build-essential)
+	@missing=(); \
+	cargo fmt --version >/dev/null 2>&1 || missing+=(rustfmt); \
+	cargo clippy --version >/dev/null 2>&1 || missing+=(clippy); \
+	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi; \
+	if command -v rustup >/dev/null; then rustup component add "$${missing[@]}"; else \
+		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
+	fi
+
+test-tools: rust-tools
+	$(call need,curl:curl)
+
+bench-tools: rust-tools
+	$(call need,curl:curl wrk:wrk)

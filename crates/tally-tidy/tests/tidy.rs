@@ -1,0 +1,82 @@
+//! The rules of the tree, checked on the tree: each test is one rule and lists everything that breaks it.
+
+use std::error::Error;
+
+use tally_tidy::manifest::{Lock, Manifest};
+use tally_tidy::tree::{TextFile, files, root};
+use tally_tidy::{Finding, documents, layers, style};
+
+type Verdict = Result<(), Box<dyn Error>>;
+
+/// Passes when nothing was found, and otherwise says all of it at once.
+fn expect_none(findings: &[Finding]) -> Verdict {
+    if findings.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    println!("{}", lines.join("\n"));
+    Err(format!("{} places break a rule of the tree; they are listed above", findings.len()).into())
+}
+
+/// The files of the tree with this ending; none at all would make a rule pass by looking at nothing.
+fn some_files(suffix: &str) -> Result<Vec<TextFile>, Box<dyn Error>> {
+    let found = files(&root(), suffix)?;
+    if found.is_empty() { Err(format!("found no {suffix} file").into()) } else { Ok(found) }
+}
+
+fn exists(path: &str) -> bool {
+    root().join(path).exists()
+}
+
+fn members() -> Result<Vec<Manifest>, Box<dyn Error>> {
+    let manifests = some_files("Cargo.toml")?;
+    let crates = manifests.iter().filter(|file| file.path.starts_with("crates/"));
+    let parsed: Result<Vec<_>, Finding> = crates.map(|file| Manifest::parse(&file.path, &file.text)).collect();
+    parsed.map_err(|finding| finding.to_string().into())
+}
+
+#[test]
+fn every_rust_file_keeps_to_the_style() -> Verdict {
+    expect_none(&some_files(".rs")?.iter().flat_map(style::rust_file).collect::<Vec<_>>())
+}
+
+#[test]
+fn shipped_code_names_nothing_its_layer_must_not_know() -> Verdict {
+    expect_none(&some_files(".rs")?.iter().flat_map(layers::names).collect::<Vec<_>>())
+}
+
+#[test]
+fn no_crate_is_built_from_what_its_layer_must_not_know() -> Verdict {
+    let lock = some_files("Cargo.lock")?;
+    let members = members()?;
+    assert!(members.iter().any(|member| member.name == "tally-core"), "the core was not found");
+    expect_none(&layers::dependencies(&members, &Lock::parse(&lock[0].text)))
+}
+
+#[test]
+fn every_crate_inherits_the_lints_of_the_workspace() -> Verdict {
+    expect_none(&layers::lints(&members()?))
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() -> Verdict {
+    let documents = some_files(".md")?;
+    let findings = documents.iter().flat_map(|file| documents::links(file, &documents, &exists));
+    expect_none(&findings.collect::<Vec<_>>())
+}
+
+#[test]
+fn the_code_map_names_files_that_are_there() -> Verdict {
+    let documents = some_files("ARCHITECTURE.md")?;
+    expect_none(&documents.iter().flat_map(|file| documents::code_map(file, &exists)).collect::<Vec<_>>())
+}
+
+#[test]
+fn decision_records_are_numbered_listed_and_whole() -> Verdict {
+    expect_none(&documents::decisions(&some_files(".md")?))
+}
+
+#[test]
+fn the_changelog_is_open_for_the_next_change() -> Verdict {
+    expect_none(&some_files("CHANGELOG.md")?.iter().flat_map(documents::changelog).collect::<Vec<_>>())
+}
