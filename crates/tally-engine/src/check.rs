@@ -49,9 +49,7 @@ pub enum CheckError {
 impl From<StoreError> for CheckError {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Damaged { file, offset, what } => {
-                CheckError::Damaged { file, offset, what: what.to_string() }
-            }
+            StoreError::Damaged { file, offset, what } => CheckError::Damaged { file, offset, what: what.to_string() },
             other => CheckError::Unreadable(other.to_string()),
         }
     }
@@ -78,15 +76,16 @@ impl From<OpenError> for CheckError {
 /// Reads everything and reports. `progress` hears how many of how many bytes are done.
 pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     let _lock = DirLock::take(data, Purpose::Inspect)?;
-    check_disk(Arc::new(RealDisk::existing(data)), progress)
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::existing(data));
+    check_disk(&disk, progress)
 }
 
 /// The same for any disk.
-pub fn check_disk(disk: Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
+pub fn check_disk(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     let store = Store::verify(disk.as_ref(), progress)?;
     let mut batch = Batch::default();
     let mut decodes = |frame: journal::Frame<'_>| decode(frame.payload, 0, &mut batch).map(|_| ()).map_err(Into::into);
-    let journal = journal::inspect(&disk, store.position, &mut decodes, progress)?;
+    let journal = journal::inspect(disk, store.position, &mut decodes, progress)?;
     Ok(Report {
         segments: journal.segments,
         batches: journal.frames,

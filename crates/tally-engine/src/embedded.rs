@@ -53,6 +53,9 @@ struct Shared {
     merger: Signal,
     /// The journal was flushed further.
     flushed: Signal,
+    /// The flusher stops once nothing waits for it.
+    draining: AtomicBool,
+    /// The other threads stop.
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     lock: Mutex<Option<DirLock>>,
@@ -77,6 +80,7 @@ impl Embedded {
             checkpoint_now: AtomicBool::new(false),
             merger: Signal::default(),
             flushed: Signal::default(),
+            draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             lock: Mutex::new(Some(dir_lock)),
@@ -97,11 +101,16 @@ impl Embedded {
     pub fn close(&self) -> Result<(), EngineError> {
         let shared = &self.shared;
         shared.machine.begin_close();
-        shared.stopping.store(true, Ordering::Release);
-        shared.nudge_all();
-        for thread in std::mem::take(&mut *lock(&shared.threads)) {
+        let threads = std::mem::take(&mut *lock(&shared.threads));
+        // The flusher first: while it drains it may need a checkpoint to make room.
+        for (thread, stop) in threads.into_iter().zip([&shared.draining, &shared.stopping, &shared.stopping]) {
+            stop.store(true, Ordering::Release);
+            shared.nudge_all();
             // A thread that panicked has poisoned the engine already.
             let _ = thread.join();
+        }
+        if shared.machine.poison.reason().is_none() {
+            shared.checkpoint();
         }
         lock(&shared.lock).take();
         match shared.machine.health() {
@@ -129,7 +138,11 @@ fn start(name: &str, duty: fn(&Shared), shared: &Arc<Shared>) -> std::io::Result
 
 impl Shared {
     fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire) || self.machine.poison.reason().is_some()
+        self.is_told(&self.stopping)
+    }
+
+    fn is_told(&self, stop: &AtomicBool) -> bool {
+        stop.load(Ordering::Acquire) || self.machine.poison.reason().is_some()
     }
 
     fn nudge_all(&self) {
@@ -172,7 +185,7 @@ impl Shared {
             self.heed(Some(sealed));
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
-                Ok(false) if sealed == Seal::Empty && self.is_stopping() => return,
+                Ok(false) if sealed == Seal::Empty && self.is_told(&self.draining) => return,
                 Ok(false) if sealed == Seal::BackedUp => {}
                 Ok(false) => self.flusher.wait(),
                 Err(_) => return self.nudge_all(),
@@ -200,8 +213,6 @@ impl Shared {
             }
             self.checkpoint();
         }
-        // The flusher drains before it stops, so the last checkpoint covers everything.
-        self.checkpoint();
     }
 
     fn checkpoint(&self) {
@@ -318,7 +329,11 @@ impl Shared {
             count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
             count("tally_duplicates_total", "Events answered from a remembered request id", &meters.duplicates),
             count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
-            count("tally_store_reads_total", "Records fetched from the store because memory lacked them", &meters.store_reads),
+            count(
+                "tally_store_reads_total",
+                "Records fetched from the store because memory lacked them",
+                &meters.store_reads,
+            ),
             count("tally_checkpoints_total", "Checkpoints completed", &meters.checkpoints),
             count("tally_checkpoint_records_total", "Records written by checkpoints", &meters.checkpoint_records),
             Measure {

@@ -176,10 +176,7 @@ impl Machine {
             (false, false) => Nudge::None,
         });
         let sealed = Wait::new(joined.ticket, durability).await?;
-        let of_slot = |slot: usize| {
-            let placed = joined.placed[slot];
-            sealed.combiner.outcome_of(placed, &sealed.outcomes)
-        };
+        let of_slot = |slot: usize| sealed.combiner.outcome_of(joined.placed[slot], &sealed.outcomes);
         const UNTRIED: Outcome = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None };
         let mut alone = Vec::new();
         let mut outcomes = Vec::with_capacity(events.len());
@@ -194,10 +191,11 @@ impl Machine {
 
     /// Puts the events into the open batch, unless it is full: then waits for the next.
     fn join(&self, events: &Events, waker: &Waker) -> Poll<Result<Joined, EngineError>> {
+        let mut open = lock(&self.open);
+        // Under the lock: whoever closes or poisons takes the batch after setting the flag, so none is left behind.
         if let Some(refusal) = self.refusal() {
             return Poll::Ready(Err(refusal));
         }
-        let mut open = lock(&self.open);
         if is_full(open.combiner.batch()) {
             open.blocked.push(waker.clone());
             return Poll::Pending;
@@ -283,7 +281,10 @@ impl Machine {
 
     /// Refuses new calls from now on.
     pub fn begin_close(&self) {
-        self.closing.store(true, Ordering::Release);
+        {
+            let _open = lock(&self.open);
+            self.closing.store(true, Ordering::Release);
+        }
         self.wake_blocked();
     }
 

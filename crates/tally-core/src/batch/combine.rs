@@ -84,12 +84,12 @@ impl Combiner {
         self.index.find(hash, same).is_some()
     }
 
-    /// The outcome of the slot a call was placed in, from the outcomes of the batch.
+    /// The outcome of the slot a call was placed in. `outcomes` are those of this batch, one per event.
     #[must_use]
-    pub fn outcome_of(&self, placed: Placed, outcomes: &[Outcome]) -> Option<SlotOutcome> {
-        let slot = self.batch.slots.get(placed.slot as usize)?;
-        let outcome = *outcomes.get(placed.slot as usize)?;
-        Some(SlotOutcome { outcome, base: placed.base, joined: slot.merging == Merging::Joined })
+    pub fn outcome_of(&self, placed: Placed, outcomes: &[Outcome]) -> SlotOutcome {
+        let at = placed.slot as usize;
+        let joined = self.batch.slots[at].merging == Merging::Joined;
+        SlotOutcome { outcome: outcomes[at], base: placed.base, joined }
     }
 
     /// Forgets the events, keeps the memory.

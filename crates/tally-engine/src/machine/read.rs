@@ -48,7 +48,7 @@ impl Machine {
         let now = self.clock.now();
         // One more than asked tells whether more follow.
         let mut found = self.created_keys(page, limit + 1);
-        self.stored_keys(page, limit + 1, &mut found).map_err(unreadable)?;
+        self.stored_keys(page, limit + 1, &mut found).map_err(|error| unreadable(&error))?;
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
@@ -72,10 +72,10 @@ impl Machine {
         let mut entries = BTreeMap::new();
         let mut scan = self.store.scan(&record::ledger_key(key.as_ref(), after.saturating_add(1)));
         while entries.len() < limit
-            && let Some((store_key, value)) = scan.next_entry().map_err(unreadable)?
+            && let Some((store_key, value)) = scan.next_entry().map_err(|error| unreadable(&error))?
             && record::is_ledger_of(store_key, key.as_ref())
         {
-            let entry = record::read_ledger(value).ok_or_else(|| unreadable(StoreError::malformed(store_key)))?;
+            let entry = record::read_ledger(value).ok_or_else(|| unreadable(&StoreError::malformed(store_key)))?;
             entries.insert(entry.seq, entry);
         }
         if let Some(wait) = wait {
@@ -86,14 +86,18 @@ impl Machine {
     }
 
     /// The counters as they stand, and what to await before they may be shown.
-    fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
+    fn look_up(
+        &self,
+        keys: &[Key],
+        durability: Durability,
+    ) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
         let mut state = lock(&self.state);
         if let Some(reason) = self.poison.reason() {
             // What memory holds may be more than the disk does.
             return Err(EngineError::Poisoned(reason.to_owned()));
         }
         let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref()));
-        let counters = counters.collect::<Result<_, _>>().map_err(unreadable)?;
+        let counters = counters.collect::<Result<_, _>>().map_err(|error| unreadable(&error))?;
         Ok((counters, self.wait_for(&state, keys, durability)))
     }
 
@@ -151,12 +155,7 @@ impl Machine {
     }
 
     /// Adds matching keys of the store until `limit` of them are known to be there.
-    fn stored_keys(
-        &self,
-        page: &PageRequest,
-        limit: usize,
-        found: &mut BTreeMap<Key, ()>,
-    ) -> Result<(), StoreError> {
+    fn stored_keys(&self, page: &PageRequest, limit: usize, found: &mut BTreeMap<Key, ()>) -> Result<(), StoreError> {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let start = record::counter_key(after.max(page.prefix.as_slice()));
         let mut scan = self.store.scan(&start);
@@ -186,7 +185,7 @@ fn unrevealed(error: EngineError) -> EngineError {
     }
 }
 
-fn unreadable(error: StoreError) -> EngineError {
+fn unreadable(error: &StoreError) -> EngineError {
     tracing::error!(%error, "the store could not be read");
     EngineError::Unreadable(error.to_string())
 }

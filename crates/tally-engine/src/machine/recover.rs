@@ -117,11 +117,8 @@ impl Machine {
     ) -> Result<Machine, OpenError> {
         let store = Store::open(Arc::clone(&disk))?;
         let from = store.position();
-        let mut partition = if from == Position(0) {
-            Partition::new(settings.seed)
-        } else {
-            Partition::beside_store(settings.seed)
-        };
+        let mut partition =
+            if from == Position(0) { Partition::new(settings.seed) } else { Partition::beside_store(settings.seed) };
         let mut replay = Replay { store: &store, partition: &mut partition, batches: Vec::new(), events: 0 };
         let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
         replay.apply()?;

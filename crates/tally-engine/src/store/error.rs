@@ -35,6 +35,12 @@ pub enum StoreError {
         /// The version that can be read.
         known: u32,
     },
+    /// A record is sound and means nothing to this version.
+    #[error("the record {key} does not decode; it may have been written by a later version")]
+    Malformed {
+        /// Its key, printable.
+        key: String,
+    },
     /// The caller broke the contract; nothing was changed.
     #[error("the store refuses: {what}")]
     Refused {
@@ -48,6 +54,10 @@ impl StoreError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if disk::is_full(source))
+    }
+
+    pub(crate) fn malformed(key: &[u8]) -> StoreError {
+        StoreError::Malformed { key: key.escape_ascii().to_string() }
     }
 
     pub(super) fn io(file: &str, source: io::Error) -> StoreError {
