@@ -87,6 +87,11 @@ impl Table {
         self.index[shard(hash)].find(hash, |&id| self.key(id) == key).copied()
     }
 
+    /// Whether the cell is in use for `key`.
+    pub(crate) fn holds(&self, id: CellId, key: &[u8]) -> bool {
+        self.live.get(id as usize) && self.key(id) == key
+    }
+
     pub(crate) fn touch(&mut self, id: CellId) {
         self.recent.set(id as usize);
     }
