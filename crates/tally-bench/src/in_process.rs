@@ -61,7 +61,7 @@ pub fn throughput(engine: &Embedded, work: Work, seconds: f64, seed: u64) -> Res
             thread::park_timeout(Duration::from_millis(10));
         }
         stop.store(true, Ordering::Relaxed);
-        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| Failure::new("a thread panicked"))?)
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| Failure::new(&"a thread panicked"))?)
     })?;
     Ok(done.load(Ordering::Relaxed) as f64 / watch.seconds())
 }
@@ -97,9 +97,9 @@ fn submit_until(engine: &Embedded, work: Work, seed: u64, stop: &AtomicBool, don
 
 fn submit(engine: &Embedded, events: Events) -> Call<'_> {
     Box::pin(async move {
-        let receipt = engine.submit(events, Durability::Flushed).await.map_err(Failure::new)?;
+        let receipt = engine.submit(events, Durability::Flushed).await.map_err(|error| Failure::new(&error))?;
         let refused = receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some() || outcome.applied != 1);
-        if refused { Err(Failure::new("an increment was refused")) } else { Ok(()) }
+        if refused { Err(Failure::new(&"an increment was refused")) } else { Ok(()) }
     })
 }
 
