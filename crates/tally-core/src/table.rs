@@ -1,6 +1,6 @@
 //! The counters in memory: fixed cells in chunks, found through small hash tables.
 //!
-//! A counter with a key of up to 21 bytes costs one 106-byte cell and about eight bytes of index. Longer keys live
+//! A counter with a key of up to 21 bytes costs one 102-byte cell and about eight bytes of index. Longer keys live
 //! beside the cells. The index is split so that growing it never stops the partition for long: a table of a
 //! hundred thousand entries is rehashed in milliseconds, one of ten million in a second.
 
@@ -24,7 +24,7 @@ struct Cell {
     key_len: u8,
 }
 
-const _: () = assert!(size_of::<Cell>() == 106);
+const _: () = assert!(size_of::<Cell>() == 102);
 
 /// A counter's place in the table, until it is removed.
 pub(crate) type CellId = u32;
@@ -42,6 +42,7 @@ pub(crate) struct Table {
     long_key_bytes: usize,
     /// Touched since the eviction hand last passed.
     recent: Bits,
+    /// Where the eviction hand stands, in words of bits.
     hand: usize,
     live: Bits,
 }
@@ -146,21 +147,22 @@ impl Table {
         self.free.push(id);
     }
 
-    /// Moves the hand over up to `steps` cells and yields those that were not touched since it last passed and
-    /// that `may_go`; at most `max` of them.
-    pub(crate) fn cold(&mut self, steps: usize, max: usize, may_go: impl Fn(CellId) -> bool) -> Vec<CellId> {
+    /// Moves the hand on, twice around at the most, and yields up to `max` cells that were not touched since it last
+    /// passed and are in none of `needed`. Goes by whole words of bits: a million cells take microseconds.
+    pub(crate) fn cold(&mut self, max: usize, needed: &[&Bits]) -> Vec<CellId> {
         let mut cold = Vec::new();
-        for _ in 0..steps.min(2 * self.used) {
-            if cold.len() == max {
+        let words = self.used.div_ceil(Bits::WORD);
+        for _ in 0..2 * words {
+            if cold.len() >= max {
                 break;
             }
-            if self.hand >= self.used {
-                self.hand = 0;
-            }
-            let at = self.hand;
-            self.hand += 1;
-            if self.live.get(at) && !self.recent.take(at) && may_go(at as CellId) {
-                cold.push(at as CellId);
+            self.hand = if self.hand + 1 < words { self.hand + 1 } else { 0 };
+            let recent = self.recent.take_word(self.hand);
+            let kept = needed.iter().fold(recent, |kept, bits| kept | bits.word(self.hand));
+            let mut free = self.live.word(self.hand) & !kept;
+            while free != 0 {
+                cold.push((self.hand * Bits::WORD) as CellId + free.trailing_zeros());
+                free &= free - 1;
             }
         }
         cold

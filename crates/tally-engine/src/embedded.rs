@@ -217,7 +217,8 @@ impl Shared {
 
     fn checkpoint(&self) {
         let Some(mut checkpoint) = self.machine.checkpoint() else {
-            return;
+            // Nothing has changed, so a batch that waits for room can take the place of anything.
+            return self.flusher.set();
         };
         loop {
             match checkpoint.step() {
