@@ -147,13 +147,14 @@ impl Table {
         self.free.push(id);
     }
 
-    /// Moves the hand on, twice around at the most, and yields up to `max` cells that were not touched since it last
-    /// passed and are in none of `needed`. Goes by whole words of bits: a million cells take microseconds.
-    pub(crate) fn cold(&mut self, max: usize, needed: &[&Bits]) -> Vec<CellId> {
-        let mut cold = Vec::new();
+    /// Moves the hand on, twice around at the most, and removes cells that were not touched since it last passed and
+    /// are in none of `needed`, until `enough` are gone. Goes by whole words of bits: a million cells take microseconds.
+    /// Returns how many went.
+    pub(crate) fn evict(&mut self, enough: usize, needed: &[&Bits]) -> usize {
+        let mut evicted = 0;
         let words = self.used.div_ceil(Bits::WORD);
         for _ in 0..2 * words {
-            if cold.len() >= max {
+            if evicted >= enough {
                 break;
             }
             self.hand = if self.hand + 1 < words { self.hand + 1 } else { 0 };
@@ -161,11 +162,12 @@ impl Table {
             let kept = needed.iter().fold(recent, |kept, bits| kept | bits.word(self.hand));
             let mut free = self.live.word(self.hand) & !kept;
             while free != 0 {
-                cold.push((self.hand * Bits::WORD) as CellId + free.trailing_zeros());
+                self.remove((self.hand * Bits::WORD) as CellId + free.trailing_zeros());
                 free &= free - 1;
+                evicted += 1;
             }
         }
-        cold
+        evicted
     }
 
     fn cell(&self, id: CellId) -> &Cell {

@@ -109,10 +109,7 @@ impl Partition {
         }
         let captured = self.capturing.as_ref().map(Capturing::cells);
         let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
-        for id in self.table.cold(incoming, &needed) {
-            self.in_store_only = true;
-            self.table.remove(id);
-        }
+        self.in_store_only |= self.table.evict(incoming, &needed) > 0;
         if self.table.has_room_for(incoming, 0) { Room::Enough } else { Room::NeedsCheckpoint }
     }
 
