@@ -154,6 +154,12 @@ impl SimDisk {
         self.lock().power_cut(loss, Rng::new(seed));
     }
 
+    /// Ends the process and not the machine: handles are dead, while everything written stays readable and whatever
+    /// was not synced can still be lost. The crash point and failing syncs are gone.
+    pub fn restart(&self) {
+        self.lock().begin_life();
+    }
+
     /// Makes the next `sync` of a file fail as a broken disk does: of the changes it should have covered some are
     /// durable, the others never will be although they can still be read, and later syncs succeed.
     pub fn fail_next_sync(&self) {
@@ -331,6 +337,10 @@ impl State {
         self.names.clone_from(&self.durable_names);
         let names = &self.names;
         self.files.retain(|id, _| names.values().any(|named| named == id));
+        self.begin_life();
+    }
+
+    fn begin_life(&mut self) {
         self.life += 1;
         self.crashed = false;
         self.crash_at = None;

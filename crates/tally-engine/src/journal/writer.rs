@@ -265,7 +265,7 @@ fn begin_segment(disk: &dyn Disk, spares: &mut Spares, base: Position) -> io::Re
 }
 
 fn check_sizes(position: Position, segment_bytes: u64) -> io::Result<()> {
-    if position.0 % FRAME_ALIGN_BYTES as u64 != 0 {
+    if !position.0.is_multiple_of(FRAME_ALIGN_BYTES as u64) {
         return Err(invalid(format!("no frame ends at {position}")));
     }
     if segment_bytes < SEGMENT_HEADER_BYTES + FRAME_HEADER_BYTES as u64 || segment_bytes > u64::from(u32::MAX) {

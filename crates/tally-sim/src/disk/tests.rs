@@ -131,6 +131,18 @@ fn handles_from_before_the_power_cut_are_dead() {
 }
 
 #[test]
+fn a_restart_forgets_nothing_and_makes_nothing_durable() {
+    let sim = SimDisk::new(0);
+    let file = file_with(&sim, "a", b"synced");
+    file.write_at(0, b"cached").unwrap();
+    sim.restart();
+    assert!(file.len().is_err());
+    assert_eq!(content(&sim, "a").unwrap(), b"cached");
+    sim.power_cut_losing(Loss::Everything, 0);
+    assert_eq!(content(&sim, "a").unwrap(), b"synced");
+}
+
+#[test]
 fn a_removed_file_stays_readable_through_its_handle() {
     let sim = SimDisk::new(0);
     let file = file_with(&sim, "a", b"still here");

@@ -1,0 +1,333 @@
+//! The journal over a disk that crashes: whatever was flushed is there afterwards, byte for byte and in order, and
+//! nothing but a beginning of what was not follows it.
+//!
+//! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io;
+use std::sync::Arc;
+
+use tally_core::time::Position;
+use tally_engine::disk::{Disk, is_full};
+use tally_engine::journal::{Group, JournalError, NoRoom, OnFrame, Recovered, Tail, Writer, inspect, recover};
+use tally_sim::{Loss, Rng, SimDisk};
+
+const SEEDS_DEFAULT: u64 = 2_000;
+
+#[test]
+fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() {
+    let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
+    let seeds = match number("TALLY_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TALLY_SEEDS").unwrap_or(SEEDS_DEFAULT),
+    };
+    let mut seen = Seen::default();
+    for seed in seeds.clone() {
+        let _named = Named(format!("TALLY_SEED={seed}"));
+        let mut world = World::new(seed);
+        for _ in 0..8 {
+            world.live();
+        }
+        seen.add(&world.seen);
+    }
+    if seeds.end - seeds.start >= 500 {
+        // A simulation that never gets into trouble proves nothing.
+        println!("{seen:?}");
+        for count in
+            [seen.crashes, seen.recoveries_crashed, seen.torn, seen.rolls, seen.trims, seen.full, seen.failed_syncs]
+        {
+            assert!(count > 20, "{seen:?}");
+        }
+    }
+}
+
+#[test]
+fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_flushed() {
+    let workload = |world: &mut World| {
+        for _ in 0..2 {
+            let Some(mut open) = world.open() else { return };
+            for step in 0..12_u64 {
+                world.append(&mut open, 40 + step as usize * 9);
+                if world.flush(&mut open).is_err() || (step % 4 == 3 && world.trim(&mut open).is_err()) {
+                    return;
+                }
+            }
+        }
+    };
+    let mut calm = World::with_segment(0, 256);
+    workload(&mut calm);
+    let operations = calm.sim.operations();
+    assert!(operations > 100);
+    let losses = [Loss::Nothing, Loss::Everything, Loss::Later, Loss::LaterAndTorn, Loss::Some, Loss::Some, Loss::Some];
+    for n in 1..=operations {
+        for (seed, loss) in losses.into_iter().enumerate() {
+            let _named = Named(format!("crash at operation {n}, {loss:?}, seed {seed}"));
+            let mut world = World::with_segment(0, 256);
+            world.sim = SimDisk::new(seed as u64);
+            world.sim.crash_at(n);
+            workload(&mut world);
+            assert!(world.sim.crashed());
+            world.sim.power_cut_losing(loss, n + seed as u64);
+            let mut open = world.open().expect("no crash is left");
+            world.append(&mut open, 100);
+            world.flush(&mut open).unwrap();
+            drop(open);
+            world.sim.power_cut_losing(Loss::Everything, 0);
+            world.open().expect("no crash is left");
+        }
+    }
+}
+
+/// A disk, what should be on it, and what goes wrong next.
+struct World {
+    sim: SimDisk,
+    rng: Rng,
+    segment_bytes: u64,
+    /// Every frame placed and not known to be lost.
+    frames: Vec<Placed>,
+    /// How many of them, from the first, were acknowledged.
+    acknowledged: usize,
+    /// Where the checkpoint stands.
+    from: Position,
+    seen: Seen,
+}
+
+struct Placed {
+    position: Position,
+    end: Position,
+    payload: Vec<u8>,
+}
+
+/// One life of the process.
+struct Open {
+    writer: Writer,
+    tail: Tail,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    crashes: u64,
+    recoveries_crashed: u64,
+    torn: u64,
+    rolls: u64,
+    trims: u64,
+    full: u64,
+    failed_syncs: u64,
+    frames: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let segment_bytes = 128 + 8 * Rng::new(seed ^ 0x5e9).below(200);
+        World::with_segment(seed, segment_bytes)
+    }
+
+    fn with_segment(seed: u64, segment_bytes: u64) -> World {
+        World {
+            sim: SimDisk::new(seed),
+            rng: Rng::new(seed),
+            segment_bytes,
+            frames: Vec::new(),
+            acknowledged: 0,
+            from: Position(0),
+            seen: Seen::default(),
+        }
+    }
+
+    /// Starts, works for a while, and dies of something.
+    fn live(&mut self) {
+        if self.rng.one_in(4) {
+            self.segment_bytes = 128 + 8 * self.rng.below(200);
+        }
+        if !self.rng.one_in(4) {
+            self.sim.crash_at(self.sim.operations() + 1 + self.rng.below(80));
+        }
+        if let Some(mut open) = self.open() {
+            for _ in 0..self.rng.below(40) {
+                if self.step(&mut open).is_err() {
+                    break;
+                }
+            }
+        }
+        self.die();
+    }
+
+    fn die(&mut self) {
+        self.sim.set_capacity(u64::MAX);
+        self.seen.crashes += u64::from(self.sim.crashed());
+        if self.rng.one_in(4) {
+            self.sim.restart();
+        } else {
+            self.sim.power_cut(self.rng.next_u64());
+        }
+    }
+
+    /// Recovers and begins to write; nothing if the crash came during that.
+    fn open(&mut self) -> Option<Open> {
+        let disk = self.sim.disk();
+        if !self.sim.crashed() {
+            self.expect_inspection_to_change_nothing(&disk);
+        }
+        let (result, payloads) = replay(recover, &disk, self.from);
+        let recovered = match result {
+            Ok(recovered) => recovered,
+            Err(error) => {
+                assert!(self.sim.crashed(), "{error}");
+                self.seen.recoveries_crashed += 1;
+                return None;
+            }
+        };
+        self.seen.torn += u64::from(recovered.truncated_bytes > 0);
+        self.expect_prefix(&payloads);
+        let skipped = self.frames.partition_point(|frame| frame.position < self.from);
+        self.frames.truncate(skipped + payloads.len());
+        self.acknowledged = self.frames.len();
+        if let Some(last) = self.frames.last() {
+            assert_eq!(recovered.end, last.end);
+        }
+        let writer = match Writer::create(disk, recovered.end, self.segment_bytes) {
+            Ok(writer) => writer,
+            Err(error) => {
+                assert!(self.sim.crashed(), "{error}");
+                return None;
+            }
+        };
+        Some(Open { tail: Tail::new(writer.plan()), writer })
+    }
+
+    fn expect_inspection_to_change_nothing(&mut self, disk: &Arc<dyn Disk>) {
+        let (before, operations) = (self.sim.contents(), self.sim.operations());
+        let (result, payloads) = replay(inspect, disk, self.from);
+        result.unwrap();
+        self.expect_prefix(&payloads);
+        assert_eq!(self.sim.operations(), operations);
+        assert_eq!(self.sim.contents(), before);
+    }
+
+    /// What was replayed is all that was acknowledged, and then a beginning of the rest.
+    fn expect_prefix(&self, replayed: &[(Position, Vec<u8>)]) {
+        let skipped = self.frames.partition_point(|frame| frame.position < self.from);
+        let expected = &self.frames[skipped..];
+        let acknowledged = self.acknowledged - skipped;
+        assert!(replayed.len() >= acknowledged, "{} of {acknowledged} acknowledged frames", replayed.len());
+        assert!(replayed.len() <= expected.len(), "more frames than were ever placed");
+        for ((position, payload), frame) in replayed.iter().zip(expected) {
+            assert_eq!(*position, frame.position);
+            assert_eq!(*payload, frame.payload, "at {position}");
+        }
+    }
+
+    fn step(&mut self, open: &mut Open) -> io::Result<()> {
+        match self.rng.below(12) {
+            0..=5 => {
+                let most = self.segment_bytes - 48;
+                let len = if self.rng.one_in(5) { self.rng.below(most + 1) } else { self.rng.below(64.min(most)) };
+                self.append(open, len as usize);
+                Ok(())
+            }
+            6..=8 => self.flush(open),
+            9 => self.trim(open),
+            10 => {
+                let slack = self.rng.below(3 * self.segment_bytes);
+                let capacity = if self.rng.one_in(2) { u64::MAX } else { self.sim.used_bytes() + slack };
+                self.sim.set_capacity(capacity);
+                Ok(())
+            }
+            _ => {
+                if self.rng.one_in(8) {
+                    self.sim.fail_next_sync();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn append(&mut self, open: &mut Open, len: usize) {
+        let payload = self.rng.bytes(len);
+        match open.tail.append(|out| out.extend_from_slice(&payload)) {
+            Ok(placed) => {
+                self.seen.rolls += u64::from(placed.rolls);
+                self.seen.frames += 1;
+                self.frames.push(Placed { position: placed.position, end: placed.end, payload });
+            }
+            Err(NoRoom) => self.seen.full += 1,
+        }
+    }
+
+    fn flush(&mut self, open: &mut Open) -> io::Result<()> {
+        match open.writer.flush(&mut open.tail.take(Group::default())) {
+            Ok(flushed) => {
+                self.acknowledged = self.frames.len();
+                assert!(self.frames.last().is_none_or(|last| flushed >= last.end));
+            }
+            Err(error) => {
+                self.seen.failed_syncs += u64::from(!self.sim.crashed());
+                assert!(open.writer.sync().is_err(), "a failed flush poisons the writer");
+                return Err(error);
+            }
+        }
+        match open.writer.prepare_next() {
+            Ok(fresh) => open.tail.add_spares(fresh),
+            Err(error) if is_full(&error) => assert!(open.writer.needs_spare()),
+            // A failed sync of a spare: nothing acknowledged depends on it.
+            Err(error) if self.sim.crashed() => return Err(error),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    fn trim(&mut self, open: &mut Open) -> io::Result<()> {
+        if let Some(last) = self.acknowledged.checked_sub(1) {
+            let checkpoint = self.frames[last - self.rng.below(4.min(last as u64 + 1)) as usize].end;
+            self.from = self.from.max(checkpoint);
+        }
+        self.seen.trims += u64::from(open.writer.trim(self.from)? > 0);
+        assert!(open.writer.oldest() <= self.from);
+        let names = self.sim.names()?;
+        let spares = names.iter().filter(|name| name.starts_with("spare-")).count();
+        assert!(spares <= 2, "{names:?}");
+        Ok(())
+    }
+}
+
+impl Seen {
+    fn add(&mut self, other: &Seen) {
+        self.crashes += other.crashes;
+        self.recoveries_crashed += other.recoveries_crashed;
+        self.torn += other.torn;
+        self.rolls += other.rolls;
+        self.trims += other.trims;
+        self.full += other.full;
+        self.failed_syncs += other.failed_syncs;
+        self.frames += other.frames;
+    }
+}
+
+type Pass = fn(&Arc<dyn Disk>, Position, &mut OnFrame<'_>, &mut dyn FnMut(u64, u64)) -> Result<Recovered, JournalError>;
+
+type Replayed = Vec<(Position, Vec<u8>)>;
+
+fn replay(pass: Pass, disk: &Arc<dyn Disk>, from: Position) -> (Result<Recovered, JournalError>, Replayed) {
+    let mut payloads = Vec::new();
+    let result = pass(
+        disk,
+        from,
+        &mut |frame| {
+            payloads.push((frame.position, frame.payload.to_vec()));
+            Ok(())
+        },
+        &mut |_, _| {},
+    );
+    (result, payloads)
+}
+
+/// Says which case a failure belongs to.
+struct Named(String);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed with {}", self.0);
+        }
+    }
+}
