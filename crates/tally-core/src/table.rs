@@ -155,6 +155,8 @@ impl Table {
             let at = self.hand;
             self.hand += 1;
             if self.live.get(at) && !self.recent.take(at) && may_go(at as CellId) {
+                // The hand may come by again before the cell is removed: it must not go twice.
+                self.recent.set(at);
                 cold.push(at as CellId);
             }
         }
