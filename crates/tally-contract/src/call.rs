@@ -1,0 +1,129 @@
+//! One submission as a behaviour writes it: `engine.call().add("a", 1).set("a", 7).send()`.
+
+use tally_core::batch::Events;
+use tally_core::event::{Bounds, Change, Correction, Details, RequestId};
+use tally_core::key::KeyRef;
+use tally_core::outcome::{Outcome, Receipt};
+use tally_core::surface::{Durability, Engine, EngineError};
+
+use crate::{Failure, block_on};
+
+/// A submission being filled.
+pub struct Call<'e, E> {
+    engine: &'e E,
+    events: Events,
+    durability: Durability,
+    fault: Option<Failure>,
+}
+
+/// Who corrects, in this suite.
+#[must_use]
+pub(crate) fn why(reason: &str) -> Correction {
+    Correction { actor: "contract".into(), reason: reason.into() }
+}
+
+impl<'e, E: Engine> Call<'e, E> {
+    pub(crate) fn new(engine: &'e E) -> Self {
+        Call { engine, events: engine.events(), durability: Durability::Flushed, fault: None }
+    }
+
+    /// To be acknowledged as soon as it is applied.
+    #[must_use]
+    pub fn best_effort(mut self) -> Self {
+        self.durability = Durability::Applied;
+        self
+    }
+
+    /// Any event.
+    #[must_use]
+    pub fn event(mut self, key: impl AsRef<[u8]>, change: Change, id: Option<&str>, details: Option<Details>) -> Self {
+        let pushed = (|| -> Result<(), Failure> {
+            let key = KeyRef::new(key.as_ref())?;
+            let id = id.map(|id| RequestId::new(key, id.as_bytes())).transpose()?;
+            self.events.push(key, change, id, details);
+            Ok(())
+        })();
+        self.fault = self.fault.take().or(pushed.err());
+        self
+    }
+
+    /// A plain increment or decrement.
+    #[must_use]
+    pub fn add(self, key: impl AsRef<[u8]>, delta: i64) -> Self {
+        self.event(key, Change::Add(delta), None, None)
+    }
+
+    /// The same, many times.
+    #[must_use]
+    pub fn add_times(self, key: impl AsRef<[u8]>, delta: i64, times: usize) -> Self {
+        (0..times).fold(self, |call, _| call.add(&key, delta))
+    }
+
+    /// An increment with a request id.
+    #[must_use]
+    pub fn add_once(self, id: &str, key: impl AsRef<[u8]>, delta: i64) -> Self {
+        self.event(key, Change::Add(delta), Some(id), None)
+    }
+
+    /// An increment within bounds.
+    #[must_use]
+    pub fn add_within(self, key: impl AsRef<[u8]>, delta: i64, bounds: Bounds) -> Self {
+        self.event(key, Change::Add(delta), None, Some(Details { bounds: Some(bounds), ..Details::default() }))
+    }
+
+    /// Sets the value.
+    #[must_use]
+    pub fn set(self, key: impl AsRef<[u8]>, value: i64) -> Self {
+        self.event(key, Change::Set { value, expected: None, why: why("set") }, None, None)
+    }
+
+    /// Sets the value if another stands there.
+    #[must_use]
+    pub fn swap(self, key: impl AsRef<[u8]>, expected: i64, value: i64) -> Self {
+        self.event(key, Change::Set { value, expected: Some(expected), why: why("swap") }, None, None)
+    }
+
+    /// Sets the value to zero.
+    #[must_use]
+    pub fn reset(self, key: impl AsRef<[u8]>) -> Self {
+        self.event(key, Change::Reset(why("reset")), None, None)
+    }
+
+    /// Adds as a correction.
+    #[must_use]
+    pub fn adjust(self, key: impl AsRef<[u8]>, delta: i64) -> Self {
+        self.event(key, Change::Adjust { delta, why: why("adjust") }, None, None)
+    }
+
+    /// Removes the counter.
+    #[must_use]
+    pub fn delete(self, key: impl AsRef<[u8]>) -> Self {
+        self.event(key, Change::Delete(why("delete")), None, None)
+    }
+
+    /// The events as they are, for behaviours that drive the future themselves.
+    pub fn into_events(self) -> Result<Events, Failure> {
+        self.fault.map_or(Ok(self.events), Err)
+    }
+
+    /// Submits and waits; the engine's error stays one.
+    pub fn submit(self) -> Result<Result<Receipt, EngineError>, Failure> {
+        let (engine, durability) = (self.engine, self.durability);
+        Ok(block_on(engine.submit(self.into_events()?, durability)))
+    }
+
+    /// Submits and waits for the outcome of every event.
+    pub fn send(self) -> Result<Vec<Outcome>, Failure> {
+        let sent = self.events.len();
+        let receipt = self.submit()??;
+        assert_eq!(receipt.outcomes.len(), sent, "one outcome for each event");
+        Ok(receipt.outcomes)
+    }
+
+    /// Submits one event and waits for its outcome.
+    pub fn one(self) -> Result<Outcome, Failure> {
+        let outcomes = self.send()?;
+        let [outcome] = outcomes[..] else { return Err("a call of one event".into()) };
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,74 @@
+//! Stopping: nothing new is taken, nothing taken is lost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use tally_core::surface::{Durability, Engine, EngineError, Health};
+
+use crate::{Failure, Host, Running, Verdict, block_on};
+
+/// An engine that was stopped says so, and refuses writes.
+pub fn a_stopped_engine_refuses_work<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    assert_eq!(running.engine().health(), Health::Ready);
+    running.add("n", 1)?;
+    running.stop()?;
+    assert_eq!(running.engine().health(), Health::Closing);
+    for durability in [Durability::Applied, Durability::Flushed] {
+        let events = running.call().add("n", 1).into_events()?;
+        assert_eq!(block_on(running.engine().submit(events, durability)), Err(EngineError::Closing));
+    }
+    let running = running.start()?;
+    assert_eq!(running.engine().health(), Health::Ready);
+    assert_eq!(running.value("n")?, 1);
+    Ok(())
+}
+
+/// Callers go on until they are refused: what was acknowledged is there afterwards, and nothing else is.
+pub fn stopping_under_load_loses_and_adds_nothing<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    let mut total = 0;
+    for _ in 0..3 {
+        let (began, begun) = mpsc::channel();
+        let gave_up = AtomicBool::new(false);
+        let counted: Result<Vec<i64>, Failure> = thread::scope(|scope| {
+            let caller = |began: mpsc::Sender<()>| {
+                let mut counted = 0;
+                while !gave_up.load(Ordering::Relaxed) {
+                    match running.call().add("n", 1).add("n", 2).submit()? {
+                        Ok(_) => counted += 3,
+                        Err(EngineError::Closing) => break,
+                        Err(error) => return Err(error.into()),
+                    }
+                    let _ = began.send(());
+                }
+                Ok(counted)
+            };
+            let callers: Vec<_> =
+                (0..6).map(|_| began.clone()).map(|began| scope.spawn(move || caller(began))).collect();
+            let waited = (0..50).try_for_each(|_| begun.recv());
+            let stopped = running.stop();
+            gave_up.store(stopped.is_err() || waited.is_err(), Ordering::Relaxed);
+            stopped?;
+            callers.into_iter().map(|caller| caller.join().map_err(|_| "a caller panicked")?).collect()
+        });
+        total += counted?.iter().sum::<i64>();
+        running = running.start()?;
+        assert_eq!(running.value("n")?, total);
+    }
+    Ok(())
+}
+
+/// Restarting is harmless, with or without work in between.
+pub fn an_engine_can_be_restarted_again_and_again<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    for life in 0..6 {
+        running = running.restart()?;
+        assert_eq!(running.value("n")?, life / 2);
+        if life % 2 == 1 {
+            running.add("n", 1)?;
+        }
+    }
+    Ok(())
+}

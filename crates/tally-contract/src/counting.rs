@@ -1,0 +1,153 @@
+//! Counting: increments, the values they lead to, and reading them back.
+
+use std::collections::BTreeMap;
+
+use tally_core::limits::{CALL_EVENTS_MAX, KEY_BYTES_MAX};
+use tally_core::surface::Durability;
+
+use crate::{Host, Running, Verdict};
+
+/// Increments and decrements of a counter add up.
+pub fn increments_and_decrements_sum_up<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut sum = 0;
+    for delta in [5, -3, 1_000_000_007, -2_000_000_014, 0, 41] {
+        let outcome = running.add("n", delta)?;
+        sum += delta;
+        assert_eq!((outcome.value, outcome.applied, outcome.refusal), (sum, delta, None));
+        assert!(outcome.exists && !outcome.duplicate);
+        let reading = running.read("n")?;
+        assert_eq!((reading.value, reading.exists, reading.exact), (sum, true, true));
+    }
+    Ok(())
+}
+
+/// A counter nobody has touched reads zero, does not exist, and reading it does not create it.
+pub fn an_unknown_counter_reads_zero_and_does_not_exist<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    for _ in 0..2 {
+        let reading = running.read("nobody")?;
+        assert_eq!((reading.value, reading.exists), (0, false));
+        assert_eq!((reading.created_at, reading.updated_at), (None, None));
+    }
+    let stats = running.stats("nobody")?;
+    assert_eq!((stats.reading.value, stats.reading.exists, stats.increments, stats.decrements), (0, false, 0, 0));
+    assert!(running.list(b"", 10)?.is_empty());
+    assert!(running.ledger("nobody", 10)?.is_empty());
+    Ok(())
+}
+
+/// Increments of one submission are combined, and each event still gets the value as of its own turn.
+pub fn every_event_gets_the_running_value_of_its_counter<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let keys = ["a", "b", "c"];
+    let mut expected = BTreeMap::new();
+    for round in 0..3i64 {
+        let mut call = running.call();
+        let mut sent = Vec::new();
+        for step in 0..200i64 {
+            let key = keys[(step * step + round) as usize % keys.len()];
+            // Directions change, so some neighbours combine and some do not.
+            let delta = if step % 7 < 5 { step } else { -step };
+            call = call.add(key, delta);
+            sent.push((key, delta));
+        }
+        for ((key, delta), outcome) in sent.into_iter().zip(call.send()?) {
+            let value = expected.entry(key).or_insert(0);
+            *value += delta;
+            assert_eq!((outcome.value, outcome.applied), (*value, delta), "{key}");
+        }
+    }
+    for (key, value) in expected {
+        assert_eq!(running.value(key)?, value);
+    }
+    Ok(())
+}
+
+/// The largest submission, all of one key: every value from one to the end is handed out once, in order.
+pub fn one_key_of_a_large_submission_gets_every_value_on_the_way<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let outcomes = running.call().add_times("hot", 1, CALL_EVENTS_MAX).send()?;
+    for (value, outcome) in (1..).zip(outcomes) {
+        assert_eq!((outcome.value, outcome.applied), (value, 1));
+    }
+    assert_eq!(running.value("hot")?, CALL_EVENTS_MAX as i64);
+    Ok(())
+}
+
+/// Submitting nothing succeeds and does nothing.
+pub fn an_empty_submission_changes_nothing<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    assert!(running.call().send()?.is_empty());
+    running.add("n", 1)?;
+    assert!(running.call().send()?.is_empty());
+    assert!(running.call().best_effort().send()?.is_empty());
+    assert_eq!(running.value("n")?, 1);
+    assert_eq!(running.list(b"", 10)?.len(), 1);
+    Ok(())
+}
+
+/// Keys are byte strings of 1 to 512 bytes: zero, newline, what is not UTF-8, and prefixes of each other.
+pub fn a_key_is_any_bytes<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    let mut keys: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
+    keys.extend([vec![0, 0], vec![0xff; KEY_BYTES_MAX], vec![0; KEY_BYTES_MAX], b"::".to_vec(), b"a:".to_vec()]);
+    keys.extend([b"caf\xc3\xa9".to_vec(), b"a\r\nb".to_vec(), vec![b'x'; 21], vec![b'x'; 22], vec![b'x'; 23]]);
+    let mut call = running.call();
+    for (number, key) in (1..).zip(&keys) {
+        call = call.add(key, number);
+    }
+    call.send()?;
+    for _ in 0..2 {
+        let readings = running.read_at(&keys, Durability::Flushed)?;
+        for (number, (key, reading)) in (1..).zip(keys.iter().zip(readings)) {
+            assert_eq!((reading.value, reading.exists), (number, true), "{key:?}");
+        }
+        running = running.restart()?;
+    }
+    Ok(())
+}
+
+/// Readings come in the order of the keys asked for, repeats and unknown ones included.
+pub fn a_read_answers_in_the_order_asked<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().add("a", 1).add("b", 2).add("c", 3).send()?;
+    let asked = ["c", "a", "nobody", "c", "b", "a"];
+    let values = running.read_at(&asked, Durability::Flushed)?.iter().map(|reading| reading.value).collect::<Vec<_>>();
+    assert_eq!(values, [3, 1, 0, 3, 2, 1]);
+    assert!(running.read_at(&[""; 0], Durability::Flushed)?.is_empty());
+    Ok(())
+}
+
+/// Whatever was acknowledged is there after a restart, and counting goes on from it.
+pub fn what_was_counted_survives_a_restart<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    for life in 1..=3 {
+        for key in 0..50 {
+            let outcome = running.add(format!("k:{key}"), key)?;
+            assert_eq!(outcome.value, life * key);
+        }
+        running = running.restart()?;
+        for key in 0..50 {
+            assert_eq!(running.value(format!("k:{key}"))?, life * key);
+        }
+    }
+    Ok(())
+}
+
+/// A submission acknowledged at either durability is seen by a read at either.
+pub fn each_durability_sees_what_it_has_acknowledged<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut sum = 0;
+    for step in 0..100 {
+        let call = running.call().add("n", step);
+        let outcomes = if step % 2 == 0 { call.best_effort().send()? } else { call.send()? };
+        sum += step;
+        assert_eq!(outcomes[0].value, sum);
+        let durability = if step % 3 == 0 { Durability::Applied } else { Durability::Flushed };
+        assert_eq!(running.read_at(&["n"], durability)?[0].value, sum);
+    }
+    let running = running.restart()?;
+    assert_eq!(running.value("n")?, sum);
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! The edges of the range: a counter is a signed 64-bit number and never wraps.
+
+use std::thread;
+
+use tally_core::outcome::{Outcome, Refusal};
+
+use crate::{Failure, Host, Running, Verdict};
+
+/// An increment that would leave the range is refused, says what stands, and changes nothing.
+pub fn an_increment_beyond_the_range_is_refused_and_changes_nothing<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    for (key, edge, step) in [("up", i64::MAX, 1), ("down", i64::MIN, -1)] {
+        assert_eq!(running.add(key, edge)?.value, edge);
+        let before = running.stats(key)?;
+        for delta in [step, step * 1000, edge] {
+            let outcome = running.add(key, delta)?;
+            assert_eq!((outcome.value, outcome.applied, outcome.refusal), (edge, 0, Some(Refusal::Overflow)));
+            assert!(outcome.exists && !outcome.duplicate);
+        }
+        let after = running.stats(key)?;
+        assert_eq!((after.increments, after.decrements, after.max), (before.increments, before.decrements, before.max));
+        assert_eq!(running.add(key, -step)?.value, edge - step);
+    }
+    // Beyond the range of what does not exist: it still does not.
+    let outcome = running.call().add("new", i64::MIN).adjust("new", -1).send()?[1];
+    assert_eq!((outcome.value, outcome.refusal), (i64::MIN, Some(Refusal::Overflow)));
+    Ok(())
+}
+
+fn fitted(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().filter(|outcome| outcome.refusal.is_none()).count()
+}
+
+fn near_the_edge<H: Host>(host: &H, edge: i64, step: i64) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("n", edge - 300 * step).send()?;
+    let outcomes = running.call().add("other", 1).add_times("n", step, 1000).add("other", 1).send()?;
+    let of_n = &outcomes[1..=1000];
+    assert_eq!(fitted(of_n), 300);
+    for (place, outcome) in (1..).zip(of_n) {
+        let expected = if place <= 300 { (edge - (300 - place) * step, step, None) } else { (edge, 0, OVERFLOW) };
+        assert_eq!((outcome.value, outcome.applied, outcome.refusal), expected, "event {place}");
+    }
+    assert_eq!(running.value("n")?, edge);
+    assert_eq!((outcomes[0].value, outcomes[1001].value, running.value("other")?), (1, 2, 2));
+    Ok(())
+}
+
+const OVERFLOW: Option<Refusal> = Some(Refusal::Overflow);
+
+/// A thousand increments where three hundred fit: the first three hundred are applied.
+pub fn of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied<H: Host>(host: &H) -> Verdict {
+    near_the_edge(host, i64::MAX, 1)
+}
+
+/// The same downwards.
+pub fn of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied<H: Host>(host: &H) -> Verdict {
+    near_the_edge(host, i64::MIN, -1)
+}
+
+/// Increments of many callers near the edge: as many as fit are applied, whoever they belong to.
+pub fn concurrent_increments_near_the_edge_fill_it_exactly<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("n", i64::MAX - 100).send()?;
+    let fit: Result<Vec<usize>, Failure> = thread::scope(|scope| {
+        let callers: Vec<_> = (0..8).map(|_| scope.spawn(|| running.call().add_times("n", 1, 25).send())).collect();
+        let outcomes = callers.into_iter().map(|caller| caller.join().map_err(|_| "a caller panicked")?);
+        outcomes.map(|outcomes| outcomes.map(|outcomes| fitted(&outcomes))).collect()
+    });
+    assert_eq!(fit?.iter().sum::<usize>(), 100);
+    assert_eq!(running.value("n")?, i64::MAX);
+    Ok(())
+}
+
+/// Events of a submission are applied in order also where the increments among them do not all fit.
+pub fn order_holds_where_combined_increments_do_not_fit<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("n", i64::MAX - 2).send()?;
+    let call =
+        running.call().add_times("n", 1, 4).add("n", -10).add("n", 3).set("n", 7).add_times("n", i64::MAX / 2, 3);
+    let values: Vec<(i64, i64)> = call.send()?.iter().map(|outcome| (outcome.value, outcome.applied)).collect();
+    let half = i64::MAX / 2;
+    let (at, below) = (i64::MAX, i64::MAX - 10);
+    let expected = [
+        (at - 1, 1),
+        (at, 1),
+        (at, 0),
+        (at, 0),
+        (below, -10),
+        (below + 3, 3),
+        (7, 7i64.saturating_sub(below + 3)),
+        (7 + half, half),
+        (7 + half, 0),
+        (7 + half, 0),
+    ];
+    assert_eq!(values, expected);
+    assert_eq!(running.value("n")?, 7 + half);
+    Ok(())
+}
+
+/// From one end to the other and back: sums behind the value may exceed 64 bits.
+pub fn the_whole_range_can_be_crossed<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    for _ in 0..10 {
+        assert_eq!(running.call().set("n", i64::MIN).one()?.value, i64::MIN);
+        assert_eq!(running.call().add("n", i64::MAX).one()?.value, -1);
+        assert_eq!(running.call().add("n", i64::MAX).one()?.value, i64::MAX - 1);
+        assert_eq!(running.call().set("n", i64::MAX).one()?.value, i64::MAX);
+    }
+    let running = running.restart()?;
+    assert_eq!(running.value("n")?, i64::MAX);
+    let stats = running.stats("n")?;
+    assert_eq!((stats.min, stats.max), (i64::MIN, i64::MAX));
+    Ok(())
+}

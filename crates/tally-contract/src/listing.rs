@@ -1,0 +1,158 @@
+//! Listing: every counter there is, in key order, page by page.
+
+use std::collections::BTreeMap;
+
+use tally_core::key::Key;
+use tally_core::limits::PAGE_ITEMS_MAX;
+
+use crate::{Failure, Host, Running, Verdict};
+
+fn listed<H: Host>(running: &Running<'_, H>, prefix: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, i64)>, Failure> {
+    let items = running.list(prefix, limit)?;
+    assert!(items.iter().all(|(_, reading)| reading.exists));
+    Ok(items.into_iter().map(|(key, reading)| (key.as_bytes().to_vec(), reading.value)).collect())
+}
+
+fn expected(of: &BTreeMap<Vec<u8>, i64>, prefix: &[u8]) -> Vec<(Vec<u8>, i64)> {
+    of.iter().filter(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.clone(), *value)).collect()
+}
+
+/// Adds counters whose keys try what can go wrong with prefixes and order.
+fn fill<H: Host>(running: &Running<'_, H>, tag: &str) -> Result<BTreeMap<Vec<u8>, i64>, Failure> {
+    let mut all = BTreeMap::new();
+    let mut call = running.call();
+    for number in 0..60i64 {
+        let text = format!("{tag}:{}", number * 7 % 60);
+        let odd = [text.as_bytes(), &[0xff, number as u8]].concat();
+        for key in [text.into_bytes(), odd] {
+            call = call.add(&key, number);
+            all.insert(key, number);
+        }
+    }
+    for key in [&b"\0"[..], b"\xff", b"\xff\xff", b"a", b"b"] {
+        call = call.add(key, 1);
+    }
+    call.send()?;
+    Ok(all)
+}
+
+const EDGES: [&[u8]; 5] = [b"\0", b"\xff", b"\xff\xff", b"a", b"b"];
+
+/// The order is that of the keys' bytes.
+pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut all = fill(&running, "k")?;
+    all.extend(EDGES.map(|key| (key.to_vec(), 1)));
+    assert_eq!(listed(&running, b"", PAGE_ITEMS_MAX)?, expected(&all, b""));
+    Ok(())
+}
+
+/// However small the pages, together they are the whole.
+pub fn a_listing_is_read_in_pages_without_gaps_or_repeats<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut all = fill(&running, "k")?;
+    all.extend(EDGES.map(|key| (key.to_vec(), 1)));
+    for limit in [1, 2, 3, 10, 124, 125, 126] {
+        assert_eq!(listed(&running, b"", limit)?, expected(&all, b""), "pages of {limit}");
+    }
+    let exact = running.page(b"", None, all.len())?;
+    assert!(!exact.more && exact.items.len() == all.len());
+    let last = Key::new(b"\xff\xff")?;
+    let beyond = running.page(b"", Some(&last), 10)?;
+    assert!(beyond.items.is_empty() && !beyond.more);
+    // A page may begin after a key that is not there.
+    let missing = Key::new(b"aa")?;
+    assert_eq!(running.page(b"", Some(&missing), 1)?.items[0].0.as_bytes(), b"b");
+    Ok(())
+}
+
+/// A prefix is a prefix of bytes and knows nothing of namespaces.
+pub fn a_prefix_selects_its_keys_alone<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut all = fill(&running, "k")?;
+    all.append(&mut fill(&running, "kk")?);
+    for prefix in [&b"k"[..], b"k:", b"k:1", b"k:11", b"kk", b"kk:5", b"nobody", b"k:\xff"] {
+        for limit in [1, 7, 1000] {
+            assert_eq!(listed(&running, prefix, limit)?, expected(&all, prefix), "{prefix:?}");
+        }
+    }
+    let before = Key::new(b"a")?;
+    assert_eq!(running.page(b"k:", Some(&before), 1000)?.items.len(), 120);
+    let past = Key::new(b"z")?;
+    assert!(running.page(b"k:", Some(&past), 1000)?.items.is_empty());
+    Ok(())
+}
+
+/// Right after a counter was created or deleted the listing shows it.
+pub fn a_listing_holds_what_was_just_created_and_not_what_was_deleted<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    let mut all = BTreeMap::new();
+    for round in 0..30i64 {
+        let born = format!("k:{:02}", round * 11 % 30).into_bytes();
+        running.add(&born, round)?;
+        all.insert(born, round);
+        if round % 3 == 2 {
+            let dead = format!("k:{:02}", (round - 1) * 11 % 30).into_bytes();
+            running.call().delete(&dead).send()?;
+            all.remove(&dead);
+        }
+        for limit in [1, 1000] {
+            assert_eq!(listed(&running, b"k:", limit)?, expected(&all, b""), "round {round}");
+        }
+        if round % 10 == 9 {
+            running = running.restart()?;
+        }
+    }
+    Ok(())
+}
+
+/// A restart changes nothing about a listing.
+pub fn a_listing_is_the_same_after_a_restart<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    fill(&running, "k")?;
+    running.call().delete("k:3").delete("k:30").send()?;
+    let before = listed(&running, b"", 10)?;
+    assert_eq!(before.len(), 123);
+    let running = running.restart()?;
+    assert_eq!(listed(&running, b"", 10)?, before);
+    let running = running.restart()?;
+    assert_eq!(listed(&running, b"", 1000)?, before);
+    Ok(())
+}
+
+/// Counters from before a restart and counters from after it, changed, deleted and created again, make one list.
+pub fn stored_and_fresh_counters_are_listed_together<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut all = BTreeMap::new();
+    let mut call = running.call();
+    for number in 0..100i64 {
+        call = call.add(format!("k:{number:03}"), 1);
+        all.insert(format!("k:{number:03}").into_bytes(), 1);
+    }
+    call.send()?;
+    let running = running.restart()?;
+    let mut call = running.call();
+    for number in (0..200i64).step_by(3) {
+        let key = format!("k:{number:03}");
+        match number % 4 {
+            0 => {
+                call = call.add(&key, 1);
+                *all.entry(key.into_bytes()).or_insert(0) += 1;
+            }
+            1 => {
+                call = call.delete(&key);
+                all.remove(key.as_bytes());
+            }
+            2 => {
+                call = call.delete(&key).add(&key, 5);
+                all.insert(key.into_bytes(), 5);
+            }
+            _ => {}
+        }
+    }
+    call.send()?;
+    for limit in [1, 13, 1000] {
+        assert_eq!(listed(&running, b"k:", limit)?, expected(&all, b""), "pages of {limit}");
+    }
+    Ok(())
+}

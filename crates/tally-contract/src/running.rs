@@ -1,0 +1,148 @@
+//! An engine under test and the place it runs on.
+
+use tally_core::event::{Change, Details};
+use tally_core::key::Key;
+use tally_core::ledger::{CHAIN_START, LedgerEntry};
+use tally_core::limits::CALL_KEYS_MAX;
+use tally_core::outcome::Outcome;
+use tally_core::reading::{Reading, Stats};
+use tally_core::surface::{Durability, Engine, Page, PageRequest};
+
+use crate::{Call, Failure, Host, Verdict, block_on};
+
+/// A started engine.
+pub struct Running<'h, H: Host> {
+    host: &'h H,
+    data: H::Data,
+    engine: H::Engine,
+}
+
+impl<'h, H: Host> Running<'h, H> {
+    /// Starts an engine on an empty place.
+    pub fn fresh(host: &'h H) -> Result<Self, Failure> {
+        let data = host.prepare()?;
+        let engine = host.start(&data)?;
+        Ok(Running { host, data, engine })
+    }
+
+    /// Stops the engine; what it holds can be looked at until it is started again.
+    pub fn stop(&self) -> Verdict {
+        self.host.stop(&self.engine)
+    }
+
+    /// Starts another engine in place of a stopped one.
+    pub fn start(self) -> Result<Self, Failure> {
+        let Running { host, data, engine } = self;
+        drop(engine);
+        let engine = host.start(&data)?;
+        Ok(Running { host, data, engine })
+    }
+
+    /// Stops the engine and starts another on what it left behind.
+    pub fn restart(self) -> Result<Self, Failure> {
+        self.stop()?;
+        self.start()
+    }
+
+    /// The engine itself.
+    pub fn engine(&self) -> &H::Engine {
+        &self.engine
+    }
+
+    /// A submission to fill.
+    #[must_use]
+    pub fn call(&self) -> Call<'_, H::Engine> {
+        Call::new(&self.engine)
+    }
+
+    /// One plain increment.
+    pub fn add(&self, key: impl AsRef<[u8]>, delta: i64) -> Result<Outcome, Failure> {
+        self.call().add(key, delta).one()
+    }
+
+    /// One increment with a request id.
+    pub fn add_once(&self, id: &str, key: impl AsRef<[u8]>, delta: i64) -> Result<Outcome, Failure> {
+        self.call().add_once(id, key, delta).one()
+    }
+
+    /// One event of any kind.
+    pub fn event(
+        &self,
+        key: impl AsRef<[u8]>,
+        change: Change,
+        id: Option<&str>,
+        details: Option<Details>,
+    ) -> Result<Outcome, Failure> {
+        self.call().event(key, change, id, details).one()
+    }
+
+    /// Reads counters at a durability.
+    pub fn read_at(&self, keys: &[impl AsRef<[u8]>], durability: Durability) -> Result<Vec<Reading>, Failure> {
+        let mut readings = Vec::new();
+        for some in keys.chunks(CALL_KEYS_MAX) {
+            let some = some.iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
+            readings.extend(block_on(self.engine.read(some, durability))?);
+        }
+        assert_eq!(readings.len(), keys.len(), "one reading for each key");
+        Ok(readings)
+    }
+
+    /// Reads one counter.
+    pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Reading, Failure> {
+        let readings = self.read_at(&[key], Durability::Flushed)?;
+        readings.first().copied().ok_or_else(|| "no reading".into())
+    }
+
+    /// The value of one counter.
+    pub fn value(&self, key: impl AsRef<[u8]>) -> Result<i64, Failure> {
+        Ok(self.read(key)?.value)
+    }
+
+    /// One counter with its history.
+    pub fn stats(&self, key: impl AsRef<[u8]>) -> Result<Stats, Failure> {
+        Ok(block_on(self.engine.stats(Key::new(key)?, Durability::Flushed))?)
+    }
+
+    /// One page of counters.
+    pub fn page(&self, prefix: &[u8], after: Option<&Key>, limit: usize) -> Result<Page, Failure> {
+        let page = PageRequest { prefix: prefix.to_vec(), after: after.cloned(), limit };
+        Ok(block_on(self.engine.list(page))?)
+    }
+
+    /// All counters with a prefix, read page by page.
+    pub fn list(&self, prefix: &[u8], limit: usize) -> Result<Vec<(Key, Reading)>, Failure> {
+        let mut all: Vec<(Key, Reading)> = Vec::new();
+        loop {
+            let page = self.page(prefix, all.last().map(|(key, _)| key), limit)?;
+            assert!(page.items.len() <= limit, "a page holds at most {limit}");
+            assert!(!page.more || !page.items.is_empty(), "a page before others holds something to go on from");
+            all.extend(page.items);
+            if !page.more {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// The whole ledger of a counter, page by page, with its chain verified.
+    pub fn ledger(&self, key: impl AsRef<[u8]>, limit: usize) -> Result<Vec<LedgerEntry>, Failure> {
+        let key = Key::new(key)?;
+        let mut entries: Vec<LedgerEntry> = Vec::new();
+        loop {
+            let after = entries.last().map_or(0, |entry| entry.seq);
+            let page = block_on(self.engine.ledger(key.clone(), after, limit))?;
+            assert!(page.len() <= limit, "a page holds at most {limit}");
+            if page.is_empty() {
+                break;
+            }
+            entries.extend(page);
+        }
+        let mut previous = CHAIN_START;
+        for (place, entry) in (1..).zip(&entries) {
+            assert_eq!(entry.seq, place, "numbered without gaps");
+            assert_eq!(entry.previous, previous, "linked to the entry before");
+            assert_eq!(entry.hash, entry.expected_hash(key.as_ref()), "hashed over its own content");
+            previous = entry.hash;
+        }
+        Ok(entries)
+    }
+}

@@ -1,0 +1,18 @@
+//! The contract suite over the embedded engine: as it ships, and cramped so that counters keep leaving memory.
+
+mod hosts;
+
+mod embedded {
+    //! With its own threads on a real disk.
+    use crate::hosts::AsShipped;
+
+    tally_contract::contract!(AsShipped);
+}
+
+mod cramped {
+    //! With room in memory for a few counters besides those that fill it, small segments, and a checkpoint or a merge
+    //! after every few batches.
+    use crate::hosts::Cramped;
+
+    tally_contract::contract!(Cramped);
+}

@@ -1,0 +1,168 @@
+//! The engine's machine with the smallest settings that work, full to the brim: every behaviour then sees counters
+//! and request ids leave memory and come back, segments roll, and runs pile up and merge.
+//!
+//! No threads: whoever submits drives the machine. So it also shows that the machine needs none.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tally_contract::{Failure, Host, Verdict, block_on};
+use tally_core::batch::Events;
+use tally_core::key::{Key, KeyRef};
+use tally_core::ledger::LedgerEntry;
+use tally_core::outcome::Receipt;
+use tally_core::reading::{Reading, Stats};
+use tally_core::surface::{Durability, Engine, EngineError, Health, Measure, Page, PageRequest};
+use tally_engine::clock::SystemClock;
+use tally_engine::disk::RealDisk;
+use tally_engine::{Machine, Nudge, Seal, Settings, Step};
+use tempfile::TempDir;
+
+/// An engine whose memory is full.
+pub struct Cramped;
+
+/// Cells the table gets at a time: as many counters fill what the budget below allows.
+const FILLING: usize = 1 << 13;
+/// What the filling's keys begin with: they sort last, and every listing ends before them.
+const FILLER: &[u8] = b"\xff\xff\xff filler ";
+
+const SETTINGS: Settings =
+    Settings { memory_bytes: 1_400_000, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 16, seed: 7 };
+
+/// The machine and what its driver keeps in mind.
+pub struct Driven {
+    machine: Machine,
+    /// Whoever holds it drives.
+    turn: Mutex<()>,
+    turns: AtomicU64,
+}
+
+impl Driven {
+    fn open(dir: &Path) -> Result<Driven, Failure> {
+        let disk = Arc::new(RealDisk::new(dir)?);
+        let machine = Machine::open(disk, Arc::new(SystemClock::new()), SETTINGS, &mut |_, _| {})?;
+        Ok(Driven { machine, turn: Mutex::new(()), turns: AtomicU64::new(0) })
+    }
+
+    /// Does what the threads of an engine would until nothing waits.
+    fn drive(&self) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if self.machine.needs_tending() {
+                self.machine.tend_journal();
+            }
+            let sealed = self.machine.seal();
+            if sealed == Seal::NeedsCheckpoint {
+                self.checkpoint();
+            }
+            let flushed = self.machine.flush();
+            if sealed == Seal::Empty && flushed != Ok(true) {
+                break;
+            }
+        }
+        match self.turns.fetch_add(1, Ordering::Relaxed) % 24 {
+            7 | 15 | 23 => self.checkpoint(),
+            19 => while self.machine.merge().is_ok_and(|merged| merged) {},
+            _ => {}
+        }
+    }
+
+    fn checkpoint(&self) {
+        let Some(mut checkpoint) = self.machine.checkpoint() else { return };
+        loop {
+            match checkpoint.step() {
+                Ok(Step::More) => {}
+                Ok(Step::AwaitFlush(_)) => drop(self.machine.flush()),
+                Ok(Step::Done) | Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Drives whenever something was submitted or may be waited for.
+impl Engine for Driven {
+    fn events(&self) -> Events {
+        self.machine.events()
+    }
+
+    async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
+        let drive = |nudge| {
+            if nudge != Nudge::None {
+                self.drive();
+            }
+        };
+        self.machine.submit(events, durability, drive).await
+    }
+
+    async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {
+        self.machine.read(&keys, durability).await
+    }
+
+    async fn stats(&self, key: Key, durability: Durability) -> Result<Stats, EngineError> {
+        self.machine.stats(&key, durability).await
+    }
+
+    async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
+        let is_filler = |(key, _): &(Key, Reading)| key.as_bytes().starts_with(FILLER);
+        let mut found = self.machine.list(&page).await?;
+        if let Some(end) = found.items.iter().position(is_filler) {
+            found.items.truncate(end);
+            found.more = false;
+        } else if let Some((last, _)) = found.items.last() {
+            let next = PageRequest { after: Some(last.clone()), limit: 1, ..page };
+            found.more = self.machine.list(&next).await?.items.iter().any(|item| !is_filler(item));
+        }
+        Ok(found)
+    }
+
+    async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        self.machine.ledger(&key, after, limit).await
+    }
+
+    fn health(&self) -> Health {
+        self.machine.health()
+    }
+
+    async fn poisoned(&self) -> String {
+        std::future::pending().await
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        Vec::new()
+    }
+}
+
+impl Host for Cramped {
+    type Engine = Driven;
+    type Data = TempDir;
+
+    fn prepare(&self) -> Result<TempDir, Failure> {
+        let dir = tempfile::tempdir()?;
+        let engine = Driven::open(dir.path())?;
+        let mut events = engine.events();
+        for number in 0..FILLING {
+            events.add(KeyRef::new(&[FILLER, &(number as u16).to_be_bytes()].concat())?, 1);
+        }
+        block_on(engine.submit(events, Durability::Flushed))?;
+        engine.checkpoint();
+        Ok(dir)
+    }
+
+    fn start(&self, dir: &TempDir) -> Result<Driven, Failure> {
+        let engine = Driven::open(dir.path())?;
+        // Into memory with the filling, so that whatever comes pushes something out.
+        let keys = (0..FILLING).map(|number| Key::new([FILLER, &(number as u16).to_be_bytes()].concat()));
+        for some in keys.collect::<Result<Vec<_>, _>>()?.chunks(1000) {
+            block_on(engine.read(some.to_vec(), Durability::Applied))?;
+        }
+        Ok(engine)
+    }
+
+    fn stop(&self, engine: &Driven) -> Verdict {
+        engine.machine.begin_close();
+        engine.drive();
+        engine.checkpoint();
+        Ok(())
+    }
+}

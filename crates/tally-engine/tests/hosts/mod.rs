@@ -1,0 +1,7 @@
+//! Where the contract suite finds its engines.
+
+mod as_shipped;
+mod cramped;
+
+pub use as_shipped::AsShipped;
+pub use cramped::Cramped;

@@ -1,0 +1,50 @@
+//! More counters than memory holds, through the engine as it ships.
+#![allow(clippy::unwrap_used)]
+
+use tally_contract::block_on;
+use tally_core::key::{Key, KeyRef};
+use tally_core::limits::{CALL_EVENTS_MAX, MEMORY_BYTES_MIN};
+use tally_core::surface::{Durability, Engine, Figure};
+use tally_engine::{Config, Embedded};
+
+/// Enough to fill the smallest budget more than twice.
+const COUNTERS: u64 = 900_000;
+
+fn gauge(engine: &Embedded, name: &str) -> f64 {
+    let measure = engine.measures().into_iter().find(|measure| measure.name == name);
+    let Some(Figure::Gauge(figure)) = measure.map(|measure| measure.figure) else { return f64::NAN };
+    figure
+}
+
+/// Adds one to each of the counters, so many a call, in an order that the stride makes.
+fn add_to_all(engine: &Embedded, stride: u64, call_events: u64) {
+    let mut number = 0;
+    for _ in 0..COUNTERS.div_ceil(call_events) {
+        let mut events = engine.events();
+        for _ in 0..call_events {
+            events.add(KeyRef::new(format!("k:{number}").as_bytes()).unwrap(), 1);
+            number = (number + stride) % COUNTERS;
+        }
+        let receipt = block_on(engine.submit(events, Durability::Flushed)).unwrap();
+        assert!(receipt.outcomes.iter().all(|outcome| outcome.refusal.is_none()));
+    }
+}
+
+#[test]
+fn counters_beyond_the_memory_budget_leave_it_and_come_back_exact() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { data: dir.path().to_owned(), memory_bytes: MEMORY_BYTES_MIN };
+    let engine = Embedded::open(&config, &mut |_, _| {}).unwrap();
+    // 700001 shares no factor with the number of counters: every one has its turn, neighbours far apart.
+    for (round, (stride, call_events)) in [(1, 100), (700_001, CALL_EVENTS_MAX as u64)].into_iter().enumerate() {
+        add_to_all(&engine, stride, call_events);
+        assert!(gauge(&engine, "tally_resident_counters") < 0.8 * COUNTERS as f64);
+        assert!(gauge(&engine, "tally_memory_bytes") < MEMORY_BYTES_MIN as f64);
+        for sample in (0..COUNTERS).step_by(9_973) {
+            let key = Key::new(format!("k:{sample}")).unwrap();
+            let readings = block_on(engine.read(vec![key], Durability::Flushed)).unwrap();
+            assert_eq!(readings[0].value, round as i64 + 1, "k:{sample}");
+        }
+    }
+    engine.close().unwrap();
+}
