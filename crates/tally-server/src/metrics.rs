@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text};
@@ -91,6 +91,17 @@ impl Verb {
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const VERBS: usize = Verb::ALL.len();
 
+/// Takes the time of one request.
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    #[allow(clippy::disallowed_methods, reason = "latency is only measured: nothing a counter holds depends on it")]
+    pub fn start() -> Self {
+        Stopwatch(Instant::now())
+    }
+}
+
 /// Upper bounds of the latency buckets.
 const BOUNDS_US: [u64; 16] = [
     50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
@@ -135,10 +146,10 @@ pub struct DoorMetrics {
 
 impl DoorMetrics {
     /// Counts one answered request.
-    pub fn request(&self, verb: Verb, status: u16, took: Duration) {
+    pub fn request(&self, verb: Verb, status: u16, stopwatch: &Stopwatch) {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         if let Some(latency) = self.requests.get(verb as usize).and_then(|classes| classes.get(class)) {
-            latency.observe(took);
+            latency.observe(stopwatch.0.elapsed());
         }
     }
 

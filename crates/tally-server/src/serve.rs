@@ -25,7 +25,7 @@ use crate::service::Service;
 /// The exit code after a failed flush: `EX_SOFTWARE` of sysexits.
 const EXIT_POISONED: u8 = 70;
 /// The exit code of a second signal: 128 and SIGINT, as shells have it.
-const EXIT_AT_ONCE: i32 = 130;
+const EXIT_AT_ONCE: u8 = 130;
 
 /// Why the server did not start, or did not stop well.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ pub enum ServeError {
 pub fn run(config: Config) -> Result<ExitCode, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(serve(config));
-    // A recovery that was interrupted cannot be waited for; the journal it reads is safe to leave at any point.
+    // A recovery or a closing that was interrupted is not waited for: the journal is safe to leave at any point.
     runtime.shutdown_background();
     result
 }
@@ -94,8 +94,13 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         name = signals.next() => {
             tracing::info!(signal = name, "draining; another signal stops at once");
             service.begin_closing();
-            tokio::spawn(exit_on_next(signals));
-            close(engine, http).await
+            tokio::select! {
+                closed = close(engine, http) => closed,
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "stopping at once; a restart recovers what was acknowledged");
+                    Ok(ExitCode::from(EXIT_AT_ONCE))
+                }
+            }
         }
         reason = engine.poisoned() => {
             tracing::error!(reason, "a flush failed; nothing more is acknowledged and the process stops. Restarting \
@@ -205,10 +210,4 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
-}
-
-async fn exit_on_next(mut signals: Signals) {
-    let name = signals.next().await;
-    tracing::warn!(signal = name, "stopping at once; the journal recovers what was acknowledged");
-    std::process::exit(EXIT_AT_ONCE);
 }

@@ -96,7 +96,7 @@ impl File<'_> {
 
     fn wrong(&self, key: &str, value: &Value, wanted: &str) -> ConfigError {
         let path = self.path.display();
-        ConfigError(format!("`{key}` in {path} is a {}; it must be {wanted}", value.type_str()))
+        ConfigError(format!("`{key}` in {path} is of type {}; it must be {wanted}", value.type_str()))
     }
 
     fn unknown(&self, full: &str, key: &str, known: &[&str]) -> ConfigError {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_value_of_the_wrong_type_is_named() {
-        assert_eq!(parsed("http = 7300").unwrap_err(), "`http` in tally.toml is a integer; it must be a string");
+        assert_eq!(parsed("http = 7300").unwrap_err(), "`http` in tally.toml is of type integer; it must be a string");
         assert!(parsed("insecure = \"yes\"").is_err());
         assert!(parsed("namespaces = 1").is_err());
         assert!(parsed("[namespaces]\nlikes = 1").is_err());

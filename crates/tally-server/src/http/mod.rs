@@ -15,7 +15,6 @@ mod problem;
 mod verb;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
@@ -27,7 +26,7 @@ use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::metrics::DoorMetrics;
+use crate::metrics::{DoorMetrics, Stopwatch};
 use crate::service::Service;
 use problem::{Kind, Problem};
 
@@ -58,7 +57,7 @@ impl Door {
 
     /// Answers one request: route, name the place of a problem, measure.
     async fn answer(&self, request: Request) -> Response {
-        let began = Instant::now();
+        let stopwatch = Stopwatch::start();
         let verb = verb::of(request.method(), request.uri());
         let address = request.uri().path_and_query().cloned();
         let mut response = match self.router.clone().oneshot(request).await {
@@ -69,7 +68,7 @@ impl Door {
             let path = address.as_ref().map_or("", |address| address.path());
             response = placed(&problem, path, &response);
         }
-        self.metrics.request(verb, response.status().as_u16(), began.elapsed());
+        self.metrics.request(verb, response.status().as_u16(), &stopwatch);
         response
     }
 }
