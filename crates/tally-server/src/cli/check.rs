@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use tally_engine::check::{Report, check};
+use tally_engine::check::{CheckError, Report, check};
 
 use super::args::{CheckArgs, Output};
 use super::{EXIT_FAILED, output};
@@ -21,7 +21,10 @@ pub fn run(args: &CheckArgs) -> ExitCode {
         }
         Err(error) => {
             let dir = args.dir.display();
-            output::error(&format!("{dir} is not sound: {error}\nNothing was changed. Keep a copy before repairing."));
+            output::error(&match error {
+                CheckError::Damaged { .. } => format!("{dir} is not sound: {error}\nNothing was changed. Keep a copy."),
+                CheckError::Unreadable(why) => format!("{dir} cannot be checked: {why}"),
+            });
             ExitCode::from(EXIT_FAILED)
         }
     }
