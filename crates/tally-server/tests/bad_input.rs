@@ -236,7 +236,8 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
 #[test]
 fn what_is_not_http_does_not_hurt() {
     let server = Server::start();
-    for garbage in [&b"\x16\x03\x01\x02\x00"[..], b"INCR a\r\n", b"GET\r\n\r\n", &[0xff; 4096], b"*1\r\n$4\r\nPING\r\n"] {
+    for garbage in [&b"\x16\x03\x01\x02\x00"[..], b"INCR a\r\n", b"GET\r\n\r\n", &[0xff; 4096], b"*1\r\n$4\r\nPING\r\n"]
+    {
         let answer = server.raw(garbage);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }

@@ -172,7 +172,8 @@ fn many_counters_are_read_in_the_order_asked() {
     increment(&server, "b%2Cc", r#"{"amount":2}"#);
     let answer = server.send("GET", "/api/v1/counters?keys=b%2Cc,none,a,a", "");
     let read: Vec<_> = answer.json["counters"].as_array().unwrap().iter().map(|c| (&c["key"], &c["value"])).collect();
-    let expected = [(json!("b,c"), json!(2)), (json!("none"), json!(0)), (json!("a"), json!(1)), (json!("a"), json!(1))];
+    let expected =
+        [(json!("b,c"), json!(2)), (json!("none"), json!(0)), (json!("a"), json!(1)), (json!("a"), json!(1))];
     assert_eq!(read, expected.iter().map(|(key, value)| (key, value)).collect::<Vec<_>>());
     assert_eq!(answer.json["next_cursor"], Value::Null);
 }
@@ -242,12 +243,16 @@ fn the_largest_batch_of_the_longest_keys_is_taken() {
 #[test]
 fn a_namespace_says_which_consistency_it_gives() {
     let dir = tempfile::tempdir().unwrap();
-    let config =
-        write(dir.path().join("tally.toml"), "[namespaces.views]\nconsistency = \"best-effort\"\n[namespaces.money]\nconsistency = \"exact\"\n");
+    let config = write(
+        dir.path().join("tally.toml"),
+        "[namespaces.views]\nconsistency = \"best-effort\"\n[namespaces.money]\nconsistency = \"exact\"\n",
+    );
     let mut command = serve(&dir.path().join("data"));
     command.arg("--config").arg(config);
     let server = Server::start_with(command);
-    for (key, consistency) in [("views:1", "best-effort"), ("money:1", "exact"), ("likes:1", "eventual"), ("views", "eventual")] {
+    for (key, consistency) in
+        [("views:1", "best-effort"), ("money:1", "exact"), ("likes:1", "eventual"), ("views", "eventual")]
+    {
         assert_eq!(increment(&server, key, "").json["consistency"], consistency);
         assert_eq!(server.send("GET", &format!("{COUNTERS}/{key}"), "").json["consistency"], consistency);
         assert_eq!(server.send("GET", &format!("{COUNTERS}/{key}/exact"), "").json["consistency"], "exact");
