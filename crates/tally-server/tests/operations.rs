@@ -222,3 +222,30 @@ fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
     let expected: Vec<String> = (1..=20).chain([20]).map(|value| value.to_string()).collect();
     assert_eq!(values, expected);
 }
+
+#[test]
+fn one_connection_too_many_is_told_so_and_the_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -n 160 && exec \"$0\" serve --data \"$1\" --http 127.0.0.1:0"]);
+    command.arg(env!("CARGO_BIN_EXE_tally")).arg(dir.path());
+    let server = Server::start_with(command);
+    let address = server.base.strip_prefix("http://").unwrap();
+    // 160 file descriptors, of which 128 are kept back.
+    let mut open: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let refused = server.raw(b"");
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("too-many-connections"), "{refused}");
+    let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("content-length: {}", body.len())));
+    let first = open.first_mut().unwrap();
+    first.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(open);
+    let reachable = (0..100).any(|_| {
+        pause(Duration::from_millis(20));
+        server.raw(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").starts_with("HTTP/1.1 200")
+    });
+    assert!(reachable, "connections that end make room for others");
+}

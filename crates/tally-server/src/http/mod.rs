@@ -125,3 +125,67 @@ async fn wrong_method(request: Request<Body>) -> Problem {
     let detail = format!("{} is not a method of this address; `Allow` names those there are", request.method());
     Problem::new(Kind::MethodNotAllowed, detail)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::policy::Policies;
+    use axum::http::StatusCode;
+    use http_body_util::BodyExt;
+
+    fn door() -> (Arc<Service>, Door) {
+        let service = Arc::new(Service::new(Policies::default()));
+        (Arc::clone(&service), Door::new(service))
+    }
+
+    fn ask(door: &Door, method: &str, path: &str) -> (Response, serde_json::Value) {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (parts, body) = door.answer(request).await.into_parts();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let json = serde_json::from_slice(&bytes).unwrap_or_default();
+            (Response::from_parts(parts, Body::empty()), json)
+        })
+    }
+
+    #[test]
+    fn while_the_journal_is_replayed_every_call_is_asked_to_come_back() {
+        let (_, door) = door();
+        let calls = [
+            ("POST", "/api/v1/counters/a/increment"),
+            ("GET", "/api/v1/counters/a"),
+            ("GET", "/api/v1/counters/a/stats"),
+            ("GET", "/api/v1/counters/a/ledger"),
+            ("GET", "/api/v1/counters"),
+            ("DELETE", "/api/v1/counters/a"),
+        ];
+        for (method, path) in calls {
+            let (response, json) = ask(&door, method, path);
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            assert_eq!(response.headers()[header::RETRY_AFTER], "1", "{path}");
+            assert_eq!((&json["type"], &json["outcome"]), (&"/problems/recovering".into(), &"none".into()), "{path}");
+        }
+        assert_eq!(ask(&door, "GET", "/livez").0.status(), StatusCode::OK);
+        assert_eq!(ask(&door, "GET", "/metrics").0.status(), StatusCode::OK);
+        let (ready, json) = ask(&door, "GET", "/readyz");
+        assert_eq!((ready.status(), &json["state"]), (StatusCode::SERVICE_UNAVAILABLE, &"recovering".into()));
+    }
+
+    #[test]
+    fn a_server_that_closes_is_not_ready() {
+        let (service, door) = door();
+        service.begin_closing();
+        let (ready, json) = ask(&door, "GET", "/readyz");
+        assert_eq!((ready.status(), &json["state"]), (StatusCode::SERVICE_UNAVAILABLE, &"closing".into()));
+    }
+
+    #[test]
+    fn every_kind_of_problem_has_a_slug_of_its_own() {
+        let mut slugs: Vec<_> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
+        slugs.sort_unstable();
+        slugs.dedup();
+        assert_eq!(slugs.len(), Kind::ALL.len());
+    }
+}
