@@ -13,6 +13,10 @@ mod progress;
 mod serve;
 mod service;
 
+/// Requests allocate small things on one thread and free them on another, which this allocator is made for.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     cli::run()
 }

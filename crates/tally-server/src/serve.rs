@@ -71,7 +71,8 @@ pub fn run(config: Config) -> Result<ExitCode, ServeError> {
 async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let mut signals = Signals::new()?;
     let listener = bind(&config.http).await?;
-    announce(listener.local_addr()?, &config);
+    let address = listener.local_addr()?;
+    announce(address, &config);
     let service = Arc::new(Service::new(config.policies.clone()));
     let door = Arc::new(Door::new(Arc::clone(&service)));
     let (stop, stopping) = oneshot::channel();
@@ -88,7 +89,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         }
     };
     service.engine_ready(engine.clone());
-    tracing::info!("ready");
+    tracing::info!(%address, data = %config.data.display(), "ready");
 
     tokio::select! {
         name = signals.next() => {

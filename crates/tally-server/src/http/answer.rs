@@ -265,3 +265,29 @@ impl Serialize for Hex<'_> {
         serializer.collect_str(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_not_utf8_is_spelled_out_rather_than_mangled() {
+        let reading = Reading {
+            value: 7,
+            exists: true,
+            exact: true,
+            as_of: Millis(1_772_442_847_482),
+            staleness_ms: 0,
+            created_at: None,
+            updated_at: Some(Millis(u64::MAX)),
+            shards: 1,
+        };
+        let shown = |key| serde_json::to_value(ReadAnswer::new(key, &reading, Consistency::Eventual)).unwrap();
+        let odd = shown(b"a\xff");
+        assert_eq!((&odd["key"], &odd["key_hex"]), (&serde_json::Value::Null, &"61ff".into()));
+        assert_eq!((&odd["as_of"], &odd["created_at"]), (&"2026-03-02T09:14:07.482Z".into(), &serde_json::Value::Null));
+        let plain = shown("é".as_bytes());
+        assert_eq!((&plain["key"], plain.get("key_hex")), (&"é".into(), None));
+    }
+}

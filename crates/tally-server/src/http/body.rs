@@ -2,7 +2,7 @@
 //!
 //! The content type is not checked: `curl -d '{"amount":5}'` sends a form's, and means JSON.
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -19,6 +19,9 @@ const DETAIL_CHARS_MAX: usize = 300;
 
 /// The whole body, if it is small enough and arrives in time.
 pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
     // A length that is too large is refused before any of it is read.
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > BODY_BYTES_MAX as u64) {

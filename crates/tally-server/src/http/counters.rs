@@ -111,14 +111,22 @@ pub async fn decrement(State(app): State<App>, request: Request) -> Result<Respo
     add(&app, request, Direction::Down).await
 }
 
-async fn add(app: &App, request: Request, direction: Direction) -> Result<Response, Problem> {
+/// Adds or takes away: the hot path. The front door calls it directly, the router for completeness.
+pub async fn add(app: &App, request: Request, direction: Direction) -> Result<Response, Problem> {
+    let (key, intent) = read_amount(request, direction).await?;
+    write(app, &key, intent).await
+}
+
+/// What a request asks to count. Only this is kept while the engine works.
+async fn read_amount(request: Request, direction: Direction) -> Result<(Key, Intent), Problem> {
     let (parts, body) = request.into_parts();
     let key = address::key(&parts.uri)?;
     Query::none(&parts.uri)?;
     let bytes = body::collect(&parts.headers, body).await?;
     let amount: Amount = if bytes.is_empty() { Amount::default() } else { body::parse(&bytes)? };
     let request_id = idempotency::request_id(&parts.headers, amount.request_id.as_deref(), key.as_ref())?;
-    write(app, &key, Intent { request_id, ..amount.admit(direction)? }).await
+    let intent = Intent { request_id, ..amount.admit(direction)? };
+    Ok((key, intent))
 }
 
 /// Makes one change and answers it: every single write ends here.

@@ -25,9 +25,14 @@ use crate::limits::{ACCEPT_RETRY, HEAD_BYTES_MAX, HEAD_READ_MAX};
 pub struct Peer(IpAddr);
 
 impl Peer {
+    /// Nobody in particular.
+    pub fn unknown() -> Self {
+        Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
+
     /// The address a request came from.
     pub fn of(extensions: &Extensions) -> IpAddr {
-        extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
+        extensions.get::<Peer>().copied().unwrap_or_else(Peer::unknown).0
     }
 }
 
@@ -78,9 +83,7 @@ fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &Grace
     let open = door.metrics.connection();
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let door = Arc::clone(&door);
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Peer(peer.ip()));
-        async move { Ok::<_, Infallible>(door.answer(request).await) }
+        async move { Ok::<_, Infallible>(door.answer(request.map(Body::new), Peer(peer.ip())).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -20,14 +20,16 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use tower::ServiceExt as _;
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::metrics::{DoorMetrics, Stopwatch};
+use crate::metrics::{DoorMetrics, Stopwatch, Verb};
 use crate::service::Service;
+use counters::Direction;
+use listen::Peer;
 use problem::{Kind, Problem};
 
 pub use listen::{Listening, listen};
@@ -43,6 +45,7 @@ pub struct App {
 
 /// The front door: every route over one service.
 pub struct Door {
+    app: App,
     router: Router,
     metrics: Arc<DoorMetrics>,
 }
@@ -51,18 +54,20 @@ impl Door {
     /// Opens every route over `service`.
     pub fn new(service: Arc<Service>) -> Self {
         let metrics = Arc::new(DoorMetrics::default());
-        let router = router(App { service, metrics: Arc::clone(&metrics) });
-        Door { router, metrics }
+        let app = App { service, metrics: Arc::clone(&metrics) };
+        Door { router: router(app.clone()), app, metrics }
     }
 
     /// Answers one request: route, name the place of a problem, measure.
-    async fn answer(&self, request: Request) -> Response {
+    async fn answer(&self, request: Request, peer: Peer) -> Response {
         let stopwatch = Stopwatch::start();
         let verb = verb::of(request.method(), request.uri());
         let address = request.uri().path_and_query().cloned();
-        let mut response = match self.router.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
+        let mut response = match verb {
+            // The hot path: what the router would find is known already, and finding it costs as much as counting.
+            Verb::Increment => counters::add(&self.app, request, Direction::Up).await.into_response(),
+            Verb::Decrement => counters::add(&self.app, request, Direction::Down).await.into_response(),
+            _ => self.route(request, peer).await,
         };
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             let path = address.as_ref().map_or("", |address| address.path());
@@ -70,6 +75,14 @@ impl Door {
         }
         self.metrics.request(verb, response.status().as_u16(), &stopwatch);
         response
+    }
+
+    async fn route(&self, mut request: Request, peer: Peer) -> Response {
+        request.extensions_mut().insert(peer);
+        match self.router.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
     }
 }
 
@@ -143,7 +156,7 @@ mod tests {
         let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let (parts, body) = door.answer(request).await.into_parts();
+            let (parts, body) = door.answer(request, Peer::unknown()).await.into_parts();
             let bytes = body.collect().await.unwrap().to_bytes();
             let json = serde_json::from_slice(&bytes).unwrap_or_default();
             (Response::from_parts(parts, Body::empty()), json)
