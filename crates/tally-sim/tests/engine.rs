@@ -1,0 +1,53 @@
+//! The engine in a world that fails: whatever was acknowledged is there afterwards, exactly once, and nothing was
+//! shown that a crash could take back.
+//!
+//! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use tally_sim::World;
+use tally_sim::rng::Rng;
+use tally_sim::workload::Workload;
+use tally_sim::world::Seen;
+
+const SEEDS_DEFAULT: u64 = 1_500;
+
+#[expect(clippy::disallowed_methods, reason = "the knobs of the simulation")]
+fn seeds(default: u64) -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
+    match number("TALLY_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TALLY_SEEDS").unwrap_or(default),
+    }
+}
+
+fn world(seed: u64) -> World {
+    let segment_bytes = 4_096 << Rng::new(seed).below(3);
+    World::new(seed, Workload::lively(), segment_bytes)
+}
+
+fn total(all: &[Seen]) -> Seen {
+    let mut sum = Seen::default();
+    for seen in all {
+        sum.add(seen);
+    }
+    sum
+}
+
+#[test]
+fn what_was_acknowledged_survives_exactly_once_and_nothing_was_shown_too_early() {
+    let mut all = Vec::new();
+    for seed in seeds(SEEDS_DEFAULT) {
+        let mut world = world(seed);
+        for life in 0..5 {
+            if let Err(what) = world.live(70) {
+                panic!("TALLY_SEED={seed}, life {life}, {what}");
+            }
+        }
+        all.push(world.seen);
+    }
+    let seen = total(&all);
+    println!("{seen:?}");
+    if all.len() >= 500 {
+        assert!(seen.rarest().0 > 50, "a simulation that never gets into trouble proves nothing: {seen:?}");
+    }
+}
