@@ -1,2 +1,132 @@
-//! The binary.
-fn main() {}
+//! `tally-bench`: what Tally does per second, in how much memory, on this machine.
+
+mod block_on;
+mod engine;
+mod http;
+mod in_process;
+mod progress;
+mod report;
+mod scale;
+mod stopwatch;
+mod usage;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use progress::Progress;
+use report::{Row, table, write_json};
+
+/// Measures Tally and prints a table; every acknowledgement is counted after its flush.
+#[derive(Debug, Parser)]
+#[command(
+    after_help = "Examples:\n  tally-bench\n  tally-bench --only engine --rounds 9\n  tally-bench --only scale --counters 1000000"
+)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Option<Hidden>,
+}
+
+/// How to measure.
+#[derive(Clone, Debug, clap::Args)]
+struct Options {
+    /// Only these suites.
+    #[arg(long, value_enum)]
+    only: Vec<Suite>,
+    /// Rounds; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of load per round.
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// Counters of the scale suite.
+    #[arg(long, default_value_t = 10_000_000)]
+    counters: u64,
+    /// Where to keep data meanwhile: a directory on the disk that is to be measured.
+    #[arg(long, default_value = "target")]
+    dir: PathBuf,
+    /// Where to write the figures.
+    #[arg(long, default_value = "target/bench.json")]
+    json: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// The engine in this process.
+    Engine,
+    /// The server over HTTP, loaded by wrk.
+    Http,
+    /// Ten million counters.
+    Scale,
+}
+
+#[derive(Debug, Subcommand)]
+enum Hidden {
+    /// What the scale suite runs in a process of its own.
+    #[command(hide = true)]
+    Child(scale::ChildArgs),
+}
+
+impl Options {
+    fn wants(&self, suite: Suite) -> bool {
+        self.only.is_empty() || self.only.contains(&suite)
+    }
+
+    fn steps(&self) -> u64 {
+        let steps_of = |suite| match suite {
+            Suite::Engine | Suite::Http => 4 * self.rounds as u64,
+            Suite::Scale => 5,
+        };
+        Suite::value_variants().iter().filter(|suite| self.wants(**suite)).map(|suite| steps_of(*suite)).sum()
+    }
+
+    fn scratch(&self) -> Result<tempfile::TempDir, Failure> {
+        let made = std::fs::create_dir_all(&self.dir).and_then(|()| tempfile::tempdir_in(&self.dir));
+        made.map_err(|error| Failure::new(&format!("{}: {error}; choose another --dir", self.dir.display())))
+    }
+}
+
+/// Why a benchmark stopped.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    fn new(what: &dyn fmt::Display) -> Self {
+        Failure(what.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match &args.command {
+        Some(Hidden::Child(child)) => scale::child(child),
+        None => measure(&args.options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(what)) => {
+            eprintln!("tally-bench: {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(options: &Options) -> Result<(), Failure> {
+    let progress = Progress::new(options.steps());
+    let mut rows: Vec<Row> = Vec::new();
+    for suite in Suite::value_variants().iter().filter(|suite| options.wants(**suite)) {
+        rows.extend(match suite {
+            Suite::Engine => engine::run(options, &progress)?,
+            Suite::Http => http::run(options, &progress)?,
+            Suite::Scale => scale::run(options, &progress)?,
+        });
+    }
+    progress.finish();
+    print!("{}", table(&rows));
+    write_json(&options.json, &rows)?;
+    println!("figures written to {}", options.json.display());
+    Ok(())
+}

@@ -8,6 +8,21 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
+    /// Numbers per word.
+    pub(crate) const WORD: usize = 64;
+
+    /// Which of the numbers from `64 * at` on are in the set, lowest first.
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        self.words.get(at).copied().unwrap_or_default()
+    }
+
+    /// Removes a word's numbers and says which they were.
+    pub(crate) fn take_word(&mut self, at: usize) -> u64 {
+        let taken = self.words.get_mut(at).map(std::mem::take).unwrap_or_default();
+        self.count -= taken.count_ones() as usize;
+        taken
+    }
+
     pub(crate) fn get(&self, at: usize) -> bool {
         self.words.get(at / 64).is_some_and(|word| word >> (at % 64) & 1 == 1)
     }

@@ -4,7 +4,7 @@
 //! of each. Corrections are additive too. The sums are 80 bits wide, because a value that swings across the whole
 //! 64-bit range would overflow 64-bit sums after two swings; 80 bits take a hundred thousand.
 
-use crate::rates::Rates;
+use crate::rates::{Rates, SUM_BYTES};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_i64, put_u64};
 
@@ -132,7 +132,10 @@ impl Counter {
 }
 
 /// Bytes of a packed counter.
-pub(crate) const PACKED_BYTES: usize = 2 * 10 + 2 * 8 + 2 * 6 + 6 * 6;
+pub(crate) const PACKED_BYTES: usize = SUMS_AT + 2 * (SUM_BYTES[0] + SUM_BYTES[1] + SUM_BYTES[2]);
+
+/// Where the sums of the rates begin.
+const SUMS_AT: usize = 2 * 10 + 2 * 8 + 2 * 6;
 
 /// A counter as tables hold it: no padding, no alignment.
 pub(crate) type Packed = [u8; PACKED_BYTES];
@@ -145,17 +148,24 @@ impl Counter {
         out[28..36].copy_from_slice(&self.max.to_le_bytes());
         out[36..42].copy_from_slice(&self.created.0.to_le_bytes()[..6]);
         out[42..48].copy_from_slice(&self.updated.0.to_le_bytes()[..6]);
-        for (bytes, sum) in out[48..].chunks_exact_mut(6).zip(self.rates.to_sums()) {
-            bytes.copy_from_slice(&sum.to_le_bytes()[..6]);
+        let mut at = SUMS_AT;
+        for (place, sum) in self.rates.to_sums().into_iter().enumerate() {
+            let bytes = SUM_BYTES[place / 2];
+            out[at..at + bytes].copy_from_slice(&sum.to_le_bytes()[..bytes]);
+            at += bytes;
         }
     }
 
     pub(crate) fn unpack(packed: &Packed) -> Counter {
         let time = |at: usize| Millis(u64::from_le_bytes(widen(&packed[at..at + 6])));
         let mut sums = [0; 6];
-        for (sum, bytes) in sums.iter_mut().zip(packed[48..].chunks_exact(6)) {
-            // Shifting up and back extends the sign of the 48-bit number.
-            *sum = (i64::from_le_bytes(widen(bytes)) << 16) >> 16;
+        let mut at = SUMS_AT;
+        for (place, sum) in sums.iter_mut().enumerate() {
+            let bytes = SUM_BYTES[place / 2];
+            // Shifting up and back extends the sign of the short number.
+            let unused = 64 - 8 * bytes;
+            *sum = (i64::from_le_bytes(widen(&packed[at..at + bytes])) << unused) >> unused;
+            at += bytes;
         }
         Counter {
             plus: u128::from_le_bytes(widen(&packed[0..10])),

@@ -26,6 +26,9 @@ use crate::seen::{FirstOutcome, Seen};
 use crate::table::{CellId, Table};
 use crate::time::Millis;
 
+/// Events whose counters are looked up before the first of them is applied.
+const LOOK_AHEAD: usize = 16;
+
 /// The state machine.
 pub struct Partition {
     seed: u64,
@@ -78,8 +81,17 @@ impl Partition {
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
         self.clock = self.clock.max(at);
         outcomes.reserve(batch.len());
-        for event in batch.iter() {
-            outcomes.push(self.apply_event(&event));
+        let mut events = batch.iter();
+        let mut ahead = batch.iter();
+        while events.len() > 0 {
+            // Looking up a few at a time lets the processor wait for many cache misses at once instead of one by one.
+            let mut hints = [None; LOOK_AHEAD];
+            for (hint, event) in hints.iter_mut().zip(&mut ahead) {
+                *hint = self.table.find(event.hash, event.key.as_bytes());
+            }
+            for (hint, event) in hints.into_iter().zip(&mut events) {
+                outcomes.push(self.apply_event(&event, hint));
+            }
         }
         self.clock
     }
@@ -120,26 +132,26 @@ impl Partition {
         self.seen.len()
     }
 
-    fn apply_event(&mut self, event: &EventRef<'_>) -> Outcome {
+    fn apply_event(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
         let Some(id) = event.request_id else {
-            return self.change(event);
+            return self.change(event, hint);
         };
         let fingerprint = event.fingerprint();
         match self.seen.get(id, self.clock) {
             Some(first) if first.fingerprint == fingerprint => first.replay(),
             Some(_) => self.refused(event, Refusal::PayloadMismatch),
             None => {
-                let outcome = self.change(event);
+                let outcome = self.change(event, hint);
                 self.seen.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
                 outcome
             }
         }
     }
 
-    fn change(&mut self, event: &EventRef<'_>) -> Outcome {
+    fn change(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
         match event.change {
-            ChangeRef::Add(delta) => self.add(event, delta),
-            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta),
+            ChangeRef::Add(delta) => self.add(event, delta, hint),
+            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta, hint),
             ChangeRef::Other(Change::Set { value, expected, why }) => {
                 if expected.is_some_and(|expected| expected != self.value(event)) {
                     return self.refused(event, Refusal::NotExpected);
@@ -155,8 +167,12 @@ impl Partition {
         }
     }
 
-    fn add(&mut self, event: &EventRef<'_>, delta: i64) -> Outcome {
-        let found = self.table.find(event.hash, event.key.as_bytes());
+    fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
+        // The event before may have created or removed the counter since it was looked up.
+        let found = match hint {
+            Some(id) if self.table.holds(id, event.key.as_bytes()) => hint,
+            _ => self.table.find(event.hash, event.key.as_bytes()),
+        };
         let mut counter = found.map_or_else(|| Counter::new(self.clock), |id| self.table.counter(id));
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,

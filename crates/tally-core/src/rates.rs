@@ -2,7 +2,7 @@
 //!
 //! Each window keeps two sums, of the window under way and of the one before, and a reading weighs the older by
 //! the share of it that the sliding window still covers. That is exact at window edges and off by at most the
-//! unevenness within one window in between, and it costs twelve bytes a window however busy the counter is.
+//! unevenness within one window in between, and it costs ten or twelve bytes a window however busy the counter is.
 //! Windows are aligned to the epoch, so the time of the last change alone says which windows the sums belong to.
 
 use crate::time::Millis;
@@ -10,8 +10,13 @@ use crate::time::Millis;
 /// Lengths of the windows, in milliseconds.
 pub const WINDOWS_MS: [u64; 3] = [1_000, 60_000, 3_600_000];
 
-/// Sums are kept in 48 bits and stop at the edge: 39 billion a second for an hour.
-const SUM_MAX: i64 = (1 << 47) - 1;
+/// Bytes each sum is kept in. It stops at the edge: 500 billion in a second, 9 billion a second for a minute, 39 billion
+/// a second for an hour.
+pub(crate) const SUM_BYTES: [usize; 3] = [5, 5, 6];
+
+const fn sum_max(window: usize) -> i64 {
+    (1 << (8 * SUM_BYTES[window] - 1)) - 1
+}
 
 /// Sums of the current and the previous window, for each length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,8 +28,8 @@ impl Rates {
     /// Takes in `delta` at `now`; `last` is the time of the change before.
     pub fn record(&mut self, last: Millis, now: Millis, delta: i64) {
         *self = self.rolled(last, now);
-        for (current, _) in &mut self.sums {
-            *current = current.saturating_add(delta).clamp(-SUM_MAX, SUM_MAX);
+        for (window, (current, _)) in self.sums.iter_mut().enumerate() {
+            *current = current.saturating_add(delta).clamp(-sum_max(window), sum_max(window));
         }
     }
 
@@ -102,6 +107,7 @@ mod tests {
         let mut rates = Rates::default();
         rates.record(Millis(0), Millis(1), i64::MAX);
         rates.record(Millis(1), Millis(2), i64::MAX);
-        assert_eq!(rates.to_sums()[0], SUM_MAX);
+        assert_eq!(rates.to_sums()[0], sum_max(0));
+        assert_eq!(rates.to_sums()[4], sum_max(2));
     }
 }

@@ -217,9 +217,8 @@ impl Shared {
 
     fn checkpoint(&self) {
         let Some(mut checkpoint) = self.machine.checkpoint() else {
-            // Nothing is left to write. A batch that asked for room has to look further for what may leave memory.
-            self.flusher.set();
-            return;
+            // Nothing has changed, so a batch that waits for room can take the place of anything.
+            return self.flusher.set();
         };
         loop {
             match checkpoint.step() {

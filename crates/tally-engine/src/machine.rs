@@ -18,7 +18,7 @@ use std::task::{Poll, Waker};
 
 pub use recover::OpenError;
 pub use seal::Seal;
-use tally_core::batch::{Combiner, Events, Placed};
+use tally_core::batch::{Combiner, Events, Placed, key_hash};
 use tally_core::limits::{
     BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, MEMORY_BYTES_DEFAULT,
     SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
@@ -29,7 +29,7 @@ use tally_core::surface::{Durability, EngineError, Health};
 use tally_core::time::Position;
 
 use crate::clock::Clock;
-use crate::journal::{Group, Tail, Writer};
+use crate::journal::{Group, Salt, Tail, Writer};
 use crate::measure::Meters;
 use crate::signal::{Poison, lock};
 use crate::store::Store;
@@ -60,6 +60,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Checksums of the journal start from this; derived one-way from the seed, which nobody may learn from it.
+    fn salt(&self) -> Salt {
+        Salt::new(key_hash(self.seed, b"journal salt"))
+    }
+
     /// Captured bytes gathered before they are sorted and written.
     pub(crate) fn capture_bytes(&self) -> usize {
         CAPTURE_BYTES_MAX.min(self.memory_bytes as usize / 32)

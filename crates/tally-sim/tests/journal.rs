@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 use tally_engine::disk::{Disk, is_full};
-use tally_engine::journal::{Group, JournalError, NoRoom, OnFrame, Recovered, Tail, Writer, inspect, recover};
+use tally_engine::journal::{Group, JournalError, NoRoom, OnFrame, Recovered, Salt, Tail, Writer, inspect, recover};
 use tally_sim::{Loss, Rng, SimDisk};
 
 const SEEDS_DEFAULT: u64 = 2_000;
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
 fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     let seeds = match number("TALLY_SEED") {
@@ -185,7 +186,7 @@ impl World {
         if let Some(last) = self.frames.last() {
             assert_eq!(recovered.end, last.end);
         }
-        let writer = match Writer::create(disk, recovered.end, self.segment_bytes) {
+        let writer = match Writer::create(disk, recovered.end, self.segment_bytes, Salt::new(7)) {
             Ok(writer) => writer,
             Err(error) => {
                 assert!(self.sim.crashed(), "{error}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 use tally_engine::disk::{Disk, is_full};
-use tally_engine::journal::{Group, JournalError, NoRoom, Recovered, Tail, Writer, inspect, recover};
+use tally_engine::journal::{Group, JournalError, NoRoom, Recovered, Salt, Tail, Writer, inspect, recover};
 use tally_sim::{Loss, SimDisk};
 
 const SEGMENT: u64 = 512;
@@ -34,7 +34,7 @@ struct WrittenFrame {
 /// Writes `groups` flush groups of one to three frames each.
 fn written(groups: usize) -> Written {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     let mut frames = Vec::new();
     let mut base = 0;
@@ -134,7 +134,7 @@ fn a_file_cut_at_any_byte_of_its_last_three_frames_opens_with_the_earlier_ones_a
             written.frames.iter().filter(whole).map(|frame| (frame.position, frame.payload.clone())).collect();
         assert_eq!(replayed, expected, "cut at {length}");
 
-        let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT).unwrap();
+        let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7)).unwrap();
         let mut tail = Tail::new(writer.plan());
         let placed = tail.append(|out| out.extend_from_slice(b"onward")).unwrap();
         flush(&mut writer, &mut tail);
@@ -289,7 +289,7 @@ fn a_torn_tail_is_cut_off_the_file_and_counted() {
 #[test]
 fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_name() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     tail.append(|out| out.extend_from_slice(&[1; 100])).unwrap();
     tail.append(|out| out.extend_from_slice(&[2; 100])).unwrap();
@@ -298,7 +298,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
     let (recovered, replayed) = examine(&sim, Position(0)).unwrap();
     assert_eq!((recovered.end, replayed.len()), (Position(0), 0));
 
-    let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     // As long as the torn one was: the frame that followed it must not come alive behind this one.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
@@ -311,7 +311,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
 #[test]
 fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     let mut live: Replayed = Vec::new();
     let mut reused = false;
@@ -339,7 +339,7 @@ fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
 #[test]
 fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     sim.set_capacity(sim.used_bytes());
     let mut placed = 0;
@@ -367,7 +367,7 @@ fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again
 #[test]
 fn trimming_alone_makes_room_on_a_full_disk() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     sim.set_capacity(sim.used_bytes());
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
@@ -383,7 +383,7 @@ fn trimming_alone_makes_room_on_a_full_disk() {
 #[test]
 fn a_failed_sync_poisons_the_writer_and_a_restart_finds_all_that_was_acknowledged() {
     let sim = SimDisk::new(3);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
     let mut tail = Tail::new(writer.plan());
     tail.append(|out| out.extend_from_slice(b"acknowledged")).unwrap();
     flush(&mut writer, &mut tail);

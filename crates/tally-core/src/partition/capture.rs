@@ -40,9 +40,9 @@ pub struct Capture {
 }
 
 impl Capturing {
-    /// Whether the capture, which is not in the store yet, includes the cell.
-    pub(super) fn includes(&self, id: CellId) -> bool {
-        self.cells.get(id as usize)
+    /// The cells of the capture, which is not in the store yet.
+    pub(super) fn cells(&self) -> &Bits {
+        &self.cells
     }
 
     /// The cell no longer holds the counter that was captured.

@@ -1,7 +1,9 @@
 //! What is in memory and what is only in the store.
 
 use super::Partition;
+use super::capture::Capturing;
 use crate::batch::{Batch, key_hash};
+use crate::bits::Bits;
 use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::record;
@@ -20,11 +22,6 @@ pub enum Room {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a stored record does not decode")]
 pub struct Malformed;
-
-/// Cells the eviction hand visits for each cell it is asked to free.
-const STEPS_PER_CELL: usize = 64;
-/// Cells it visits at the least.
-const STEPS_MIN: usize = 1 << 14;
 
 impl Partition {
     /// Appends the store keys of everything the batch needs that is not in memory.
@@ -110,13 +107,9 @@ impl Partition {
         if self.table.has_room_for(incoming, budget_bytes.saturating_sub(self.memory_bytes())) {
             return Room::Enough;
         }
-        let (dirty, capturing) = (&self.dirty, self.capturing.as_ref());
-        let may_go = |id: CellId| !dirty.get(id as usize) && !capturing.is_some_and(|capturing| capturing.includes(id));
-        let steps = incoming.saturating_mul(STEPS_PER_CELL).max(STEPS_MIN);
-        for id in self.table.cold(steps, incoming, may_go) {
-            self.in_store_only = true;
-            self.table.remove(id);
-        }
+        let captured = self.capturing.as_ref().map(Capturing::cells);
+        let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
+        self.in_store_only |= self.table.evict(incoming, &needed) > 0;
         if self.table.has_room_for(incoming, 0) { Room::Enough } else { Room::NeedsCheckpoint }
     }
 

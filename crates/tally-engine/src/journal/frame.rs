@@ -6,7 +6,8 @@
 //!         u32     u32      u64        u64              all little-endian
 //! ```
 //!
-//! The checksum covers everything after itself, padding included. `position` is the frame's own place in the
+//! The checksum covers everything after itself, padding included, and starts from the segment's salt: clients choose
+//! the bytes of keys, and without the salt one could put the image of a frame into a key. `position` is the frame's own place in the
 //! journal, so bytes left over from a segment's earlier life never pass for a frame. `flushed_before` is the
 //! position below which everything was durable when the frame was written; recovery tells damage from a torn tail
 //! by it.
@@ -27,6 +28,34 @@ pub const FRAME_ALIGN_BYTES: usize = 8;
 const LENGTH_AT: usize = 4;
 const POSITION_AT: usize = 8;
 const FLUSHED_AT: usize = 16;
+
+/// What the checksums of a segment's frames start from; kept in its header and known to nobody who sends events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Salt([u8; 3]);
+
+impl Salt {
+    /// The low 24 bits of `bits`.
+    #[must_use]
+    pub fn new(bits: u64) -> Salt {
+        let [a, b, c, ..] = bits.to_le_bytes();
+        Salt([a, b, c])
+    }
+
+    pub(super) const fn from_bytes(bytes: [u8; 3]) -> Salt {
+        Salt(bytes)
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; 3] {
+        self.0
+    }
+
+    fn checksum(self, bytes: &[u8]) -> u32 {
+        let [a, b, c] = self.0;
+        let mut hasher = crc32fast::Hasher::new_with_initial(u32::from_le_bytes([a, b, c, 0]));
+        hasher.update(bytes);
+        hasher.finalize()
+    }
+}
 
 /// A sound frame, borrowed from where it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +135,12 @@ pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
 
 /// Stamps a contiguous run of frames that begins at `first`: `flushed_before` and the checksum. Returns where the run
 /// ends; a run that is not what it should be is a fault, and what precedes the fault is stamped.
-pub fn stamp_frames(mut frames: &mut [u8], first: Position, flushed_before: Position) -> Result<Position, FrameFault> {
+pub fn stamp_frames(
+    mut frames: &mut [u8],
+    first: Position,
+    flushed_before: Position,
+    salt: Salt,
+) -> Result<Position, FrameFault> {
     let mut position = first;
     while !frames.is_empty() {
         let header = FrameHeader::read(frames).ok_or(FrameFault::Cut)?;
@@ -119,7 +153,7 @@ pub fn stamp_frames(mut frames: &mut [u8], first: Position, flushed_before: Posi
         }
         let (frame, rest) = frames.split_at_mut(framed as usize);
         frame[FLUSHED_AT..FRAME_HEADER_BYTES].copy_from_slice(&flushed_before.0.to_le_bytes());
-        let crc = crc32fast::hash(&frame[LENGTH_AT..]);
+        let crc = salt.checksum(&frame[LENGTH_AT..]);
         frame[..LENGTH_AT].copy_from_slice(&crc.to_le_bytes());
         position.0 += framed;
         frames = rest;
@@ -128,16 +162,16 @@ pub fn stamp_frames(mut frames: &mut [u8], first: Position, flushed_before: Posi
 }
 
 /// Appends a whole frame to `out`: all three steps at once, for a payload that already exists.
-pub fn encode_frame(out: &mut Vec<u8>, position: Position, flushed_before: Position, payload: &[u8]) {
+pub fn encode_frame(out: &mut Vec<u8>, position: Position, flushed_before: Position, salt: Salt, payload: &[u8]) {
     let start = begin_frame(out);
     out.extend_from_slice(payload);
     end_frame(out, start, position);
     // A frame just laid out cannot be at fault.
-    let _ = stamp_frames(&mut out[start..], position, flushed_before);
+    let _ = stamp_frames(&mut out[start..], position, flushed_before, salt);
 }
 
 /// Reads the frame that `bytes` begin with, which must be the one of `expected`.
-pub fn decode_frame(bytes: &[u8], expected: Position) -> Result<Frame<'_>, FrameFault> {
+pub fn decode_frame(bytes: &[u8], expected: Position, salt: Salt) -> Result<Frame<'_>, FrameFault> {
     let header = FrameHeader::read(bytes).ok_or(FrameFault::Absent)?;
     if header.position != expected {
         return Err(FrameFault::Absent);
@@ -146,7 +180,7 @@ pub fn decode_frame(bytes: &[u8], expected: Position) -> Result<Frame<'_>, Frame
     if framed > bytes.len() as u64 {
         return Err(FrameFault::Cut);
     }
-    if crc32fast::hash(&bytes[LENGTH_AT..framed as usize]) != header.crc {
+    if salt.checksum(&bytes[LENGTH_AT..framed as usize]) != header.crc {
         return Err(FrameFault::Checksum);
     }
     Ok(Frame {
@@ -185,9 +219,11 @@ mod tests {
 
     use super::*;
 
+    const SALT: Salt = Salt([1, 2, 3]);
+
     fn frame(payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        encode_frame(&mut out, Position(64), Position(24), payload);
+        encode_frame(&mut out, Position(64), Position(24), SALT, payload);
         out
     }
 
@@ -198,7 +234,7 @@ mod tests {
             let bytes = frame(&payload);
             assert_eq!(bytes.len() as u64, framed_len(payload.len()));
             assert_eq!(bytes.len() % FRAME_ALIGN_BYTES, 0);
-            let read = decode_frame(&bytes, Position(64)).unwrap();
+            let read = decode_frame(&bytes, Position(64), SALT).unwrap();
             assert_eq!(read.payload, payload);
             assert_eq!(read.flushed_before, Position(24));
             assert_eq!(read.end, Position(64 + bytes.len() as u64));
@@ -211,7 +247,7 @@ mod tests {
         for bit in 0..sound.len() * 8 {
             let mut bytes = sound.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(decode_frame(&bytes, Position(64)).is_err(), "bit {bit}");
+            assert!(decode_frame(&bytes, Position(64), SALT).is_err(), "bit {bit}");
         }
     }
 
@@ -219,14 +255,14 @@ mod tests {
     fn every_cut_of_a_frame_is_noticed() {
         let sound = frame(b"eleven byte");
         for length in 0..sound.len() {
-            assert!(decode_frame(&sound[..length], Position(64)).is_err(), "{length} bytes");
+            assert!(decode_frame(&sound[..length], Position(64), SALT).is_err(), "{length} bytes");
         }
     }
 
     #[test]
     fn a_frame_is_absent_anywhere_but_in_its_own_place() {
-        assert_eq!(decode_frame(&frame(b"x"), Position(72)), Err(FrameFault::Absent));
-        assert_eq!(decode_frame(&[0; 64], Position(24)), Err(FrameFault::Absent));
+        assert_eq!(decode_frame(&frame(b"x"), Position(72), SALT), Err(FrameFault::Absent));
+        assert_eq!(decode_frame(&[0; 64], Position(24), SALT), Err(FrameFault::Absent));
     }
 
     #[test]
@@ -239,11 +275,11 @@ mod tests {
             end_frame(&mut staged, start, position);
             position.0 += framed_len(payload.len());
         }
-        assert_eq!(stamp_frames(&mut staged, Position(64), Position(24)), Ok(position));
+        assert_eq!(stamp_frames(&mut staged, Position(64), Position(24), SALT), Ok(position));
         let mut direct = Vec::new();
         let mut position = Position(64);
         for payload in [&b"one"[..], b"", b"three and more"] {
-            encode_frame(&mut direct, position, Position(24), payload);
+            encode_frame(&mut direct, position, Position(24), SALT, payload);
             position.0 += framed_len(payload.len());
         }
         assert_eq!(staged, direct);
@@ -252,17 +288,24 @@ mod tests {
     #[test]
     fn stamping_refuses_frames_that_stand_elsewhere_or_are_cut() {
         let mut bytes = frame(b"payload");
-        assert_eq!(stamp_frames(&mut bytes, Position(0), Position(0)), Err(FrameFault::Absent));
+        assert_eq!(stamp_frames(&mut bytes, Position(0), Position(0), SALT), Err(FrameFault::Absent));
         let cut = bytes.len() - 1;
-        assert_eq!(stamp_frames(&mut bytes[..cut], Position(64), Position(0)), Err(FrameFault::Cut));
+        assert_eq!(stamp_frames(&mut bytes[..cut], Position(64), Position(0), SALT), Err(FrameFault::Cut));
     }
 
     #[test]
     fn claims_are_found_at_aligned_places_only() {
         let mut bytes = vec![0; 16];
-        encode_frame(&mut bytes, Position(1016), Position(0), b"payload");
+        encode_frame(&mut bytes, Position(1016), Position(0), SALT, b"payload");
         assert_eq!(find_claim(&bytes, Position(1000)), Some(16));
         assert_eq!(find_claim(&bytes, Position(1008)), None);
         assert_eq!(find_claim(&bytes[..16], Position(1000)), None);
+    }
+
+    #[test]
+    fn a_frame_made_without_the_salt_is_none() {
+        let mut forged = Vec::new();
+        encode_frame(&mut forged, Position(64), Position(24), Salt::new(0), b"forged");
+        assert_eq!(decode_frame(&forged, Position(64), SALT), Err(FrameFault::Checksum));
     }
 }

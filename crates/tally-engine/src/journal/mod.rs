@@ -47,7 +47,7 @@ mod spares;
 pub mod tail;
 pub mod writer;
 
-pub use frame::{Frame, FrameFault, decode_frame, encode_frame, framed_len};
+pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
 pub use recovery::{FrameError, JournalError, OnFrame, Recovered, inspect, recover};
 pub use tail::{Group, NoRoom, Placement, Plan, Tail};
 pub use writer::Writer;

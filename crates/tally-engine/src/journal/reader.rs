@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 
-use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frame, FrameFault, FrameHeader, decode_frame, find_claim};
+use super::frame::{
+    FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frame, FrameFault, FrameHeader, Salt, decode_frame, find_claim,
+};
 use super::segment::{HeaderFault, SEGMENT_HEADER_BYTES, check_header};
 use crate::disk::DiskFile;
 
@@ -16,6 +18,8 @@ const CHUNK_BYTES: u64 = 1 << 20;
 pub(super) struct SegmentReader {
     file: Arc<dyn DiskFile>,
     base: Position,
+    /// From the header, once it was read.
+    salt: Salt,
     len: u64,
     buffer: Vec<u8>,
     /// Where in the file the buffer begins.
@@ -37,7 +41,7 @@ impl SegmentReader {
     /// Reads `file`, the segment at `base`. `buffer` is reused from one segment to the next.
     pub fn new(file: Arc<dyn DiskFile>, base: Position, buffer: Vec<u8>) -> io::Result<SegmentReader> {
         let len = file.len()?;
-        Ok(SegmentReader { file, base, len, buffer, buffer_at: 0, filled: 0 })
+        Ok(SegmentReader { file, base, salt: Salt::default(), len, buffer, buffer_at: 0, filled: 0 })
     }
 
     /// Bytes of the file.
@@ -50,10 +54,11 @@ impl SegmentReader {
         (self.file, self.buffer)
     }
 
-    /// Checks the segment's header.
+    /// Checks the segment's header. Frames can be read after it was found sound.
     pub fn header(&mut self) -> io::Result<Result<(), HeaderFault>> {
         let base = self.base;
-        Ok(check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base))
+        let salt = check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base);
+        Ok(salt.map(|salt| self.salt = salt))
     }
 
     /// The frame at `offset`, if a sound one stands there.
@@ -68,7 +73,8 @@ impl SegmentReader {
         if header.framed_len() > self.len - offset {
             return Ok(Err(FrameFault::Cut));
         }
-        Ok(decode_frame(self.window(offset, header.framed_len())?, position))
+        let salt = self.salt;
+        Ok(decode_frame(self.window(offset, header.framed_len())?, position, salt))
     }
 
     /// Looks at everything from `bad` on, where no sound frame stands: is it a torn tail, or was it durable once?

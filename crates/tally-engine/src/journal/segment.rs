@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! offset  0            8      16       17         20      24
-//!         "tallyjnl"   base   version  zero × 3   crc32   frames …
-//!         8 bytes      u64    u8                  u32     little-endian
+//!         "tallyjnl"   base   version  salt       crc32   frames …
+//!         8 bytes      u64    u8       3 bytes    u32     little-endian
 //! ```
 //!
 //! The checksum covers the 20 bytes before it. These 24 bytes stay as they are in every format to come, so that an
@@ -13,6 +13,7 @@ use std::io;
 
 use tally_core::time::Position;
 
+use super::frame::Salt;
 use crate::disk::Disk;
 
 /// Bytes before the first frame; they count as part of the journal.
@@ -46,22 +47,23 @@ pub(super) fn spare_name(serial: u64) -> String {
 
 /// The header of the segment that begins at `base`.
 #[must_use]
-pub fn encode_header(base: Position) -> [u8; SEGMENT_HEADER_BYTES as usize] {
-    encode_versioned(base, FORMAT_VERSION)
+pub fn encode_header(base: Position, salt: Salt) -> [u8; SEGMENT_HEADER_BYTES as usize] {
+    encode_versioned(base, salt, FORMAT_VERSION)
 }
 
-fn encode_versioned(base: Position, version: u8) -> [u8; SEGMENT_HEADER_BYTES as usize] {
+fn encode_versioned(base: Position, salt: Salt, version: u8) -> [u8; SEGMENT_HEADER_BYTES as usize] {
     let mut header = [0; SEGMENT_HEADER_BYTES as usize];
     header[..8].copy_from_slice(&MAGIC);
     header[8..16].copy_from_slice(&base.0.to_le_bytes());
     header[16] = version;
+    header[17..20].copy_from_slice(&salt.to_bytes());
     let crc = crc32fast::hash(&header[..CHECKED_BYTES]);
     header[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
     header
 }
 
-/// Checks that `bytes` begin with the header of the segment at `base`.
-pub fn check_header(bytes: &[u8], base: Position) -> Result<(), HeaderFault> {
+/// Checks that `bytes` begin with the header of the segment at `base`, and reads its salt.
+pub fn check_header(bytes: &[u8], base: Position) -> Result<Salt, HeaderFault> {
     let header: &[u8; SEGMENT_HEADER_BYTES as usize] =
         bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is cut short"))?;
     if header[..8] != MAGIC {
@@ -78,7 +80,7 @@ pub fn check_header(bytes: &[u8], base: Position) -> Result<(), HeaderFault> {
     if header[8..16] != base.0.to_le_bytes() {
         return Err(HeaderFault::Damaged("the segment header names another position than the file name"));
     }
-    Ok(())
+    Ok(Salt::from_bytes([header[17], header[18], header[19]]))
 }
 
 /// The journal's files in a directory.
@@ -115,10 +117,12 @@ fn numbered(name: &str, prefix: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    const SALT: Salt = Salt::from_bytes([1, 2, 3]);
+
     #[test]
     fn a_header_is_sound_for_its_own_base_only() {
-        let header = encode_header(Position(4096));
-        assert_eq!(check_header(&header, Position(4096)), Ok(()));
+        let header = encode_header(Position(4096), SALT);
+        assert_eq!(check_header(&header, Position(4096)), Ok(SALT));
         assert!(matches!(check_header(&header, Position(0)), Err(HeaderFault::Damaged(_))));
         assert!(matches!(check_header(&header[..23], Position(4096)), Err(HeaderFault::Damaged(_))));
     }
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn every_flipped_bit_of_a_header_is_damage_and_never_a_newer_version() {
         for bit in 0..SEGMENT_HEADER_BYTES * 8 {
-            let mut header = encode_header(Position(4096));
+            let mut header = encode_header(Position(4096), SALT);
             header[bit as usize / 8] ^= 1 << (bit % 8);
             assert!(matches!(check_header(&header, Position(4096)), Err(HeaderFault::Damaged(_))), "bit {bit}");
         }
@@ -134,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_sound_header_of_a_later_format_says_its_version() {
-        assert_eq!(check_header(&encode_versioned(Position(8), 7), Position(8)), Err(HeaderFault::Newer(7)));
+        assert_eq!(check_header(&encode_versioned(Position(8), SALT, 7), Position(8)), Err(HeaderFault::Newer(7)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 
-use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, framed_len, stamp_frames};
+use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Salt, framed_len, stamp_frames};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
 use super::spares::Spares;
 use super::tail::{Group, Plan};
@@ -40,6 +40,7 @@ pub struct Writer {
     written: Position,
     /// Everything before this is durable.
     flushed: Position,
+    salt: Salt,
     poisoned: bool,
 }
 
@@ -51,7 +52,7 @@ struct Current {
 impl Writer {
     /// Begins a fresh segment at `position`, where [`recover`](super::recover) found the journal to end, and prepares
     /// the next. A disk too full for the next segment is no error yet; one too full for the first is.
-    pub fn create(disk: Arc<dyn Disk>, position: Position, segment_bytes: u64) -> io::Result<Writer> {
+    pub fn create(disk: Arc<dyn Disk>, position: Position, segment_bytes: u64, salt: Salt) -> io::Result<Writer> {
         check_sizes(position, segment_bytes)?;
         // The names we see may be those of a process that died before it made them durable.
         disk.sync_names()?;
@@ -61,7 +62,7 @@ impl Writer {
         }
         let mut spares = Spares::adopt(disk.clone(), segment_bytes, &listing.spares)?;
         spares.prepare()?;
-        let current = begin_segment(disk.as_ref(), &mut spares, position)?;
+        let current = begin_segment(disk.as_ref(), &mut spares, position, salt)?;
         let mut writer = Writer {
             disk,
             segment_bytes,
@@ -70,6 +71,7 @@ impl Writer {
             spares,
             written: Position(position.0 + SEGMENT_HEADER_BYTES),
             flushed: position,
+            salt,
             poisoned: false,
         };
         match writer.prepare_next() {
@@ -146,7 +148,7 @@ impl Writer {
             writer.spares.prepare()?;
             // A segment without a frame would share its base with the next one, and so its name.
             let base = writer.end_of_frames();
-            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base)?;
+            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, writer.salt)?;
             let previous = std::mem::replace(&mut writer.current, next);
             if previous.base < base {
                 writer.older.push_back(previous.base);
@@ -214,7 +216,7 @@ impl Writer {
         if frames.len() as u64 > self.segment_end().0 - self.written.0 {
             return Err(invalid(format!("{} bytes do not fit the segment at {}", frames.len(), self.current.base)));
         }
-        let end = stamp_frames(frames, self.written, self.flushed)
+        let end = stamp_frames(frames, self.written, self.flushed, self.salt)
             .map_err(|fault| invalid(format!("frames meant for position {}: {fault}", self.written)))?;
         self.current.file.write_at(self.written.0 - self.current.base.0, frames)?;
         self.written = end;
@@ -255,9 +257,9 @@ impl Writer {
 }
 
 /// Turns the ready spare into the segment at `base`. The order of the steps is explained above.
-fn begin_segment(disk: &dyn Disk, spares: &mut Spares, base: Position) -> io::Result<Current> {
+fn begin_segment(disk: &dyn Disk, spares: &mut Spares, base: Position, salt: Salt) -> io::Result<Current> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
-    spare.file.write_at(0, &encode_header(base))?;
+    spare.file.write_at(0, &encode_header(base, salt))?;
     spare.file.sync()?;
     disk.rename(&spare.name, &segment_name(base))?;
     disk.sync_names()?;
@@ -325,7 +327,7 @@ mod tests {
         let mut written = Vec::new();
         let mut end = Position(0);
         for life in 0..4_u8 {
-            let mut writer = Writer::create(disk.clone(), end, SEGMENT).unwrap();
+            let mut writer = Writer::create(disk.clone(), end, SEGMENT, Salt::new(7)).unwrap();
             let mut tail = Tail::new(writer.plan());
             for number in 0..40_u8 {
                 let payload = vec![life ^ number; usize::from(number) * 3];
@@ -349,7 +351,7 @@ mod tests {
     #[test]
     fn one_group_may_roll_when_a_spare_is_ready() {
         let (_dir, disk) = temporary();
-        let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT).unwrap();
+        let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7)).unwrap();
         let mut tail = Tail::new(writer.plan());
         let placements: Vec<_> = (0..4).map(|_| tail.append(|out| out.resize(out.len() + 80, 1)).unwrap()).collect();
         assert_eq!(placements.iter().map(|placed| placed.rolls).collect::<Vec<_>>(), [false, false, true, false]);
@@ -365,7 +367,7 @@ mod tests {
             let (payloads, end) = replay(&disk, Position(0));
             assert!(payloads.is_empty());
             assert_eq!(end, Position(0));
-            Writer::create(disk.clone(), end, SEGMENT).unwrap();
+            Writer::create(disk.clone(), end, SEGMENT, Salt::new(7)).unwrap();
         }
         assert_eq!(count(&disk, "journal-"), 1);
         assert_eq!(count(&disk, "spare-"), 1);
@@ -374,9 +376,9 @@ mod tests {
     #[test]
     fn frames_that_do_not_continue_the_journal_are_refused_and_so_is_everything_after() {
         let (_dir, disk) = temporary();
-        let mut writer = Writer::create(disk, Position(0), SEGMENT).unwrap();
+        let mut writer = Writer::create(disk, Position(0), SEGMENT, Salt::new(7)).unwrap();
         let mut frame = Vec::new();
-        super::super::encode_frame(&mut frame, Position(800), Position(0), b"elsewhere");
+        super::super::encode_frame(&mut frame, Position(800), Position(0), Salt::new(7), b"elsewhere");
         assert_eq!(writer.write(&mut frame).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert!(writer.sync().is_err());
         assert!(writer.prepare_next().is_err());
@@ -385,8 +387,8 @@ mod tests {
     #[test]
     fn a_writer_does_not_begin_before_the_end_of_the_journal() {
         let (_dir, disk) = temporary();
-        Writer::create(disk.clone(), Position(4096), SEGMENT).unwrap();
-        assert!(Writer::create(disk.clone(), Position(0), SEGMENT).is_err());
-        assert!(Writer::create(disk, Position(4097), SEGMENT).is_err());
+        Writer::create(disk.clone(), Position(4096), SEGMENT, Salt::new(7)).unwrap();
+        assert!(Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7)).is_err());
+        assert!(Writer::create(disk, Position(4097), SEGMENT, Salt::new(7)).is_err());
     }
 }

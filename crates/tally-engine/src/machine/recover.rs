@@ -125,7 +125,7 @@ impl Machine {
         if recovered.truncated_bytes > 0 {
             tracing::info!(bytes = recovered.truncated_bytes, "dropped an unfinished write at the end of the journal");
         }
-        let writer = Writer::create(disk, recovered.end, settings.segment_bytes)?;
+        let writer = Writer::create(disk, recovered.end, settings.segment_bytes, settings.salt())?;
         let tail = Tail::new(writer.plan());
         let state = State { partition, tail, applied: recovered.end, in_flight: VecDeque::new() };
         Ok(Machine {

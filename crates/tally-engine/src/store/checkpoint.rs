@@ -11,6 +11,8 @@ use super::{Store, StoreError};
 
 /// Entries a run's filter is sized for when the iterator does not say how many there are at most.
 const ENTRIES_GUESS: usize = CAPTURE_BYTES_MAX / 32;
+/// Entries a run's filter is sized for at most, however many the iterator thinks there may be: more than are captured.
+const ENTRIES_MAX: usize = CAPTURE_BYTES_MAX / 2;
 
 /// What a checkpoint says of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl<'a> CheckpointWriter<'a> {
         if entries.peek().is_none() {
             return Ok(());
         }
-        let entries_max = entries.size_hint().1.unwrap_or(ENTRIES_GUESS);
+        let entries_max = entries.size_hint().1.unwrap_or(ENTRIES_GUESS).min(ENTRIES_MAX);
         let mut writer = self.store.run_writer(entries_max as u64)?;
         for (key, entry) in entries {
             match entry {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tally_core::varint::Cursor;
 
 use super::StoreError;
-use super::run::{self, BLOCK_BYTES, Run};
+use super::run::{self, BLOCK_BYTES, Run, shared_prefix};
 
 /// Most bytes one read fetches ahead.
 const AHEAD_BYTES_MAX: usize = 256 << 10;
@@ -102,10 +102,33 @@ impl RunCursor {
             let block = index.find(target).max(self.next_block);
             self.enter(block)?;
         }
-        while self.advance()? {
-            if self.key.as_slice() >= target {
+        // All of a later block is greater, so if this one is passed the next entry is the one.
+        Ok(self.seek_in_block(target)? || self.advance()?)
+    }
+
+    /// Moves within the block to the first entry whose key is not less than `target`, where the one before it is;
+    /// `false` at the end of the block.
+    ///
+    /// Most entries are passed without a look at their key. `matched` is how much of `target` the key before has in
+    /// common, so that key is less by its byte after that; an entry that shares more than `matched` with it has
+    /// this byte too and is just as much less.
+    fn seek_in_block(&mut self, target: &[u8]) -> Result<bool, StoreError> {
+        let mut matched = shared_prefix(&self.key, target);
+        while let Some(entry) = self.next_in_block()? {
+            let rest = self.buf.get(entry.suffix.clone()).unwrap_or_default();
+            let (same, wanted) = target.split_at_checked(entry.shared).unwrap_or_default();
+            if entry.shared > matched {
+                continue;
+            }
+            if rest >= wanted {
+                self.key.clear();
+                self.key.extend_from_slice(same);
+                self.key.extend_from_slice(rest);
+                self.value = entry.value;
+                self.on_entry = true;
                 return Ok(true);
             }
+            matched = entry.shared + shared_prefix(rest, wanted);
         }
         Ok(false)
     }
@@ -144,39 +167,64 @@ impl RunCursor {
         Ok(())
     }
 
+    /// Moves to the next entry of the block, which there is.
     fn decode(&mut self) -> Result<(), StoreError> {
-        let rest = self.buf.get(self.rest.clone()).unwrap_or_default();
-        let Some((value, left)) = decode_entry(rest, &mut self.key) else {
-            let block = self.run.index.block(self.block());
-            return Err(self.run.damaged(block.start, "the block passes its checksum and makes no sense"));
-        };
-        let value_end = self.rest.end - left;
-        self.value = value.map(|len| value_end - len..value_end);
-        self.rest.start = value_end;
+        let Some(entry) = self.next_in_block()? else { return Ok(()) };
+        if entry.shared > self.key.len() {
+            return Err(self.nonsense());
+        }
+        self.key.truncate(entry.shared);
+        self.key.extend_from_slice(self.buf.get(entry.suffix).unwrap_or_default());
+        self.value = entry.value;
         self.on_entry = true;
         Ok(())
     }
+
+    /// Takes the next entry off the block, leaving the key as it is; `None` at the end of the block.
+    #[inline]
+    fn next_in_block(&mut self) -> Result<Option<Encoded>, StoreError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let entry = self.buf.get(..self.rest.end).and_then(|block| Encoded::at(block, self.rest.start));
+        let Some(entry) = entry else { return Err(self.nonsense()) };
+        self.rest.start = entry.end;
+        Ok(Some(entry))
+    }
+
+    #[cold]
+    fn nonsense(&self) -> StoreError {
+        let block = self.run.index.block(self.block());
+        self.run.damaged(block.start, "the block passes its checksum and makes no sense")
+    }
 }
 
-/// Decodes the first entry of `rest`, taking `key` from the key before to its own. Gives the length of the value,
-/// which ends the entry, and how many bytes are left behind it.
-#[inline]
-fn decode_entry(rest: &[u8], key: &mut Vec<u8>) -> Option<(Option<usize>, usize)> {
-    let mut cursor = Cursor::new(rest);
-    let shared = cursor.u64()? as usize;
-    if shared > key.len() {
-        return None;
+/// An entry as it stands in a block: its parts are places in the block.
+struct Encoded {
+    /// Bytes its key shares with the one before it.
+    shared: usize,
+    /// The rest of its key.
+    suffix: Range<usize>,
+    /// Its value; `None` for a removal.
+    value: Option<Range<usize>>,
+    /// Where it ends.
+    end: usize,
+}
+
+impl Encoded {
+    /// The entry at `start`, if there is a whole one.
+    #[inline]
+    fn at(block: &[u8], start: usize) -> Option<Encoded> {
+        let mut cursor = Cursor::new(block.get(start..)?);
+        let shared = usize::try_from(cursor.u64()?).ok()?;
+        let suffix_len = cursor.bytes(run::KEY_BYTES_MAX)?.len();
+        let suffix_end = block.len() - cursor.rest().len();
+        let coded = cursor.u64()?;
+        let value_start = block.len() - cursor.rest().len();
+        let value_len = usize::try_from(coded.saturating_sub(1)).ok()?;
+        cursor.take(value_len)?;
+        let end = value_start + value_len;
+        let value = (coded > 0).then_some(value_start..end);
+        Some(Encoded { shared, suffix: suffix_end - suffix_len..suffix_end, value, end })
     }
-    let suffix = cursor.bytes(run::KEY_BYTES_MAX)?;
-    key.truncate(shared);
-    key.extend_from_slice(suffix);
-    let value = match cursor.u64()? {
-        0 => None,
-        coded => {
-            let len = usize::try_from(coded - 1).ok()?;
-            cursor.take(len)?;
-            Some(len)
-        }
-    };
-    Some((value, cursor.rest().len()))
 }

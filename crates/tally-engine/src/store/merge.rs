@@ -183,7 +183,7 @@ mod tests {
         let mut sizes: Vec<u64> = Vec::new();
         let (mut arrived, mut written) = (0, 0);
         for n in 0..5_000u64 {
-            let bytes = if n % 4 == 3 { 300 * MIB >> (n % 7) } else { MIB << (n % 3) };
+            let bytes = if n % 4 == 3 { (300 * MIB) >> (n % 7) } else { MIB << (n % 3) };
             arrived += bytes;
             sizes.insert(0, bytes);
             while let Some(window) = choose(&sizes) {

@@ -2,8 +2,8 @@
 //!
 //! The journal already makes changes durable and memory already holds what is hot, so this is a log-structured
 //! merge tree without a write-ahead log and without a memtable. A checkpoint hands over sorted entries, which
-//! become immutable [run] files; a [manifest] names the runs and the position and is replaced atomically;
-//! [merging](merge) in the background keeps the runs few. Keys and values are bytes to it.
+//! become immutable files, *runs*; a *manifest* names the runs and the position and is replaced atomically;
+//! merging in the background keeps the runs few. Keys and values are bytes to it.
 //!
 //! Who may wait for whom: readers take a snapshot of the list of runs under a lock held for an instant, and wait for
 //! nothing else. Checkpoints and merges write their runs side by side; only their commits, a few small

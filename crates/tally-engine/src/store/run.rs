@@ -114,6 +114,13 @@ pub(super) fn checked(offset: u64, part: &[u8]) -> Option<&[u8]> {
     (checksum(offset, content) == u32::from_le_bytes(stored)).then_some(content)
 }
 
+/// How many bytes the keys begin with in common.
+pub(super) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
+    let words = a.chunks_exact(8).zip(b.chunks_exact(8)).take_while(|(a, b)| a == b).count();
+    let rest = a.iter().zip(b).skip(8 * words);
+    8 * words + rest.take_while(|(a, b)| a == b).count()
+}
+
 /// Header of the run with this number.
 pub(super) fn header(number: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
@@ -166,11 +173,6 @@ impl Run {
     /// What the manifest says of this run.
     pub(super) fn named(&self) -> RunRef {
         RunRef { number: self.number, entries: self.entries, bytes: self.bytes }
-    }
-
-    /// Whether the run may hold `key`, judged without reading.
-    pub(super) fn may_hold(&self, key: &[u8], hash: u64) -> bool {
-        self.filter.may_contain(hash) && *self.smallest <= *key && *key <= *self.largest
     }
 
     /// Bytes held in memory.
@@ -305,5 +307,25 @@ impl Opening {
         };
         parse(&mut Cursor::new(content))
             .ok_or_else(|| self.damaged(footer.index, "the index contradicts itself or the footer"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_prefix;
+
+    #[test]
+    fn the_shared_prefix_ends_at_the_first_difference_or_the_shorter_end() {
+        for (a, b, shared) in [
+            ("", "", 0),
+            ("", "a", 0),
+            ("abc", "abd", 2),
+            ("abcdefgh", "abcdefgh", 8),
+            ("abcdefghi", "abcdefghij", 9),
+            ("abcdefghijklmnopq", "abcdefghijklmnopX", 16),
+            ("abcdefgXijklmnopq", "abcdefghijklmnopq", 7),
+        ] {
+            assert_eq!(shared_prefix(a.as_bytes(), b.as_bytes()), shared, "{a} {b}");
+        }
     }
 }

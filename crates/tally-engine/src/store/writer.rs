@@ -9,6 +9,7 @@ use super::filter::{Filter, hash};
 use super::index::Index;
 use super::run::{
     self, BLOCK_BYTES, CHECKSUM_BYTES, FOOTER_BYTES, Footer, HEADER_BYTES, KEY_BYTES_MAX, Run, VALUE_BYTES_MAX,
+    shared_prefix,
 };
 use crate::disk::{Disk, DiskFile};
 
@@ -37,13 +38,6 @@ pub(super) struct RunWriter<'a> {
     index: Index,
     filter: Filter,
     finished: bool,
-}
-
-/// How many bytes the keys begin with in common.
-fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    let words = a.chunks_exact(8).zip(b.chunks_exact(8)).take_while(|(a, b)| a == b).count();
-    let rest = a.iter().zip(b).skip(8 * words);
-    8 * words + rest.take_while(|(a, b)| a == b).count()
 }
 
 impl<'a> RunWriter<'a> {
@@ -233,23 +227,3 @@ impl Drop for RunWriter<'_> {
 }
 
 const _: () = assert!(FOOTER_BYTES == 5 * 8 + CHECKSUM_BYTES);
-
-#[cfg(test)]
-mod tests {
-    use super::shared_prefix;
-
-    #[test]
-    fn the_shared_prefix_ends_at_the_first_difference_or_the_shorter_end() {
-        for (a, b, shared) in [
-            ("", "", 0),
-            ("", "a", 0),
-            ("abc", "abd", 2),
-            ("abcdefgh", "abcdefgh", 8),
-            ("abcdefghi", "abcdefghij", 9),
-            ("abcdefghijklmnopq", "abcdefghijklmnopX", 16),
-            ("abcdefgXijklmnopq", "abcdefghijklmnopq", 7),
-        ] {
-            assert_eq!(shared_prefix(a.as_bytes(), b.as_bytes()), shared, "{a} {b}");
-        }
-    }
-}

@@ -1,0 +1,165 @@
+//! The server over HTTP, loaded by wrk: an external client that costs little and is nobody's friend.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::progress::Progress;
+use crate::report::{Row, Target};
+use crate::{Failure, Options};
+
+const CONNECTIONS: usize = 64;
+const BATCH: usize = 1_000;
+
+/// A server of our own on a free port, ended when dropped.
+struct Server {
+    process: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(data: &Path) -> Result<Server, Failure> {
+        let binary = server_binary()?;
+        let mut process = Command::new(&binary)
+            .args(["serve", "--http", "127.0.0.1:0", "--data"])
+            .arg(data)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| Failure::new(&format!("{}: {error}", binary.display())))?;
+        let stdout = process.stdout.take().ok_or_else(|| Failure::new(&"the server has no output"))?;
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Some(at) = line.find("http://127.0.0.1:") {
+                let url = line[at..].split_whitespace().next().unwrap_or_default();
+                let url = url.split("/api").next().unwrap_or(url).trim_end_matches('/').to_owned();
+                return Ok(Server { process, url });
+            }
+        }
+        Err(Failure::new(&"the server did not say where it listens"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It is ours and holds nothing that outlives the benchmark.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// `make bench` builds the server beside this program.
+fn server_binary() -> Result<PathBuf, Failure> {
+    let here = std::env::current_exe().map_err(|error| Failure::new(&error))?;
+    let binary = here.with_file_name("tally");
+    if binary.exists() {
+        Ok(binary)
+    } else {
+        Err(Failure::new(&format!("{} is missing: build it with `cargo build --release`", binary.display())))
+    }
+}
+
+/// What wrk sends: a Lua script for everything but a plain GET.
+struct Load {
+    name: &'static str,
+    path: &'static str,
+    script: Option<String>,
+}
+
+fn loads() -> [Load; 4] {
+    let items: Vec<String> = (0..BATCH).map(|i| format!(r#"{{"key":"bench:{}","amount":1}}"#, i * 7919)).collect();
+    let batch = format!(r#"{{"increments":[{}]}}"#, items.join(","));
+    [
+        Load { name: "GET /livez", path: "/livez", script: None },
+        Load {
+            name: "single increments, one key",
+            path: "/",
+            script: Some(post("/api/v1/counters/hot/increment", "")),
+        },
+        Load { name: "reads, one key", path: "/api/v1/counters/hot", script: None },
+        Load { name: "batches of 1,000", path: "/", script: Some(post("/api/v1/counters/batch-increment", &batch)) },
+    ]
+}
+
+fn post(path: &str, body: &str) -> String {
+    format!(
+        "wrk.method = \"POST\"\nwrk.path = \"{path}\"\nwrk.body = '{body}'\nwrk.headers[\"Content-Type\"] = \"application/json\"\n"
+    )
+}
+
+/// Runs the suite, rounds interleaved.
+pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> {
+    let dir = options.scratch()?;
+    let loads = loads();
+    let mut rounds: Vec<Vec<Outcome>> = loads.iter().map(|_| Vec::new()).collect();
+    let server = Server::start(&dir.path().join("data"))?;
+    for round in 0..options.rounds {
+        for (load, results) in loads.iter().zip(&mut rounds) {
+            progress.say(&format!("http: {} (round {} of {})", load.name, round + 1, options.rounds));
+            results.push(wrk(options, dir.path(), &server.url, load)?);
+            progress.step();
+        }
+    }
+    Ok(rows(&loads, &rounds))
+}
+
+fn rows(loads: &[Load; 4], rounds: &[Vec<Outcome>]) -> Vec<Row> {
+    let rates = |at: usize| rounds[at].iter().map(|outcome| outcome.per_second).collect::<Vec<f64>>();
+    let [livez, single, reads, batches] = [0, 1, 2, 3].map(rates);
+    let ratios = single.iter().zip(&livez).map(|(single, livez)| single / livez).collect();
+    let batched = batches.iter().map(|rate| rate * BATCH as f64).collect();
+    let p99 = |at: usize| rounds[at].iter().map(|outcome| outcome.p99_ms).collect::<Vec<f64>>();
+    vec![
+        Row::new("http", loads[0].name, "requests/s", livez),
+        Row::new("http", loads[1].name, "increments/s", single),
+        Row::new("http", "single increments ÷ GET /livez", "", ratios).target(Target::AtLeast(0.7)),
+        Row::new("http", "single increments, p99", "ms", p99(1)),
+        Row::new("http", loads[2].name, "requests/s", reads),
+        Row::new("http", "reads, p99", "ms", p99(2)),
+        Row::new("http", loads[3].name, "increments/s", batched).target(Target::AtLeast(1.5e6)),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    per_second: f64,
+    p99_ms: f64,
+}
+
+fn wrk(options: &Options, dir: &Path, url: &str, load: &Load) -> Result<Outcome, Failure> {
+    let mut command = Command::new("wrk");
+    command.args(["--latency", "-t2", &format!("-c{CONNECTIONS}"), &format!("-d{}s", options.seconds.ceil())]);
+    if let Some(script) = &load.script {
+        let path = dir.join("load.lua");
+        std::fs::write(&path, script).map_err(|error| Failure::new(&error))?;
+        command.arg("-s").arg(path);
+    }
+    let output = command.arg(format!("{url}{}", load.path)).output().map_err(|error| {
+        Failure::new(&format!("wrk could not be started ({error}); `make bench` installs it, or: apt-get install wrk"))
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if text.contains("Non-2xx") || text.contains("Socket errors") {
+        return Err(Failure::new(&format!("{}: some requests failed:\n{text}", load.name)));
+    }
+    let field = |name: &str| {
+        let line = text.lines().map(str::trim).find(|line| line.starts_with(name))?;
+        line.split_whitespace().nth(1).map(str::to_owned)
+    };
+    let per_second = field("Requests/sec:").and_then(|rate| rate.parse().ok());
+    let p99_ms = field("99%").and_then(|latency| milliseconds(&latency));
+    match (per_second, p99_ms) {
+        (Some(per_second), Some(p99_ms)) => Ok(Outcome { per_second, p99_ms }),
+        _ => Err(Failure::new(&format!("wrk said nothing that makes sense:\n{text}"))),
+    }
+}
+
+fn milliseconds(latency: &str) -> Option<f64> {
+    let unit_at = latency.find(|c: char| c.is_ascii_alphabetic())?;
+    let (value, unit) = latency.split_at(unit_at);
+    let factor = match unit {
+        "us" => 1e-3,
+        "ms" => 1.0,
+        "s" => 1e3,
+        _ => return None,
+    };
+    Some(value.parse::<f64>().ok()? * factor)
+}

@@ -1,0 +1,126 @@
+//! Admission: what a call may ask for, whichever front door it came through.
+//!
+//! Front doors decode; this decides. Nothing reaches the engine that was not admitted here. Who may call, and how
+//! often, will be decided here too.
+
+use std::net::IpAddr;
+
+use tally_core::event::{Bounds, Correction, Details, OnBound, RequestId, RequestIdError};
+use tally_core::key::{Key, KeyError, KeyRef};
+use tally_core::limits::{CALL_EVENTS_MAX, CALL_KEYS_MAX, PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX, REASON_BYTES_MAX};
+
+/// Why a call is refused before it reaches the engine. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// Not a key.
+    #[error("{0}")]
+    Key(#[from] KeyError),
+    /// Not a request id.
+    #[error("{0}")]
+    RequestId(#[from] RequestIdError),
+    /// An amount must be positive; the verb carries the sign.
+    #[error("`amount` is {0}; it must be 1 or more: to take away, call `decrement` with a positive amount")]
+    Amount(i64),
+    /// A correction that corrects nothing.
+    #[error("`delta` is 0; an adjustment must change the value")]
+    DeltaZero,
+    /// A correction without a reason.
+    #[error("`reason` is missing or empty; say in 1 to {REASON_BYTES_MAX} bytes why the counter is corrected")]
+    ReasonEmpty,
+    /// A reason that is too long.
+    #[error("`reason` has {0} bytes; it has 1 to {REASON_BYTES_MAX} bytes")]
+    ReasonTooLong(usize),
+    /// Bounds no value can lie within.
+    #[error("`floor` {floor} lies above `ceiling` {ceiling}; no value fits between them")]
+    BoundsCrossed {
+        /// The floor given.
+        floor: i64,
+        /// The ceiling given.
+        ceiling: i64,
+    },
+    /// What to do at a bound, without a bound.
+    #[error("`on_bound` needs `floor` or `ceiling` beside it")]
+    BoundMissing,
+    /// A batch of nothing.
+    #[error("`increments` is empty; a batch has 1 to {CALL_EVENTS_MAX} items")]
+    BatchEmpty,
+    /// A batch of too much.
+    #[error("`increments` has {0} items; a batch has at most {CALL_EVENTS_MAX}: send several")]
+    BatchTooLarge(usize),
+    /// Too many keys in one read.
+    #[error("`keys` names {0} counters; one call reads 1 to {CALL_KEYS_MAX}: send several")]
+    TooManyKeys(usize),
+    /// A page of an impossible size.
+    #[error("`limit` is {0}; a page has 1 to {PAGE_ITEMS_MAX} items")]
+    Limit(u64),
+}
+
+/// A key of the right length.
+pub fn key(bytes: &[u8]) -> Result<Key, Denied> {
+    Ok(Key::new(bytes)?)
+}
+
+/// A request id within the namespace of `key`.
+pub fn request_id(key: KeyRef<'_>, id: &[u8]) -> Result<RequestId, Denied> {
+    Ok(RequestId::new(key, id)?)
+}
+
+/// A positive amount.
+pub fn amount(amount: i64) -> Result<i64, Denied> {
+    if amount >= 1 { Ok(amount) } else { Err(Denied::Amount(amount)) }
+}
+
+/// A correction that changes something.
+pub fn delta(delta: i64) -> Result<i64, Denied> {
+    if delta == 0 { Err(Denied::DeltaZero) } else { Ok(delta) }
+}
+
+/// Who corrects a counter, and a reason of the right length.
+pub fn correction(peer: IpAddr, reason: &str) -> Result<Correction, Denied> {
+    match reason.len() {
+        0 => Err(Denied::ReasonEmpty),
+        1..=REASON_BYTES_MAX => Ok(Correction { actor: actor(peer), reason: reason.into() }),
+        n => Err(Denied::ReasonTooLong(n)),
+    }
+}
+
+/// The name a caller's corrections go under. Nobody signs in yet, so all that is known is where a call came from.
+fn actor(peer: IpAddr) -> Box<str> {
+    format!("anonymous@{}", peer.to_canonical()).into()
+}
+
+/// Bounds that leave room, as the details of an event; `None` when nothing bounds it.
+pub fn bounds(floor: Option<i64>, ceiling: Option<i64>, on_bound: Option<OnBound>) -> Result<Option<Details>, Denied> {
+    match (floor, ceiling) {
+        (None, None) if on_bound.is_some() => Err(Denied::BoundMissing),
+        (None, None) => Ok(None),
+        (Some(floor), Some(ceiling)) if floor > ceiling => Err(Denied::BoundsCrossed { floor, ceiling }),
+        _ => {
+            let on_bound = on_bound.unwrap_or(OnBound::Refuse);
+            Ok(Some(Details { bounds: Some(Bounds { floor, ceiling, on_bound }), ..Details::default() }))
+        }
+    }
+}
+
+/// A batch of the right size.
+pub fn batch_len(items: usize) -> Result<(), Denied> {
+    match items {
+        0 => Err(Denied::BatchEmpty),
+        1..=CALL_EVENTS_MAX => Ok(()),
+        n => Err(Denied::BatchTooLarge(n)),
+    }
+}
+
+/// As many keys as one call may read.
+pub fn keys_len(keys: usize) -> Result<(), Denied> {
+    if (1..=CALL_KEYS_MAX).contains(&keys) { Ok(()) } else { Err(Denied::TooManyKeys(keys)) }
+}
+
+/// The size of a page.
+pub fn page_limit(limit: Option<u64>) -> Result<usize, Denied> {
+    match limit {
+        None => Ok(PAGE_ITEMS_DEFAULT),
+        Some(n) if (1..=PAGE_ITEMS_MAX as u64).contains(&n) => Ok(n as usize),
+        Some(n) => Err(Denied::Limit(n)),
+    }
+}

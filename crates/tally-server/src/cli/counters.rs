@@ -1,0 +1,129 @@
+//! `tally incr`, `decr`, `get` and `stats`: counters of a running server.
+
+use std::process::ExitCode;
+
+use serde_json::{Map, Value, json};
+
+use super::args::{DecrArgs, GetArgs, IncrArgs, StatsArgs};
+use super::client::{CallError, Client, encode_key};
+
+/// Bytes of encoded keys sent in one read; a request's head holds a good deal more.
+const KEYS_BYTES_MAX: usize = 16 << 10;
+
+/// Adds.
+pub fn incr(args: &IncrArgs) -> ExitCode {
+    let client = Client::new(&args.client);
+    let answer = change(&client, &args.key, "increment", args.amount, args.request_id.as_deref());
+    client.finish(answer, written)
+}
+
+/// Takes away.
+pub fn decr(args: &DecrArgs) -> ExitCode {
+    let client = Client::new(&args.client);
+    let answer = change(&client, &args.key, "decrement", args.amount, args.request_id.as_deref());
+    client.finish(answer, written)
+}
+
+fn change(client: &Client, key: &str, verb: &str, amount: i64, request_id: Option<&str>) -> Result<Value, CallError> {
+    let mut body = Map::from_iter([("amount".to_owned(), json!(amount))]);
+    if let Some(id) = request_id {
+        body.insert("request_id".to_owned(), json!(id));
+    }
+    client.post(&format!("/counters/{}/{verb}", encode_key(key)), &Value::Object(body))
+}
+
+fn written(answer: &Value) -> Vec<Vec<String>> {
+    let note = if answer.get("duplicate") == Some(&Value::Bool(true)) { "counted before" } else { "" };
+    let applied = answer.get("applied").and_then(Value::as_i64).unwrap_or_default();
+    vec![
+        ["KEY", "VALUE", "CHANGE", ""].map(str::to_owned).to_vec(),
+        vec![text(answer, "key"), text(answer, "value"), format!("{applied:+}"), note.to_owned()],
+    ]
+}
+
+/// Reads.
+pub fn get(args: &GetArgs) -> ExitCode {
+    let client = Client::new(&args.client);
+    client.finish(read_all(&client, &args.keys), readings)
+}
+
+fn read_all(client: &Client, keys: &[String]) -> Result<Value, CallError> {
+    let mut counters = Vec::with_capacity(keys.len());
+    for list in lists(keys) {
+        let mut answer = client.get(&format!("/counters?keys={list}"))?;
+        match answer.get_mut("counters").map(Value::take) {
+            Some(Value::Array(mut page)) => counters.append(&mut page),
+            _ => return Err(CallError::Unintelligible("the answer has no `counters`".into())),
+        }
+    }
+    Ok(json!({ "counters": counters }))
+}
+
+/// The keys, encoded and joined, in as many lists as it takes for each to fit a request.
+fn lists(keys: &[String]) -> Vec<String> {
+    let mut lists: Vec<String> = Vec::new();
+    for key in keys.iter().map(|key| encode_key(key)) {
+        match lists.last_mut() {
+            Some(list) if list.len() + key.len() < KEYS_BYTES_MAX => {
+                list.push(',');
+                list.push_str(&key);
+            }
+            _ => lists.push(key),
+        }
+    }
+    lists
+}
+
+fn readings(answer: &Value) -> Vec<Vec<String>> {
+    let mut rows = vec![["KEY", "VALUE", "UPDATED"].map(str::to_owned).to_vec()];
+    for counter in answer.get("counters").and_then(Value::as_array).into_iter().flatten() {
+        let exists = counter.get("exists") == Some(&Value::Bool(true));
+        let updated = if exists { text(counter, "updated_at") } else { "never counted".to_owned() };
+        rows.push(vec![text(counter, "key"), text(counter, "value"), updated]);
+    }
+    rows
+}
+
+/// Reads one counter with its history.
+pub fn stats(args: &StatsArgs) -> ExitCode {
+    let client = Client::new(&args.client);
+    let answer = client.get(&format!("/counters/{}/stats", encode_key(&args.key)));
+    client.finish(answer, |answer| {
+        const ROWS: [(&str, &str); 12] = [
+            ("key", "key"),
+            ("value", "value"),
+            ("added in all", "increments"),
+            ("taken away in all", "decrements"),
+            ("lowest", "min"),
+            ("highest", "max"),
+            ("per second, last second", "rate_1s"),
+            ("per second, last minute", "rate_1m"),
+            ("per second, last hour", "rate_1h"),
+            ("shards", "shards"),
+            ("created", "created_at"),
+            ("updated", "updated_at"),
+        ];
+        ROWS.iter().map(|(name, field)| vec![(*name).to_owned(), text(answer, field)]).collect()
+    })
+}
+
+fn text(answer: &Value, field: &str) -> String {
+    match answer.get(field) {
+        Some(Value::String(text)) => text.clone(),
+        None | Some(Value::Null) => "-".to_owned(),
+        Some(other) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_keys_go_out_in_lists_that_fit_a_request() {
+        let keys: Vec<String> = (0..100).map(|i| format!("{i}{}", "é".repeat(200))).collect();
+        let lists = lists(&keys);
+        assert!(lists.iter().all(|list| list.len() <= KEYS_BYTES_MAX + 2));
+        assert_eq!(lists.iter().map(|list| list.split(',').count()).sum::<usize>(), 100);
+    }
+}

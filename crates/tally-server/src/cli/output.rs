@@ -1,0 +1,57 @@
+//! Output: aligned columns for people, JSON for programs, errors on stderr.
+
+use std::fmt::Display;
+use std::io::Write;
+
+use serde_json::Value;
+
+/// Prints rows in aligned columns.
+pub fn table(rows: &[Vec<String>]) {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let cell_width = |row: &[String], column: usize| row.get(column).map_or(0, |cell| printable(cell).chars().count());
+    let widths: Vec<usize> =
+        (0..columns).map(|column| rows.iter().map(|row| cell_width(row, column)).max().unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{:<width$}", printable(cell)));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    print(&text);
+}
+
+/// Prints JSON.
+pub fn json(value: &Value) {
+    print(&format!("{value}\n"));
+}
+
+/// Prints an error.
+pub fn error(error: &dyn Display) {
+    // A closed stderr leaves nobody to tell.
+    let _ = writeln!(std::io::stderr().lock(), "tally: {error}");
+}
+
+/// Prints an error for programs.
+pub fn error_json(problem: &Value) {
+    let _ = writeln!(std::io::stderr().lock(), "{problem}");
+}
+
+fn print(text: &str) {
+    // A reader that has seen enough, `head` say, is no failure.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+/// A key may hold anything; a terminal should not act on it.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_rather_than_obeyed() {
+        assert_eq!(printable("a\u{1b}[31mé"), "a\\u{1b}[31mé");
+    }
+}

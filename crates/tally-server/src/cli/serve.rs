@@ -1,0 +1,59 @@
+//! `tally serve`: settings from flags, environment and file, then the server.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use super::{EXIT_FAILED, EXIT_USAGE, output};
+use crate::config::{self, Config, ConfigError, Setting, Source, Typed};
+
+/// Runs the server with what was typed.
+pub fn run(matches: Option<&ArgMatches>) -> ExitCode {
+    let config = match matches.map_or_else(|| Ok(Typed::default()), typed).and_then(|typed| config::validate(&typed)) {
+        Ok(config) => config,
+        Err(error) => {
+            output::error(&error);
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    serve(config)
+}
+
+fn serve(config: Config) -> ExitCode {
+    crate::log::start(config.log, config.log_level);
+    match crate::serve::run(config) {
+        Ok(code) => code,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+/// Everything typed: flags over the environment, as clap has it, over the file.
+fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
+    let typed = Typed {
+        data: setting(matches, "data"),
+        http: setting(matches, "http"),
+        memory: setting(matches, "memory"),
+        log: setting(matches, "log"),
+        log_level: setting(matches, "log_level"),
+        insecure: setting(matches, "insecure"),
+        namespaces: Vec::new(),
+    };
+    match setting(matches, "config") {
+        Some(path) => Ok(typed.over(config::read_file(&PathBuf::from(path.text))?)),
+        None => Ok(typed),
+    }
+}
+
+fn setting(matches: &ArgMatches, name: &str) -> Option<Setting> {
+    let text = matches.get_one::<String>(name)?.clone();
+    let source = match matches.value_source(name) {
+        Some(ValueSource::EnvVariable) => Source::Environment,
+        _ => Source::Flag,
+    };
+    Some(Setting { text, source })
+}

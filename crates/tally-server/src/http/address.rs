@@ -1,0 +1,162 @@
+//! What a request's address says: the key in its path and the parameters in its query.
+//!
+//! Percent-encoding is decoded here and strictly: `%zz` is an error rather than itself. Keys must be UTF-8 over
+//! HTTP, since answers name them in JSON. In a query `+` stands for a space, as HTML forms and every client
+//! library have it; in a path it stands for itself.
+
+use std::borrow::Cow;
+
+use axum::http::Uri;
+use tally_core::key::Key;
+
+use super::problem::{Kind, Problem};
+use crate::admission;
+use crate::hint::did_you_mean;
+
+/// Where every counter lives.
+pub const COUNTERS: &str = "/api/v1/counters/";
+
+/// The key a path names.
+pub fn key(uri: &Uri) -> Result<Key, Problem> {
+    let rest = uri.path().strip_prefix(COUNTERS).unwrap_or_default();
+    let segment = rest.split('/').next().unwrap_or_default();
+    key_from(segment, Plus::Itself)
+}
+
+/// The keys of one `keys=` parameter: split at the commas as sent, so that `%2C` is a comma within a key.
+pub fn keys(list: &str) -> Result<Vec<Key>, Problem> {
+    list.split(',').map(|encoded| key_from(encoded, Plus::Space)).collect()
+}
+
+fn key_from(encoded: &str, plus: Plus) -> Result<Key, Problem> {
+    let text = decode(encoded, plus).map_err(|why| Problem::new(Kind::InvalidKey, format!("the key {why}")))?;
+    Ok(admission::key(text.as_bytes())?)
+}
+
+/// What a `+` stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plus {
+    Itself,
+    Space,
+}
+
+/// Decodes percent-encoding, strictly.
+fn decode(encoded: &str, plus: Plus) -> Result<Cow<'_, str>, String> {
+    if !encoded.bytes().any(|byte| byte == b'%' || (byte == b'+' && plus == Plus::Space)) {
+        return Ok(Cow::Borrowed(encoded));
+    }
+    let mut bytes = Vec::with_capacity(encoded.len());
+    let mut rest = encoded.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        match first {
+            b'+' if plus == Plus::Space => bytes.push(b' '),
+            b'%' => {
+                let (byte, tail) = decode_escape(tail)?;
+                bytes.push(byte);
+                rest = tail;
+            }
+            other => bytes.push(*other),
+        }
+    }
+    String::from_utf8(bytes).map(Cow::Owned).map_err(|_| "is not UTF-8 once its percent-encoding is decoded".into())
+}
+
+/// The byte of the two hex digits after a `%`.
+fn decode_escape(digits: &[u8]) -> Result<(u8, &[u8]), String> {
+    if let [high, low, tail @ ..] = digits
+        && let (Some(high), Some(low)) = (hex_digit(*high), hex_digit(*low))
+    {
+        return Ok((high << 4 | low, tail));
+    }
+    let shown = String::from_utf8_lossy(&digits[..digits.len().min(2)]);
+    Err(format!("has a broken percent-encoding at `%{shown}`; write a percent sign itself as `%25`"))
+}
+
+fn hex_digit(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+/// The parameters of a query, each known to the call and each given once.
+pub struct Query<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Query<'a> {
+    /// Checks the names against those the call takes.
+    pub fn parse(uri: &'a Uri, known: &[&str]) -> Result<Self, Problem> {
+        let mut pairs: Vec<(&str, &str)> = Vec::new();
+        for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !known.contains(&name) {
+                return Err(unknown_parameter(name, known));
+            }
+            if pairs.iter().any(|(seen, _)| *seen == name) {
+                return Err(Problem::new(Kind::InvalidParameter, format!("`{name}` is given twice; give it once")));
+            }
+            pairs.push((name, value));
+        }
+        Ok(Query(pairs))
+    }
+
+    /// Refuses a query where a call takes none: a parameter that did nothing would look as if it did.
+    pub fn none(uri: &Uri) -> Result<(), Problem> {
+        if uri.query().is_none_or(str::is_empty) { Ok(()) } else { Query::parse(uri, &[]).map(|_| ()) }
+    }
+
+    /// A parameter as sent.
+    pub fn raw(&self, name: &str) -> Option<&'a str> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// A parameter as text.
+    pub fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, Problem> {
+        let decoded = self.raw(name).map(|raw| decode(raw, Plus::Space)).transpose();
+        decoded.map_err(|why| Problem::new(Kind::InvalidParameter, format!("`{name}` {why}")))
+    }
+
+    /// A parameter as a number.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+        let Some(raw) = self.raw(name) else { return Ok(None) };
+        raw.parse().map(Some).map_err(|_| {
+            let detail = format!("`{name}` is `{raw}`; it must be an integer from 0 to {}", u64::MAX);
+            Problem::new(Kind::InvalidParameter, detail)
+        })
+    }
+}
+
+fn unknown_parameter(name: &str, known: &[&str]) -> Problem {
+    let hint = match known {
+        [] => "this call takes no query parameters".to_owned(),
+        known => did_you_mean(name, known.iter().copied()),
+    };
+    Problem::new(Kind::UnknownParameter, format!("`{name}` is not a parameter of this call; {hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn key_of(uri: &str) -> Result<Vec<u8>, Kind> {
+        key(&uri.parse().unwrap()).map(|key| key.as_bytes().to_vec()).map_err(|problem| problem.kind)
+    }
+
+    #[test]
+    fn a_key_is_the_decoded_segment_after_counters() {
+        assert_eq!(key_of("/api/v1/counters/a%2Fb%25/increment").unwrap(), b"a/b%");
+        assert_eq!(key_of("/api/v1/counters/a+b").unwrap(), b"a+b");
+        assert_eq!(key_of("/api/v1/counters/%E2%9C%93?x=1").unwrap(), "✓".as_bytes());
+    }
+
+    #[test]
+    fn a_broken_encoding_is_not_a_key() {
+        for path in ["%zz", "%", "%2", "%ff", "", "%2%41"] {
+            assert_eq!(key_of(&format!("/api/v1/counters/{path}")), Err(Kind::InvalidKey), "{path}");
+        }
+    }
+
+    #[test]
+    fn keys_split_at_the_commas_as_sent() {
+        let keys: Vec<_> = keys("a,b%2Cc,d+e").unwrap().iter().map(|key| key.as_bytes().to_vec()).collect();
+        assert_eq!(keys, [&b"a"[..], b"b,c", b"d e"]);
+    }
+}

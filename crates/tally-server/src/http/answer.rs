@@ -1,0 +1,267 @@
+//! Answers: the JSON that calls return, in the shapes the contract fixes.
+
+use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde::{Serialize, Serializer};
+use tally_core::ledger::{CorrectionKind, LedgerEntry};
+use tally_core::outcome::Token;
+use tally_core::reading::{Reading, Stats};
+use tally_core::time::Millis;
+use utoipa::ToSchema;
+
+use crate::policy::Consistency;
+use crate::service::Written;
+
+/// Says that an answer is the first one again.
+pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+const ANSWER_BYTES: usize = 256;
+
+/// An answer in JSON.
+pub fn json<T: Serialize>(status: StatusCode, answer: &T) -> Response {
+    let mut body = Vec::with_capacity(ANSWER_BYTES);
+    // Writing plain data to memory cannot fail; if it did, an empty body would show it.
+    if serde_json::to_writer(&mut body, answer).is_err() {
+        body.clear();
+    }
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What became of a write.
+#[derive(Serialize, ToSchema)]
+pub struct WriteAnswer<'a> {
+    /// The counter.
+    #[schema(example = "likes:post:42")]
+    key: &'a str,
+    /// The value afterwards.
+    value: i64,
+    /// The signed change made.
+    applied: i64,
+    /// Whether the request id had been seen: then this is the first answer again.
+    duplicate: bool,
+    /// Whether every acknowledged change is in the value.
+    exact: bool,
+    /// When the change was made.
+    #[schema(value_type = String, format = DateTime)]
+    as_of: Timestamp,
+    /// Proof of the write, opaque.
+    #[schema(value_type = String)]
+    token: Shown<Token>,
+    /// Whether the counter exists afterwards.
+    exists: bool,
+    /// What the acknowledgement means.
+    #[schema(value_type = String, example = "eventual")]
+    consistency: Consistency,
+}
+
+impl<'a> WriteAnswer<'a> {
+    /// The answer to a write of `key`.
+    pub fn new(key: &'a str, written: &Written) -> Self {
+        let Written { outcome, as_of, token, consistency } = *written;
+        WriteAnswer {
+            key,
+            value: outcome.value,
+            applied: outcome.applied,
+            duplicate: outcome.duplicate,
+            exact: true,
+            as_of: Timestamp(as_of),
+            token: Shown(token),
+            exists: outcome.exists,
+            consistency,
+        }
+    }
+}
+
+/// A counter's value and where it stands.
+#[derive(Serialize, ToSchema)]
+pub struct ReadAnswer<'a> {
+    /// The counter; `null` for a key that is not UTF-8, which `key_hex` then spells out.
+    #[schema(example = "likes:post:42")]
+    key: Option<&'a str>,
+    /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys come in through RESP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    key_hex: Option<Hex<'a>>,
+    /// The value; 0 for a counter that does not exist.
+    value: i64,
+    /// Whether every acknowledged change is in the value.
+    exact: bool,
+    /// The moment the value stood.
+    #[schema(value_type = String, format = DateTime)]
+    as_of: Timestamp,
+    /// How long before the answer that was.
+    staleness_ms: u64,
+    /// Whether the counter exists.
+    exists: bool,
+    /// Sub-counters the value is summed from.
+    shards: u32,
+    /// First change; `null` when there was none.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    created_at: Option<Timestamp>,
+    /// Last change; `null` when there was none.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    updated_at: Option<Timestamp>,
+    /// What the reading rests on.
+    #[schema(value_type = String, example = "eventual")]
+    consistency: Consistency,
+}
+
+impl<'a> ReadAnswer<'a> {
+    /// The reading of `key`.
+    pub fn new(key: &'a [u8], reading: &Reading, consistency: Consistency) -> Self {
+        let text = std::str::from_utf8(key).ok();
+        ReadAnswer {
+            key: text,
+            key_hex: text.is_none().then_some(Hex(key)),
+            value: reading.value,
+            exact: reading.exact,
+            as_of: Timestamp(reading.as_of),
+            staleness_ms: reading.staleness_ms,
+            exists: reading.exists,
+            shards: reading.shards,
+            created_at: reading.created_at.map(Timestamp),
+            updated_at: reading.updated_at.map(Timestamp),
+            consistency,
+        }
+    }
+}
+
+/// A reading with the counter's history.
+#[derive(Serialize, ToSchema)]
+pub struct StatsAnswer<'a> {
+    #[serde(flatten)]
+    reading: ReadAnswer<'a>,
+    /// The value again, under the name the figures below add up to.
+    total: i64,
+    /// Everything ever added.
+    increments: u64,
+    /// Everything ever taken away, as a positive number.
+    decrements: u64,
+    /// Lowest value ever held, counting the zero it started from.
+    min: i64,
+    /// Highest value ever held, counting the zero it started from.
+    max: i64,
+    /// Net change per second over the last second.
+    rate_1s: f64,
+    /// Net change per second over the last minute.
+    rate_1m: f64,
+    /// Net change per second over the last hour.
+    rate_1h: f64,
+    /// What each sub-counter holds.
+    shard_values: &'a [i64],
+}
+
+impl<'a> StatsAnswer<'a> {
+    /// The history of `key`.
+    pub fn new(key: &'a [u8], stats: &'a Stats, consistency: Consistency) -> Self {
+        StatsAnswer {
+            reading: ReadAnswer::new(key, &stats.reading, consistency),
+            total: stats.reading.value,
+            increments: stats.increments,
+            decrements: stats.decrements,
+            min: stats.min,
+            max: stats.max,
+            rate_1s: stats.rate_1s,
+            rate_1m: stats.rate_1m,
+            rate_1h: stats.rate_1h,
+            shard_values: &stats.shard_values,
+        }
+    }
+}
+
+/// One correction.
+#[derive(Serialize, ToSchema)]
+pub struct LedgerEntryAnswer<'a> {
+    /// Place in the counter's chain, from 1.
+    seq: u64,
+    /// When it was made.
+    #[schema(value_type = String, format = DateTime)]
+    at: Timestamp,
+    /// What it was: `set`, `reset`, `adjust` or `delete`.
+    #[schema(example = "adjust")]
+    kind: &'static str,
+    /// Who made it.
+    actor: &'a str,
+    /// Why.
+    reason: &'a str,
+    /// The value before.
+    before: i64,
+    /// The value after.
+    after: i64,
+    /// SHA-256 of the entry before, in hexadecimal.
+    #[schema(value_type = String)]
+    previous: Hex<'a>,
+    /// SHA-256 of this entry and, through `previous`, of all before it.
+    #[schema(value_type = String)]
+    hash: Hex<'a>,
+}
+
+impl<'a> LedgerEntryAnswer<'a> {
+    /// One entry of a ledger.
+    pub fn new(entry: &'a LedgerEntry) -> Self {
+        LedgerEntryAnswer {
+            seq: entry.seq,
+            at: Timestamp(entry.at),
+            kind: match entry.kind {
+                CorrectionKind::Set => "set",
+                CorrectionKind::Reset => "reset",
+                CorrectionKind::Adjust => "adjust",
+                CorrectionKind::Delete => "delete",
+            },
+            actor: &entry.actor,
+            reason: &entry.reason,
+            before: entry.before,
+            after: entry.after,
+            previous: Hex(&entry.previous),
+            hash: Hex(&entry.hash),
+        }
+    }
+}
+
+impl Serialize for Consistency {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// A moment as RFC 3339 in UTC, with milliseconds.
+struct Timestamp(Millis);
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        const LAST_OF_YEAR_9999: u64 = 253_402_300_799_999;
+        let at = UNIX_EPOCH + Duration::from_millis(self.0.0.min(LAST_OF_YEAR_9999));
+        serializer.collect_str(&humantime::format_rfc3339_millis(at))
+    }
+}
+
+/// Whatever can be shown, as a string.
+struct Shown<T>(T);
+
+impl<T: fmt::Display> Serialize for Shown<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+/// Bytes in hexadecimal.
+pub struct Hex<'a>(pub &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl Serialize for Hex<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

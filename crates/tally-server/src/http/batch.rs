@@ -1,0 +1,183 @@
+//! Counting many at once: each item succeeds or fails on its own, and is answered in its place.
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tally_core::key::Key;
+use utoipa::ToSchema;
+
+use super::address::Query;
+use super::answer::{WriteAnswer, json};
+use super::body::{self, Integer, present};
+use super::counters::{Amount, AtBound, Direction, text};
+use super::problem::{Kind, Problem, ProblemJson};
+use super::{App, idempotency};
+use crate::admission;
+use crate::service::{Intent, Written};
+
+/// Increments in order; later ones see the earlier ones.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Batch<'a> {
+    #[serde(borrow)]
+    increments: Vec<&'a RawValue>,
+}
+
+/// Increments in order; later ones see the earlier ones.
+#[derive(ToSchema)]
+#[schema(as = BatchIncrement)]
+#[allow(dead_code, reason = "what the documentation shows of `Batch`")]
+struct BatchShown {
+    /// 1 to 10,000 increments.
+    #[schema(min_items = 1, max_items = 10_000)]
+    increments: Vec<Item>,
+}
+
+/// One increment of a batch.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = BatchItem)]
+struct Item {
+    /// The counter, as it is: not percent-encoded.
+    #[schema(example = "likes:post:42")]
+    key: String,
+    /// How much; 1 when left out.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<i64>, minimum = 1, default = 1)]
+    amount: Option<Integer>,
+    /// Names this increment, so that sending it again counts once.
+    request_id: Option<String>,
+    /// The value may not fall below this.
+    #[schema(value_type = Option<i64>)]
+    floor: Option<Integer>,
+    /// The value may not rise above this.
+    #[schema(value_type = Option<i64>)]
+    ceiling: Option<Integer>,
+    /// What happens at a bound; `refuse` when left out.
+    on_bound: Option<AtBound>,
+}
+
+/// What became of each increment, in their order.
+#[derive(Serialize, ToSchema)]
+struct BatchAnswer<'a> {
+    /// One per item.
+    results: Vec<ItemAnswer<'a>>,
+    /// Items applied, including those answered as duplicates.
+    succeeded: usize,
+    /// Items that changed nothing.
+    failed: usize,
+}
+
+/// What became of one increment.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum ItemAnswer<'a> {
+    /// It was applied.
+    Written(WriteAnswer<'a>),
+    /// It was not.
+    Failed {
+        /// The counter, if the item named one.
+        key: Option<&'a str>,
+        /// Why.
+        error: ProblemJson<'a>,
+    },
+}
+
+/// What is known of an item before the engine saw it.
+enum Verdict {
+    /// It goes to the engine.
+    Admitted(Key),
+    /// It does not; the key is named if the item did.
+    Denied(Option<Key>, Problem),
+}
+
+/// Add to many counters.
+///
+/// Up to 10,000 increments, applied in order; each succeeds or fails on its own and is answered in its place.
+#[utoipa::path(
+    post, path = "/api/v1/counters/batch-increment", tag = "counters",
+    request_body = BatchShown,
+    responses((status = 200, body = BatchAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 413, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 503, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 507, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn batch_increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    Query::none(&parts.uri)?;
+    let instead = "a batch takes no `Idempotency-Key`; give each item its own `request_id`";
+    idempotency::refuse_header(&parts.headers, instead)?;
+    let bytes = body::collect(&parts.headers, body).await?;
+    let batch: Batch<'_> = body::parse(&bytes)?;
+    admission::batch_len(batch.increments.len())?;
+
+    let mut intents = Vec::with_capacity(batch.increments.len());
+    let verdicts: Vec<Verdict> = batch.increments.iter().map(|raw| judge(raw.get(), &mut intents)).collect();
+    let admitted = verdicts.iter().filter_map(|verdict| match verdict {
+        Verdict::Admitted(key) => Some(key.as_ref()),
+        Verdict::Denied(..) => None,
+    });
+    let admitted: Vec<_> = admitted.zip(intents).collect();
+    let written = if admitted.is_empty() { Vec::new() } else { app.service.write_all(admitted).await? };
+    let refusals: Vec<_> = written.iter().map(|written| Problem::of_outcome(&written.outcome)).collect();
+    answer(&verdicts, &written, &refusals)
+}
+
+/// Reads one item by itself, so that a broken one fails alone. An admitted one leaves its intent.
+fn judge(raw: &str, intents: &mut Vec<Intent>) -> Verdict {
+    let item: Item = match body::parse(raw.as_bytes()) {
+        Ok(item) => item,
+        Err(problem) => return Verdict::Denied(key_of_broken(raw), problem),
+    };
+    let key = match admission::key(item.key.as_bytes()) {
+        Ok(key) => key,
+        Err(denied) => return Verdict::Denied(None, denied.into()),
+    };
+    match admit(item, &key) {
+        Ok(intent) => {
+            intents.push(intent);
+            Verdict::Admitted(key)
+        }
+        Err(problem) => Verdict::Denied(Some(key), problem),
+    }
+}
+
+fn admit(item: Item, key: &Key) -> Result<Intent, Problem> {
+    let Item { amount, request_id, floor, ceiling, on_bound, .. } = item;
+    let request_id = request_id.map(|id| admission::request_id(key.as_ref(), id.as_bytes())).transpose()?;
+    let amount = Amount { amount, request_id: None, floor, ceiling, on_bound };
+    Ok(Intent { request_id, ..amount.admit(Direction::Up)? })
+}
+
+/// The key of an item that is otherwise unreadable, so that its answer can name it.
+fn key_of_broken(raw: &str) -> Option<Key> {
+    #[derive(Deserialize)]
+    struct OnlyKey {
+        key: String,
+    }
+    let only: OnlyKey = body::parse(raw.as_bytes()).ok()?;
+    Key::new(only.key).ok()
+}
+
+fn answer(verdicts: &[Verdict], written: &[Written], refusals: &[Option<Problem>]) -> Result<Response, Problem> {
+    let mut outcomes = written.iter().zip(refusals);
+    let mut results = Vec::with_capacity(verdicts.len());
+    for verdict in verdicts {
+        results.push(match verdict {
+            Verdict::Denied(key, problem) => {
+                ItemAnswer::Failed { key: key.as_ref().map(text).transpose()?, error: problem.json(None) }
+            }
+            Verdict::Admitted(key) => match outcomes.next() {
+                Some((written, None)) => ItemAnswer::Written(WriteAnswer::new(text(key)?, written)),
+                Some((_, Some(refusal))) => ItemAnswer::Failed { key: Some(text(key)?), error: refusal.json(None) },
+                None => return Err(Problem::new(Kind::Internal, "an item came back without an outcome")),
+            },
+        });
+    }
+    let failed = results.iter().filter(|result| matches!(result, ItemAnswer::Failed { .. })).count();
+    let succeeded = results.len() - failed;
+    Ok(json(StatusCode::OK, &BatchAnswer { results, succeeded, failed }))
+}

@@ -1,0 +1,130 @@
+//! Bodies: taking them in within bounds, and reading them as JSON with errors that name the field.
+//!
+//! The content type is not checked: `curl -d '{"amount":5}'` sends a form's, and means JSON.
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde_json::error::Category;
+use tally_core::limits::BODY_BYTES_MAX;
+
+use super::problem::{Kind, Problem};
+use crate::hint::{did_you_mean, shorten};
+use crate::limits::BODY_READ_MAX;
+
+/// Fields the contract has and this version does not.
+const UNSUPPORTED: [&str; 3] = ["member", "dimensions", "at"];
+const DETAIL_CHARS_MAX: usize = 300;
+
+/// The whole body, if it is small enough and arrives in time.
+pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+    // A length that is too large is refused before any of it is read.
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > BODY_BYTES_MAX as u64) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(Problem::new(Kind::UnreadableBody, format!("the body did not arrive whole: {error}"))),
+        Err(_) => {
+            let detail = format!("the body did not arrive within {} s", BODY_READ_MAX.as_secs());
+            Err(Problem::new(Kind::BodyTimeout, detail))
+        }
+    }
+}
+
+fn too_large() -> Problem {
+    Problem::new(Kind::BodyTooLarge, format!("the body has more than {BODY_BYTES_MAX} bytes; send it in parts"))
+}
+
+/// A JSON object as the call's fields. An empty body is an empty object where the call allows it.
+pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    match first {
+        // Checked by hand: a struct would take an array, field by field, as well.
+        Some(b'{') => serde_json::from_slice(bytes).map_err(|_| diagnose::<T>(bytes)),
+        None => Err(Problem::new(Kind::InvalidJson, "the body is empty; it must be a JSON object")),
+        Some(_) => match serde_json::from_slice::<de::IgnoredAny>(bytes) {
+            Ok(_) => Err(Problem::new(Kind::InvalidField, "the JSON is not an object; it must be `{…}`")),
+            Err(error) => Err(invalid_json(&error)),
+        },
+    }
+}
+
+/// Reads the body again, slowly, to say which field is wrong and what it should be.
+#[cold]
+fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let error = match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
+        Ok(_) => {
+            return match deserializer.end() {
+                Err(error) => invalid_json(&error),
+                Ok(()) => Problem::new(Kind::Internal, "the body was refused without a reason"),
+            };
+        }
+        Err(error) => error,
+    };
+    let path = error.path().to_string();
+    let error = error.into_inner();
+    if error.classify() != Category::Data {
+        return invalid_json(&error);
+    }
+    let message = error.to_string();
+    match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, ")) {
+        Some((name, known)) => unknown_field(name, known),
+        // What is wrong with the object as a whole names its field in the message.
+        None if path == "." => Problem::new(Kind::InvalidField, shorten(&message, DETAIL_CHARS_MAX)),
+        None => Problem::new(Kind::InvalidField, shorten(&format!("`{path}`: {message}"), DETAIL_CHARS_MAX)),
+    }
+}
+
+fn invalid_json(error: &serde_json::Error) -> Problem {
+    Problem::new(Kind::InvalidJson, shorten(&format!("the body is not JSON: {error}"), DETAIL_CHARS_MAX))
+}
+
+/// `known` is the rest of the message, which names the fields there are between backticks.
+fn unknown_field(name: &str, known: &str) -> Problem {
+    if UNSUPPORTED.contains(&name) {
+        let detail = format!("`{name}` arrives with views; until then leave it out");
+        return Problem::new(Kind::UnsupportedField, detail);
+    }
+    let hint = did_you_mean(name, known.split('`').skip(1).step_by(2));
+    let detail = format!("`{}` is not a field of this call; {hint}", shorten(name, 64));
+    Problem::new(Kind::UnknownField, detail)
+}
+
+/// A 64-bit integer, and nothing that merely could be one: not `5.0`, not `1e3`, not `"5"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Integer(pub i64);
+
+impl<'de> Deserialize<'de> for Integer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_i64(IntegerVisitor)
+    }
+}
+
+struct IntegerVisitor;
+
+impl Visitor<'_> for IntegerVisitor {
+    type Value = Integer;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an integer from {} to {}", i64::MIN, i64::MAX)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Integer, E> {
+        Ok(Integer(value))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Integer, E> {
+        let out_of_range = |_| E::invalid_value(de::Unexpected::Unsigned(value), &self);
+        i64::try_from(value).map(Integer).map_err(out_of_range)
+    }
+}
+
+/// For a field that may be left out but must not be `null`: forgetting a value and sending none differ.
+pub fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}

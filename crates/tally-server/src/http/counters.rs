@@ -1,0 +1,195 @@
+//! Counting: increment, decrement, and reading one counter.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::response::Response;
+use serde::Deserialize;
+use tally_core::event::{Change, OnBound};
+use tally_core::key::Key;
+use tally_core::reading::Reading;
+use utoipa::ToSchema;
+
+use super::address::{self, Query};
+use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
+use super::body::{self, Integer, present};
+use super::problem::{Kind, Problem, ProblemJson};
+use super::{App, idempotency};
+use crate::admission;
+use crate::policy::Consistency;
+use crate::service::{Freshness, Intent};
+
+/// How much to add or take away. An empty body means 1.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Amount {
+    /// How much; 1 when left out.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<i64>, minimum = 1, default = 1, example = 5)]
+    pub amount: Option<Integer>,
+    /// Names the request, so that sending it again counts once.
+    #[schema(min_length = 1, max_length = 255)]
+    pub request_id: Option<String>,
+    /// The value may not fall below this.
+    #[schema(value_type = Option<i64>)]
+    pub floor: Option<Integer>,
+    /// The value may not rise above this.
+    #[schema(value_type = Option<i64>)]
+    pub ceiling: Option<Integer>,
+    /// What happens at a bound; `refuse` when left out.
+    pub on_bound: Option<AtBound>,
+}
+
+/// What happens to a change that would cross a bound.
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AtBound {
+    /// Nothing changes, and the answer is 409.
+    Refuse,
+    /// The part that fits is applied.
+    Saturate,
+}
+
+/// Which way an amount moves the value.
+#[derive(Clone, Copy)]
+pub enum Direction {
+    /// Increment.
+    Up,
+    /// Decrement.
+    Down,
+}
+
+impl Amount {
+    /// The change this asks for, admitted. The request id is left to the caller, who knows the headers.
+    pub fn admit(&self, direction: Direction) -> Result<Intent, Problem> {
+        let amount = admission::amount(self.amount.map_or(1, |amount| amount.0))?;
+        let delta = match direction {
+            Direction::Up => amount,
+            Direction::Down => -amount,
+        };
+        let on_bound = self.on_bound.map(|on_bound| match on_bound {
+            AtBound::Refuse => OnBound::Refuse,
+            AtBound::Saturate => OnBound::Saturate,
+        });
+        let details = admission::bounds(self.floor.map(|n| n.0), self.ceiling.map(|n| n.0), on_bound)?;
+        Ok(Intent { change: Change::Add(delta), request_id: None, details })
+    }
+}
+
+/// Add to a counter.
+///
+/// An empty body adds 1. With a request id, in the body or as `Idempotency-Key`, sending the call again is safe.
+#[utoipa::path(
+    post, path = "/api/v1/counters/{key}/increment", tag = "counters",
+    params(("key" = String, Path, description = "The key, percent-encoded"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
+    request_body(content = Amount, description = "May be empty"),
+    responses((status = 200, body = WriteAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 422, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 503, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 507, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    add(&app, request, Direction::Up).await
+}
+
+/// Take away from a counter.
+///
+/// The same as `increment`, subtracting. An empty body takes away 1.
+#[utoipa::path(
+    post, path = "/api/v1/counters/{key}/decrement", tag = "counters",
+    params(("key" = String, Path, description = "The key, percent-encoded"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
+    request_body(content = Amount, description = "May be empty"),
+    responses((status = 200, body = WriteAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
+        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn decrement(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    add(&app, request, Direction::Down).await
+}
+
+async fn add(app: &App, request: Request, direction: Direction) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let key = address::key(&parts.uri)?;
+    Query::none(&parts.uri)?;
+    let bytes = body::collect(&parts.headers, body).await?;
+    let amount: Amount = if bytes.is_empty() { Amount::default() } else { body::parse(&bytes)? };
+    let request_id = idempotency::request_id(&parts.headers, amount.request_id.as_deref(), key.as_ref())?;
+    write(app, &key, Intent { request_id, ..amount.admit(direction)? }).await
+}
+
+/// Makes one change and answers it: every single write ends here.
+pub async fn write(app: &App, key: &Key, intent: Intent) -> Result<Response, Problem> {
+    let written = app.service.write(key.as_ref(), intent).await?;
+    if let Some(refusal) = Problem::of_outcome(&written.outcome) {
+        return Err(refusal);
+    }
+    let mut response = json(StatusCode::OK, &WriteAnswer::new(text(key)?, &written));
+    if written.outcome.duplicate {
+        response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+/// The key as text: over HTTP it came in as UTF-8.
+pub fn text(key: &Key) -> Result<&str, Problem> {
+    std::str::from_utf8(key.as_bytes()).map_err(|_| Problem::new(Kind::InvalidKey, "the key is not UTF-8"))
+}
+
+/// Read a counter.
+///
+/// A counter that nobody wrote reads 0 with `exists: false`.
+#[utoipa::path(
+    get, path = "/api/v1/counters/{key}", tag = "counters",
+    params(("key" = String, Path, description = "The key, percent-encoded")),
+    responses((status = 200, body = ReadAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let key = address::key(request.uri())?;
+    let consistency = app.service.consistency(key.as_ref());
+    read_one(&app, request.uri(), key, Freshness::ByPolicy, consistency).await
+}
+
+/// Read a counter, reflecting everything acknowledged before the call.
+#[utoipa::path(
+    get, path = "/api/v1/counters/{key}/exact", tag = "counters",
+    params(("key" = String, Path, description = "The key, percent-encoded")),
+    responses((status = 200, body = ReadAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn exact(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let key = address::key(request.uri())?;
+    read_one(&app, request.uri(), key, Freshness::Exact, Consistency::Exact).await
+}
+
+async fn read_one(
+    app: &App,
+    uri: &Uri,
+    key: Key,
+    freshness: Freshness,
+    consistency: Consistency,
+) -> Result<Response, Problem> {
+    Query::none(uri)?;
+    let readings = app.service.read(vec![key.clone()], freshness).await?;
+    let reading: &Reading = readings.first().ok_or_else(|| Problem::new(Kind::Internal, "no reading came back"))?;
+    Ok(json(StatusCode::OK, &ReadAnswer::new(key.as_bytes(), reading, consistency)))
+}
+
+/// Read a counter with its history: rates, extremes, and how loaded each sub-counter is.
+#[utoipa::path(
+    get, path = "/api/v1/counters/{key}/stats", tag = "counters",
+    params(("key" = String, Path, description = "The key, percent-encoded")),
+    responses((status = 200, body = StatsAnswer),
+        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+)]
+pub async fn stats(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    let key = address::key(request.uri())?;
+    Query::none(request.uri())?;
+    let stats = app.service.stats(key.clone()).await?;
+    let consistency = app.service.consistency(key.as_ref());
+    Ok(json(StatusCode::OK, &StatsAnswer::new(key.as_bytes(), &stats, consistency)))
+}

@@ -1,0 +1,123 @@
+//! Listening: connections in, within bounds, until it is time to stop.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Extensions;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::Door;
+use super::problem::{Kind, Problem};
+use crate::limits::{ACCEPT_RETRY, HEAD_BYTES_MAX, HEAD_READ_MAX};
+
+/// Where a request came from.
+#[derive(Clone, Copy)]
+pub struct Peer(IpAddr);
+
+impl Peer {
+    /// The address a request came from.
+    pub fn of(extensions: &Extensions) -> IpAddr {
+        extensions.get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
+    }
+}
+
+/// How the listener ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// Every request under way was answered.
+    Drained,
+    /// Some were cut off after the time allowed.
+    CutOff,
+}
+
+/// Accepts connections until `stopping` says how long those open may take to finish.
+pub async fn listen(
+    listener: TcpListener,
+    door: Arc<Door>,
+    connections_max: usize,
+    stopping: impl Future<Output = Duration>,
+) -> Listening {
+    let graceful = GracefulShutdown::new();
+    let mut stopping = std::pin::pin!(stopping);
+    let drain_max = loop {
+        tokio::select! {
+            biased;
+            drain_max = &mut stopping => break drain_max,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) if door.metrics.connections() >= connections_max as u64 => refuse(&door, stream),
+                Ok((stream, peer)) => serve(&door, stream, peer, &graceful),
+                Err(error) => pause_after(&error).await,
+            },
+        }
+    };
+    drop(listener);
+    match tokio::time::timeout(drain_max, graceful.shutdown()).await {
+        Ok(()) => Listening::Drained,
+        Err(_) => Listening::CutOff,
+    }
+}
+
+/// Serves one connection on a task of its own.
+fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &GracefulShutdown) {
+    // Answers are small and awaited: waiting to fill a packet only delays them.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection was gone before it was served");
+        return;
+    }
+    let door = Arc::clone(door);
+    let open = door.metrics.connection();
+    let answer = service_fn(move |request: hyper::Request<Incoming>| {
+        let door = Arc::clone(&door);
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer.ip()));
+        async move { Ok::<_, Infallible>(door.answer(request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_READ_MAX)
+        .max_header_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), answer);
+    let watched = graceful.watch(connection);
+    tokio::spawn(async move {
+        if let Err(error) = watched.await {
+            tracing::debug!(%error, "a connection ended early");
+        }
+        drop(open);
+    });
+}
+
+/// Tells one connection too many that it is, without waiting for it.
+fn refuse(door: &Door, stream: TcpStream) {
+    door.metrics.connection_refused();
+    let told = stream.into_std().and_then(|mut stream| stream.write_all(refusal().as_bytes()));
+    tracing::debug!(?told, "a connection was turned away: too many are open");
+}
+
+fn refusal() -> String {
+    let problem = Problem::new(Kind::TooManyConnections, "close some, or reuse them");
+    let body = serde_json::to_string(&problem.json(None)).unwrap_or_default();
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Out of file descriptors or memory: going on at once would only spin.
+async fn pause_after(error: &io::Error) {
+    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        return;
+    }
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_RETRY).await;
+}

@@ -1,0 +1,32 @@
+//! The bounds of the server itself; those of counters, keys and batches live in `tally_core::limits`.
+
+use std::time::Duration;
+
+/// Most connections open at once. One more is told so and closed.
+pub const CONNECTIONS_MAX: usize = 10_000;
+/// File descriptors kept back from connections, for the data directory and the process itself.
+pub const FILES_RESERVED: usize = 128;
+/// Fewest connections worth starting with.
+pub const CONNECTIONS_MIN: usize = 16;
+
+/// Longest head of a request, request line included. Also what bounds the address, so `?keys=` lists.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
+/// A request head must arrive within this time; an idle connection is closed after it too.
+pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
+/// A request body must arrive within this time.
+pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
+
+/// How long requests under way may take to finish after SIGTERM.
+pub const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// How long answers under way may take to leave after a failed flush.
+pub const POISONED_GRACE: Duration = Duration::from_millis(500);
+/// How long to wait before accepting again when the system is out of file descriptors.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Longest configuration file.
+pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// How long a client command waits for the server.
+pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
+
+const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
+const _: () = assert!(HEAD_BYTES_MAX >= 8192);

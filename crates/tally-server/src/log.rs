@@ -1,0 +1,17 @@
+//! The log: structured, to stderr, for people or for programs.
+
+use tracing::level_filters::LevelFilter;
+
+use crate::config::LogFormat;
+
+/// Starts the log. A second start is ignored: the first one stands.
+pub fn start(format: LogFormat, level: LevelFilter) {
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
+    let started = match format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+    if let Err(error) = started {
+        tracing::debug!(%error, "the log was started before");
+    }
+}

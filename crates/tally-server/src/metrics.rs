@@ -1,0 +1,310 @@
+//! What the process measures about itself, and how it is shown to Prometheus.
+//!
+//! A request costs two relaxed atomic adds, on a series that exists from the start: one for its latency bucket, one
+//! for the sum. Everything else is worked out when somebody asks. No label ever holds a counter key.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use tally_core::surface::{Figure, Measure};
+
+use crate::service::Service;
+
+/// What a request asked for, as a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Add.
+    Increment,
+    /// Take away.
+    Decrement,
+    /// Add to many.
+    BatchIncrement,
+    /// Read one.
+    Read,
+    /// Read one, exactly.
+    Exact,
+    /// Read many.
+    Many,
+    /// List by prefix.
+    List,
+    /// Read with history.
+    Stats,
+    /// Set the value.
+    Set,
+    /// Back to zero.
+    Reset,
+    /// Add as a correction.
+    Adjust,
+    /// Show corrections.
+    Ledger,
+    /// Remove.
+    Delete,
+    /// Health, documentation, and what does not exist.
+    Other,
+}
+
+impl Verb {
+    /// Every verb, in the order of declaration.
+    pub const ALL: [Verb; 14] = [
+        Verb::Increment,
+        Verb::Decrement,
+        Verb::BatchIncrement,
+        Verb::Read,
+        Verb::Exact,
+        Verb::Many,
+        Verb::List,
+        Verb::Stats,
+        Verb::Set,
+        Verb::Reset,
+        Verb::Adjust,
+        Verb::Ledger,
+        Verb::Delete,
+        Verb::Other,
+    ];
+
+    fn label(self) -> &'static str {
+        match self {
+            Verb::Increment => "increment",
+            Verb::Decrement => "decrement",
+            Verb::BatchIncrement => "batch-increment",
+            Verb::Read => "read",
+            Verb::Exact => "exact",
+            Verb::Many => "many",
+            Verb::List => "list",
+            Verb::Stats => "stats",
+            Verb::Set => "set",
+            Verb::Reset => "reset",
+            Verb::Adjust => "adjust",
+            Verb::Ledger => "ledger",
+            Verb::Delete => "delete",
+            Verb::Other => "other",
+        }
+    }
+}
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const VERBS: usize = Verb::ALL.len();
+
+/// Takes the time of one request.
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    #[allow(clippy::disallowed_methods, reason = "latency is only measured: nothing a counter holds depends on it")]
+    pub fn start() -> Self {
+        Stopwatch(Instant::now())
+    }
+}
+
+/// Upper bounds of the latency buckets.
+const BOUNDS_US: [u64; 16] = [
+    50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
+    10_000_000,
+];
+
+/// One latency distribution. The last bucket holds what exceeds every bound.
+#[derive(Default)]
+struct Latency {
+    buckets: [AtomicU64; BOUNDS_US.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Latency {
+    fn observe(&self, took: Duration) {
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_US.partition_point(|&bound_us| bound_us * 1_000 < took_ns);
+        if let Some(bucket) = self.buckets.get(bucket) {
+            bucket.fetch_add(1, Relaxed);
+        }
+        self.sum_ns.fetch_add(took_ns, Relaxed);
+    }
+
+    fn buckets(&self) -> Vec<(f64, u64)> {
+        let bounds = BOUNDS_US.iter().map(|&us| us as f64 / 1e6).chain([f64::INFINITY]);
+        bounds.zip(self.buckets.iter().map(|bucket| bucket.load(Relaxed))).collect()
+    }
+
+    fn sum(&self) -> f64 {
+        self.sum_ns.load(Relaxed) as f64 / 1e9
+    }
+}
+
+/// What one front door measures.
+#[derive(Default)]
+pub struct DoorMetrics {
+    requests: [[Latency; CLASSES.len()]; VERBS],
+    connections_opened: AtomicU64,
+    connections_closed: AtomicU64,
+    connections_refused: AtomicU64,
+}
+
+impl DoorMetrics {
+    /// Counts one answered request.
+    pub fn request(&self, verb: Verb, status: u16, stopwatch: &Stopwatch) {
+        let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
+        if let Some(latency) = self.requests.get(verb as usize).and_then(|classes| classes.get(class)) {
+            latency.observe(stopwatch.0.elapsed());
+        }
+    }
+
+    /// Counts a connection until the returned guard is dropped.
+    pub fn connection(self: &Arc<Self>) -> OpenConnection {
+        self.connections_opened.fetch_add(1, Relaxed);
+        OpenConnection(Arc::clone(self))
+    }
+
+    /// Counts a connection turned away because too many were open.
+    pub fn connection_refused(&self) {
+        self.connections_refused.fetch_add(1, Relaxed);
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> u64 {
+        self.connections_opened.load(Relaxed).saturating_sub(self.connections_closed.load(Relaxed))
+    }
+
+    /// Every series that was ever used, with its labels.
+    fn series(&self) -> impl Iterator<Item = ([Label; 3], &Latency)> {
+        let series = Verb::ALL.into_iter().zip(&self.requests).flat_map(|(verb, classes)| {
+            CLASSES
+                .into_iter()
+                .zip(classes)
+                .map(move |(class, latency)| ([DOOR, ("verb", verb.label()), ("status", class)], latency))
+        });
+        series.filter(|(_, latency)| latency.buckets.iter().any(|bucket| bucket.load(Relaxed) > 0))
+    }
+}
+
+/// A connection that is open while this lives.
+pub struct OpenConnection(Arc<DoorMetrics>);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.connections_closed.fetch_add(1, Relaxed);
+    }
+}
+
+type Label = (&'static str, &'static str);
+const DOOR: Label = ("front_door", "http");
+const NO_EXEMPLAR: Option<&prometheus_client::metrics::exemplar::Exemplar<[Label; 0], f64>> = None;
+
+/// Everything there is to show, worked out on each scrape.
+struct Scrape {
+    http: Arc<DoorMetrics>,
+    service: Arc<Service>,
+}
+
+/// All metrics in the OpenMetrics text format.
+pub fn render(http: &Arc<DoorMetrics>, service: &Arc<Service>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape { http: Arc::clone(http), service: Arc::clone(service) }));
+    let mut out = String::with_capacity(16 << 10);
+    text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+impl fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_build_info(&mut encoder)?;
+        encode_requests(&mut encoder, &self.http)?;
+        encode_connections(&mut encoder, &self.http)?;
+        self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
+    }
+}
+
+fn encode_build_info(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "The build that runs; always 1.";
+    let mut info = encoder.encode_descriptor("tally_build", help, None, MetricType::Info)?;
+    info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", "embedded")])
+}
+
+fn encode_requests(encoder: &mut DescriptorEncoder<'_>, door: &DoorMetrics) -> fmt::Result {
+    let help = "Requests answered, by front door, verb and class of status.";
+    let mut total = encoder.encode_descriptor("tally_requests", help, None, MetricType::Counter)?;
+    for (labels, latency) in door.series() {
+        let count: u64 = latency.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
+        total.encode_family(&labels)?.encode_counter(&count, NO_EXEMPLAR)?;
+    }
+    let help = "Time from the request's head to its answer, by front door, verb and class of status.";
+    let name = "tally_request_duration_seconds";
+    let mut durations = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (labels, latency) in door.series() {
+        let buckets = latency.buckets();
+        let count = buckets.iter().map(|&(_, count)| count).sum();
+        let mut one = durations.encode_family(&labels)?;
+        one.encode_histogram::<[Label; 0]>(latency.sum(), count, &buckets, None)?;
+    }
+    Ok(())
+}
+
+fn encode_connections(encoder: &mut DescriptorEncoder<'_>, door: &DoorMetrics) -> fmt::Result {
+    let mut open = encoder.encode_descriptor("tally_connections", "Connections open now.", None, MetricType::Gauge)?;
+    open.encode_family(&[DOOR])?.encode_gauge(&(door.connections() as f64))?;
+    let help = "Connections turned away because too many were open.";
+    let mut refused = encoder.encode_descriptor("tally_connections_refused", help, None, MetricType::Counter)?;
+    refused.encode_family(&[DOOR])?.encode_counter(&door.connections_refused.load(Relaxed), NO_EXEMPLAR)
+}
+
+/// Shows what the engine reports, under the engine's own name.
+fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt::Result {
+    let Measure { name, help, figure } = measure;
+    // The format adds `_total` to counters by itself.
+    let (name, kind) = match figure {
+        Figure::Counter(_) => (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter),
+        Figure::Gauge(_) => (*name, MetricType::Gauge),
+        Figure::Histogram { .. } => (*name, MetricType::Histogram),
+    };
+    let mut metric: MetricEncoder<'_> = encoder.encode_descriptor(name, help, None, kind)?;
+    match figure {
+        Figure::Counter(count) => metric.encode_counter(count, NO_EXEMPLAR),
+        Figure::Gauge(value) => metric.encode_gauge(value),
+        Figure::Histogram { buckets, count, sum } => {
+            metric.encode_histogram::<[Label; 0]>(*sum, *count, &apart(buckets, *count), None)
+        }
+    }
+}
+
+/// Cumulative counts taken apart, as the encoder adds them up itself; the rest goes to `+Inf`.
+fn apart(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
+    let mut below = 0;
+    let finite = cumulative.iter().filter(|(bound, _)| bound.is_finite());
+    let mut buckets: Vec<_> = finite
+        .map(|&(bound, upto)| {
+            let own = upto.saturating_sub(below);
+            below = below.max(upto);
+            (bound, own)
+        })
+        .collect();
+    buckets.push((f64::INFINITY, count.saturating_sub(below)));
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cumulative_histogram_comes_apart_and_keeps_what_exceeds_its_bounds() {
+        let buckets = apart(&[(0.1, 2), (1.0, 5), (f64::INFINITY, 9)], 9);
+        assert_eq!(buckets, [(0.1, 2), (1.0, 3), (f64::INFINITY, 4)]);
+    }
+
+    #[test]
+    fn every_verb_stands_at_its_own_place() {
+        for (place, verb) in Verb::ALL.into_iter().enumerate() {
+            assert_eq!(verb as usize, place);
+        }
+    }
+}

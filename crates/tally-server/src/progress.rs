@@ -1,0 +1,22 @@
+//! Progress: a bar on the terminal for work that takes a while, and nothing where there is no terminal.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar for work measured in bytes.
+pub fn bytes(doing: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(doing);
+    let template = "{msg} {wide_bar} {bytes} of {total_bytes} ({eta} left)";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// Shows how many of how many bytes are done.
+pub fn show(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(done);
+}

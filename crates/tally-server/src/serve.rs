@@ -1,0 +1,213 @@
+//! Starting and stopping: listen, recover, serve, drain, close.
+//!
+//! The listener is up before the engine has recovered, so that health can be asked from the first moment; calls are
+//! refused with 503 until then.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tally_core::surface::{Engine, EngineError};
+use tally_engine::{Embedded, OpenError};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinHandle};
+
+use crate::config::Config;
+use crate::http::{Door, Listening, listen};
+use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
+use crate::progress;
+use crate::service::Service;
+
+/// The exit code after a failed flush: `EX_SOFTWARE` of sysexits.
+const EXIT_POISONED: u8 = 70;
+/// The exit code of a second signal: 128 and SIGINT, as shells have it.
+const EXIT_AT_ONCE: u8 = 130;
+
+/// Why the server did not start, or did not stop well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address could not be had.
+    #[error("cannot listen on {address}: {source}. {hint}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The data directory could not be opened.
+    #[error("cannot open the data in {data}: {source}")]
+    Open {
+        /// The directory.
+        data: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// The engine did not close well.
+    #[error("the data was not closed cleanly: {0}")]
+    Close(EngineError),
+    /// A part of the server is gone.
+    #[error("a part of the server stopped by itself: {0}")]
+    Task(#[from] JoinError),
+    /// The system refused something.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+/// Serves until a signal or a failed flush.
+pub fn run(config: Config) -> Result<ExitCode, ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(serve(config));
+    // A recovery or a closing that was interrupted is not waited for: the journal is safe to leave at any point.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(config: Config) -> Result<ExitCode, ServeError> {
+    let mut signals = Signals::new()?;
+    let listener = bind(&config.http).await?;
+    announce(listener.local_addr()?, &config);
+    let service = Arc::new(Service::new(config.policies.clone()));
+    let door = Arc::new(Door::new(Arc::clone(&service)));
+    let (stop, stopping) = oneshot::channel();
+    let stopping = async { stopping.await.unwrap_or(Duration::ZERO) };
+    let http = Front { stop, listening: tokio::spawn(listen(listener, door, connections_max(), stopping)) };
+
+    let engine = tokio::select! {
+        opened = open(&config) => opened?,
+        name = signals.next() => {
+            tracing::info!(signal = name, "stopping before recovery finished");
+            service.begin_closing();
+            http.stop(Duration::ZERO).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    service.engine_ready(engine.clone());
+    tracing::info!("ready");
+
+    tokio::select! {
+        name = signals.next() => {
+            tracing::info!(signal = name, "draining; another signal stops at once");
+            service.begin_closing();
+            tokio::select! {
+                closed = close(engine, http) => closed,
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "stopping at once; a restart recovers what was acknowledged");
+                    Ok(ExitCode::from(EXIT_AT_ONCE))
+                }
+            }
+        }
+        reason = engine.poisoned() => {
+            tracing::error!(reason, "a flush failed; nothing more is acknowledged and the process stops. Restarting \
+                recovers everything that was acknowledged");
+            http.stop(POISONED_GRACE).await?;
+            Ok(ExitCode::from(EXIT_POISONED))
+        }
+    }
+}
+
+/// Recovers the data directory off the runtime, with a bar on the terminal.
+async fn open(config: &Config) -> Result<Embedded, ServeError> {
+    let engine_config = tally_engine::Config { data: config.data.clone(), memory_bytes: config.memory_bytes };
+    let opened = tokio::task::spawn_blocking(move || {
+        let bar = progress::bytes("recovering");
+        let opened = Embedded::open(&engine_config, &mut |done, total| progress::show(&bar, done, total));
+        bar.finish_and_clear();
+        opened
+    });
+    opened.await?.map_err(|source| ServeError::Open { data: config.data.display().to_string(), source })
+}
+
+/// Answers what is under way, then flushes, checkpoints and leaves.
+async fn close(engine: Embedded, http: Front) -> Result<ExitCode, ServeError> {
+    if http.stop(DRAIN_MAX).await? == Listening::CutOff {
+        tracing::warn!(seconds = DRAIN_MAX.as_secs(), "some requests were cut off: they took too long to finish");
+    }
+    match tokio::task::spawn_blocking(move || engine.close()).await? {
+        Ok(()) => {
+            tracing::info!("closed");
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(EngineError::Poisoned(reason)) => {
+            tracing::error!(reason, "a flush failed while closing; restarting recovers everything acknowledged");
+            Ok(ExitCode::from(EXIT_POISONED))
+        }
+        Err(error) => Err(ServeError::Close(error)),
+    }
+}
+
+/// A front door that is open until told to stop.
+struct Front {
+    stop: oneshot::Sender<Duration>,
+    listening: JoinHandle<Listening>,
+}
+
+impl Front {
+    /// Stops accepting and waits for what is under way, at most `drain_max`.
+    async fn stop(self, drain_max: Duration) -> Result<Listening, ServeError> {
+        // The receiver lives as long as the listener; if that is gone, awaiting it says why.
+        let _ = self.stop.send(drain_max);
+        Ok(self.listening.await?)
+    }
+}
+
+async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(addresses).await.map_err(|source| {
+        let hint = match source.kind() {
+            io::ErrorKind::AddrInUse => "Another `tally serve` may be running; choose another address with --http",
+            io::ErrorKind::PermissionDenied => "Ports below 1024 need privileges; choose another with --http",
+            _ => "Choose another address with --http",
+        };
+        let address = addresses.first().copied().unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+        ServeError::Bind { address, source, hint }
+    })
+}
+
+/// Says where it listens, where the data is, and what to try first.
+fn announce(address: SocketAddr, config: &Config) {
+    let reachable =
+        if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() };
+    let data = config.data.display();
+    let text = format!(
+        "tally {}\n  listening on   http://{address}\n  data in        {data}\n  documentation  \
+         http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    // Nobody need be reading.
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// As many connections as file descriptors allow, after asking for as many as the system grants.
+fn connections_max() -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let granted = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    let files = granted.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
+    files.saturating_sub(FILES_RESERVED).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+}
+
+/// The signals that stop the server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

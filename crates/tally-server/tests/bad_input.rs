@@ -1,0 +1,247 @@
+//! Bad input: each kind is refused with its own problem, and nothing changes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+
+mod harness;
+
+use harness::Server;
+use serde_json::json;
+
+/// Method, path below `/api/v1/counters`, body, status, slug, and what the detail must say.
+type Case<'a> = (&'a str, &'a str, &'a str, u16, &'a str, &'a str);
+
+fn assert_refused(server: &Server, cases: &[Case<'_>]) {
+    server.send("POST", "/api/v1/counters/a/increment", r#"{"amount":7}"#);
+    for (method, path, body, status, slug, says) in cases {
+        let answer = server.send(method, &format!("/api/v1/counters{path}"), body);
+        let case = format!("{method} {path} {body}: {}", answer.text);
+        assert_eq!((answer.status, answer.problem()), (*status, *slug), "{case}");
+        assert_eq!(answer.header("content-type"), "application/problem+json", "{case}");
+        assert_eq!(answer.json["status"], *status, "{case}");
+        assert!(answer.json["title"].is_string(), "{case}");
+        assert!(answer.json["detail"].as_str().unwrap().contains(says), "{case}");
+        let instance = format!("/api/v1/counters{}", path.split('?').next().unwrap());
+        assert_eq!(answer.json["instance"], instance.as_str(), "{case}");
+        assert_eq!(server.value("a"), 7, "{case}");
+    }
+    let listed = server.send("GET", "/api/v1/counters", "");
+    assert_eq!(listed.json["counters"].as_array().unwrap().len(), 1, "{}", listed.text);
+}
+
+#[test]
+fn a_bad_amount_is_refused_and_named() {
+    let server = Server::start();
+    let range = "`amount`";
+    assert_refused(
+        &server,
+        &[
+            ("POST", "/a/increment", r#"{"amount":0}"#, 400, "invalid-amount", "decrement"),
+            ("POST", "/a/increment", r#"{"amount":-5}"#, 400, "invalid-amount", "decrement"),
+            ("POST", "/a/decrement", r#"{"amount":-5}"#, 400, "invalid-amount", "1 or more"),
+            ("POST", "/a/increment", r#"{"amount":-9223372036854775808}"#, 400, "invalid-amount", ""),
+            ("POST", "/a/increment", r#"{"amount":1.5}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":1.0}"#, 400, "invalid-field", "expected an integer"),
+            ("POST", "/a/increment", r#"{"amount":1e3}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":"5"}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":null}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":true}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":[1]}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":9223372036854775808}"#, 400, "invalid-field", "9223372036854775807"),
+            ("POST", "/a/increment", r#"{"amount":99999999999999999999999}"#, 400, "invalid-field", range),
+            ("POST", "/a/increment", r#"{"amount":1,"amount":2}"#, 400, "invalid-field", "duplicate field `amount`"),
+        ],
+    );
+}
+
+#[test]
+fn a_bad_body_is_refused_and_explained() {
+    let server = Server::start();
+    assert_refused(
+        &server,
+        &[
+            ("POST", "/a/increment", r#"{"amount":5"#, 400, "invalid-json", "EOF"),
+            ("POST", "/a/increment", r#"{"amount":5}}"#, 400, "invalid-json", "trailing"),
+            ("POST", "/a/increment", r#"{"amount":5} x"#, 400, "invalid-json", "trailing"),
+            ("POST", "/a/increment", "amount=5", 400, "invalid-json", "line 1"),
+            ("POST", "/a/increment", "{amount:5}", 400, "invalid-json", "line 1"),
+            ("POST", "/a/increment", " ", 400, "invalid-json", "empty"),
+            ("POST", "/a/increment", "[5]", 400, "invalid-field", "not an object"),
+            ("POST", "/a/increment", "5", 400, "invalid-field", "not an object"),
+            ("POST", "/a/increment", "null", 400, "invalid-field", "not an object"),
+            ("POST", "/a/increment", r#"{"amout":5}"#, 400, "unknown-field", "did you mean `amount`?"),
+            ("POST", "/a/increment", r#"{"key":"b"}"#, 400, "unknown-field", "`key`"),
+            ("POST", "/a/increment", r#"{"member":"m"}"#, 400, "unsupported-field", "arrives with views"),
+            ("POST", "/a/increment", r#"{"dimensions":{}}"#, 400, "unsupported-field", "`dimensions`"),
+            ("POST", "/a/increment", r#"{"at":"now"}"#, 400, "unsupported-field", "`at`"),
+            ("POST", "/a/increment", r#"{"request_id":7}"#, 400, "invalid-field", "`request_id`"),
+            ("POST", "/a/increment", r#"{"request_id":""}"#, 400, "invalid-request-id", "empty"),
+            ("POST", "/a/increment", r#"{"floor":"0"}"#, 400, "invalid-field", "`floor`"),
+            ("POST", "/a/increment", r#"{"floor":5,"ceiling":4}"#, 400, "invalid-field", "`ceiling`"),
+            ("POST", "/a/increment", r#"{"on_bound":"explode","floor":1}"#, 400, "invalid-field", "saturate"),
+            ("POST", "/a/increment", r#"{"on_bound":"refuse"}"#, 400, "invalid-field", "`floor` or `ceiling`"),
+        ],
+    );
+    let long = format!(r#"{{"request_id":"{}"}}"#, "r".repeat(256));
+    assert_refused_alone(&server, &long, "invalid-request-id");
+    let deep = format!(r#"{{"amount":{}1{}}}"#, "[".repeat(5_000), "]".repeat(5_000));
+    assert_eq!(server.send("POST", "/api/v1/counters/a/increment", &deep).status, 400);
+    let named = format!(r#"{{"{}":1}}"#, "f".repeat(100_000));
+    let answer = server.send("POST", "/api/v1/counters/a/increment", &named);
+    assert_eq!((answer.problem(), answer.text.len() < 1_000), ("unknown-field", true));
+}
+
+fn assert_refused_alone(server: &Server, body: &str, slug: &str) {
+    let answer = server.send("POST", "/api/v1/counters/a/increment", body);
+    assert_eq!((answer.status, answer.problem()), (400, slug), "{}", answer.text);
+}
+
+#[test]
+fn a_bad_correction_is_refused() {
+    let server = Server::start();
+    let long = format!(r#"{{"reason":"{}"}}"#, "r".repeat(1025));
+    assert_refused(
+        &server,
+        &[
+            ("PUT", "/a", r#"{"value":1}"#, 400, "invalid-reason", "`reason`"),
+            ("PUT", "/a", r#"{"value":1,"reason":""}"#, 400, "invalid-reason", "`reason`"),
+            ("PUT", "/a", r#"{"reason":"r"}"#, 400, "invalid-field", "`value`"),
+            ("PUT", "/a", r#"{"value":"1","reason":"r"}"#, 400, "invalid-field", "`value`"),
+            ("PUT", "/a", r#"{"value":1,"reason":"r","expected":null}"#, 400, "invalid-field", "`expected`"),
+            ("PUT", "/a", r#"{"value":1,"reason":"r","expect":7}"#, 400, "unknown-field", "`expected`"),
+            ("PUT", "/a", "", 400, "invalid-json", "empty"),
+            ("POST", "/a/reset", "", 400, "invalid-json", "empty"),
+            ("POST", "/a/reset", "{}", 400, "invalid-reason", "`reason`"),
+            ("POST", "/a/reset", &long, 400, "invalid-reason", "1025"),
+            ("POST", "/a/adjust", r#"{"delta":0,"reason":"r"}"#, 400, "invalid-amount", "`delta`"),
+            ("POST", "/a/adjust", r#"{"delta":1}"#, 400, "invalid-reason", "`reason`"),
+            ("POST", "/a/adjust", r#"{"amount":1,"reason":"r"}"#, 400, "unknown-field", "`amount`"),
+            ("DELETE", "/a?reason=", "", 400, "invalid-reason", "`reason`"),
+            ("DELETE", "/a?why=x", "", 400, "unknown-parameter", "`why`"),
+            ("DELETE", "/a", r#"{"reason":"x"}"#, 400, "unexpected-body", "?reason="),
+        ],
+    );
+}
+
+#[test]
+fn a_bad_key_is_refused() {
+    let server = Server::start();
+    let long = format!("/{}/increment", "k".repeat(513));
+    assert_refused(
+        &server,
+        &[
+            ("POST", &long, "", 400, "invalid-key", "513"),
+            ("POST", "//increment", "", 400, "invalid-key", "empty"),
+            ("GET", "/", "", 400, "invalid-key", "empty"),
+            ("POST", "/%zz/increment", "", 400, "invalid-key", "%25"),
+            ("POST", "/%/increment", "", 400, "invalid-key", "%25"),
+            ("POST", "/%ff/increment", "", 400, "invalid-key", "UTF-8"),
+            ("GET", "/%C3%28", "", 400, "invalid-key", "UTF-8"),
+            ("GET", "?keys=", "", 400, "invalid-key", "empty"),
+            ("GET", "?keys=a,,b", "", 400, "invalid-key", "empty"),
+            ("GET", "?keys=a,%zz", "", 400, "invalid-key", "%25"),
+        ],
+    );
+}
+
+#[test]
+fn a_bad_parameter_is_refused() {
+    let server = Server::start();
+    let many = format!("?keys={}", vec!["k"; 1_001].join(","));
+    assert_refused(
+        &server,
+        &[
+            ("GET", &many, "", 400, "invalid-parameter", "1001"),
+            ("GET", "?limit=0", "", 400, "invalid-parameter", "1 to 1000"),
+            ("GET", "?limit=1001", "", 400, "invalid-parameter", "1 to 1000"),
+            ("GET", "?limit=ten", "", 400, "invalid-parameter", "`limit`"),
+            ("GET", "?limit=-1", "", 400, "invalid-parameter", "`limit`"),
+            ("GET", "?limit=1&limit=2", "", 400, "invalid-parameter", "twice"),
+            ("GET", "?prefx=a", "", 400, "unknown-parameter", "did you mean `prefix`?"),
+            ("GET", "?prefix=%ff", "", 400, "invalid-parameter", "`prefix`"),
+            ("GET", "?cursor=zz", "", 400, "invalid-cursor", "next_cursor"),
+            ("GET", "?cursor=123", "", 400, "invalid-cursor", "next_cursor"),
+            ("GET", "?keys=a&prefix=b", "", 400, "invalid-parameter", "`keys`"),
+            ("GET", "/a?max=1", "", 400, "unknown-parameter", "takes no"),
+            ("GET", "/a/ledger?after=x", "", 400, "invalid-parameter", "`after`"),
+            ("GET", "/a/ledger?limit=0", "", 400, "invalid-parameter", "`limit`"),
+            ("POST", "/a/increment?amount=5", "", 400, "unknown-parameter", "`amount`"),
+        ],
+    );
+}
+
+#[test]
+fn a_bad_batch_is_refused_as_a_whole() {
+    let server = Server::start();
+    let many = json!({"increments": vec![json!({"key": "a"}); 10_001]}).to_string();
+    assert_refused(
+        &server,
+        &[
+            ("POST", "/batch-increment", "", 400, "invalid-json", "empty"),
+            ("POST", "/batch-increment", "{}", 400, "invalid-field", "`increments`"),
+            ("POST", "/batch-increment", r#"{"increments":[]}"#, 400, "batch-empty", "1 to 10000"),
+            ("POST", "/batch-increment", r#"{"increments":{}}"#, 400, "invalid-field", "`increments`"),
+            ("POST", "/batch-increment", r#"{"increments":[{"key":"a"}"#, 400, "invalid-json", "EOF"),
+            ("POST", "/batch-increment", r#"[{"key":"a"}]"#, 400, "invalid-field", "not an object"),
+            ("POST", "/batch-increment", r#"{"increments":[],"x":1}"#, 400, "unknown-field", "`x`"),
+        ],
+    );
+    let answer = server.send("POST", "/api/v1/counters/batch-increment", &many);
+    assert_eq!((answer.status, answer.problem()), (413, "batch-too-large"));
+    assert_eq!(server.value("a"), 7);
+}
+
+#[test]
+fn what_does_not_exist_is_404_and_what_is_called_wrongly_is_405() {
+    let server = Server::start();
+    assert_refused(
+        &server,
+        &[
+            ("POST", "/a/explode", "", 404, "not-found", "/docs"),
+            ("GET", "/a/b/c", "", 404, "not-found", "%2F"),
+            ("PATCH", "/a", "", 405, "method-not-allowed", "PATCH"),
+            ("GET", "/a/increment", "", 405, "method-not-allowed", "GET"),
+            ("DELETE", "", "", 405, "method-not-allowed", "DELETE"),
+            ("BREW", "/a", "", 405, "method-not-allowed", "BREW"),
+        ],
+    );
+    let allow = |method, path: &str| server.send(method, path, "").header("allow").to_owned();
+    assert_eq!(allow("PATCH", "/api/v1/counters/a"), "GET,HEAD,PUT,DELETE");
+    assert_eq!(allow("GET", "/api/v1/counters/a/increment"), "POST");
+    assert_eq!(allow("POST", "/livez"), "GET,HEAD");
+    assert_eq!(server.send("GET", "/api/v2/counters", "").status, 404);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused_before_it_is_read() {
+    let server = Server::start();
+    let announced = server.raw(
+        b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 16777217\r\n\r\n",
+    );
+    assert!(announced.starts_with("HTTP/1.1 413"), "{announced}");
+    assert!(announced.contains("/problems/body-too-large"), "{announced}");
+    let mut chunked =
+        b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+            .to_vec();
+    for _ in 0..17 {
+        chunked.extend(b"100000\r\n");
+        chunked.extend(vec![b' '; 1 << 20]);
+        chunked.extend(b"\r\n");
+    }
+    let answer = server.raw(&chunked);
+    // The server closes while the client still writes, so the answer may be lost with the connection.
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 413"), "{answer}");
+    assert_eq!(server.value("a"), 0);
+}
+
+#[test]
+fn what_is_not_http_does_not_hurt() {
+    let server = Server::start();
+    for garbage in [&b"\x16\x03\x01\x02\x00"[..], b"INCR a\r\n", b"GET\r\n\r\n", &[0xff; 4096], b"*1\r\n$4\r\nPING\r\n"]
+    {
+        let answer = server.raw(garbage);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
+    let head = format!("GET /api/v1/counters/a HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(70_000));
+    assert!(server.raw(head.as_bytes()).starts_with("HTTP/1.1 431"));
+    assert_eq!(server.value("a"), 0);
+}

@@ -1,0 +1,226 @@
+//! The command line and its configuration: client commands against a live server, precedence, and hints.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+
+mod harness;
+
+use std::process::Command;
+
+use harness::{Ran, Server, run, serve, tally, write};
+use serde_json::Value;
+
+fn client(server: &Server, args: &[&str]) -> Ran {
+    run(tally().args(args).env("TALLY_SERVER", &server.base))
+}
+
+fn json(ran: &Ran) -> Value {
+    serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("no JSON: {} {}", ran.out, ran.err))
+}
+
+#[test]
+fn counters_are_changed_and_read_from_the_command_line() {
+    let server = Server::start();
+    let ran = client(&server, &["incr", "likes:1", "5"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("likes:1") && ran.out.contains('5') && ran.out.contains("+5"), "{}", ran.out);
+    assert_eq!(client(&server, &["incr", "likes:1"]).code, 0);
+    assert!(client(&server, &["decr", "likes:1", "2"]).out.contains("-2"));
+    let got = client(&server, &["get", "likes:1", "never", "odd /,%é key"]);
+    assert!(got.out.contains("likes:1") && got.out.contains("never counted") && got.out.contains("odd /,%é key"));
+    let stats = client(&server, &["stats", "likes:1"]);
+    assert!(stats.out.contains("highest") && stats.out.contains('6'), "{}", stats.out);
+    assert_eq!(server.value("likes:1"), 4);
+}
+
+#[test]
+fn programs_get_json() {
+    let server = Server::start();
+    let ran = client(&server, &["incr", "a/b c", "9007199254740993", "-o", "json"]);
+    assert_eq!(json(&ran)["value"], 9_007_199_254_740_993_i64);
+    let ran = client(&server, &["get", "a/b c", "x,y", "-o", "json"]);
+    let counters = json(&ran)["counters"].clone();
+    assert_eq!(
+        (&counters[0]["key"], &counters[0]["value"]),
+        (&Value::from("a/b c"), &Value::from(9_007_199_254_740_993_i64))
+    );
+    assert_eq!(counters[1]["key"], "x,y");
+    assert_eq!(json(&client(&server, &["stats", "a/b c", "-o", "json"]))["increments"], 9_007_199_254_740_993_i64);
+    let flag = run(tally().args(["get", "a/b c", "--output", "json", "--server", &server.base]));
+    assert_eq!(json(&flag)["counters"][0]["exists"], true);
+    let bare = run(tally().args(["get", "a", "-o", "json", "--server", server.base.strip_prefix("http://").unwrap()]));
+    assert_eq!(bare.code, 0, "a server may be named without http://: {}", bare.err);
+}
+
+#[test]
+fn a_request_id_counts_once() {
+    let server = Server::start();
+    let once = client(&server, &["incr", "a", "--request-id", "r1", "-o", "json"]);
+    let again = client(&server, &["incr", "a", "--request-id", "r1", "-o", "json"]);
+    assert_eq!((json(&once)["duplicate"].clone(), json(&again)["duplicate"].clone()), (false.into(), true.into()));
+    assert!(client(&server, &["incr", "a", "--request-id", "r1"]).out.contains("counted before"));
+    let other = client(&server, &["decr", "a", "--request-id", "r1"]);
+    assert_eq!(other.code, 1);
+    assert!(other.err.contains("request id"), "{}", other.err);
+    let program = client(&server, &["decr", "a", "--request-id", "r1", "-o", "json"]);
+    assert_eq!(serde_json::from_str::<Value>(&program.err).unwrap()["type"], "/problems/idempotency-mismatch");
+    assert_eq!(server.value("a"), 1);
+}
+
+#[test]
+fn failures_say_what_to_do_next() {
+    let ran = run(tally().args(["get", "a", "--server", "http://127.0.0.1:1"]));
+    assert_eq!(ran.code, 69);
+    assert!(ran.err.contains("Is `tally serve` running?") && ran.err.contains("--server"), "{}", ran.err);
+    assert!(ran.out.is_empty());
+    for wrong in
+        [&["incr", "a", "0"][..], &["incr", "a", "-5"], &["incr", "a", "1.5"], &["incr"], &["explode"], &["get"]]
+    {
+        assert_eq!(run(tally().args(wrong)).code, 2, "{wrong:?}");
+    }
+    let server = Server::start();
+    let long = "k".repeat(513);
+    let ran = client(&server, &["incr", &long]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("513 bytes"), "{}", ran.err);
+}
+
+#[test]
+fn every_command_explains_itself_with_examples() {
+    for command in [&[][..], &["serve"], &["incr"], &["decr"], &["get"], &["stats"], &["check"], &["completions"]] {
+        let ran = run(tally().args(command).arg("--help"));
+        assert_eq!(ran.code, 0);
+        assert!(ran.out.contains("Examples:") && ran.out.contains("tally "), "{command:?}: {}", ran.out);
+    }
+    assert!(run(tally().args(["serve", "--help"])).out.contains("TALLY_MEMORY"));
+    assert!(run(tally().arg("--version")).out.starts_with("tally "));
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = run(tally().args(["completions", shell]));
+        assert_eq!(ran.code, 0);
+        assert!(ran.out.contains("serve") && ran.out.contains("tally"), "{shell}");
+    }
+}
+
+#[test]
+fn a_sound_directory_passes_the_check_and_a_damaged_one_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start_in(dir.path());
+    for _ in 0..10 {
+        server.send("POST", "/api/v1/counters/a/increment", "");
+    }
+    server.kill();
+    let check = |args: &[&str]| run(tally().arg("check").arg(dir.path()).args(args));
+    let sound = check(&["-o", "json"]);
+    assert_eq!(sound.code, 0, "{}", sound.err);
+    assert_eq!((json(&sound)["sound"].clone(), json(&sound)["batches"].as_u64() >= Some(1)), (true.into(), true));
+    assert!(check(&[]).out.contains("batches to replay"));
+
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let journal = names.into_iter().find(|path| path.to_string_lossy().contains("journal-")).unwrap();
+    let mut bytes = std::fs::read(&journal).unwrap();
+    bytes[100] ^= 0xff;
+    std::fs::write(&journal, bytes).unwrap();
+    let damaged = check(&[]);
+    assert_eq!(damaged.code, 1);
+    assert!(damaged.err.contains("damaged at byte") && damaged.err.contains("journal-"), "{}", damaged.err);
+    let nowhere = run(tally().args(["check", "/nonexistent/tally"]));
+    assert_eq!(nowhere.code, 1);
+    assert!(nowhere.err.contains("/nonexistent/tally"), "{}", nowhere.err);
+}
+
+fn refused(command: &mut Command) -> String {
+    let ran = run(command);
+    assert_ne!(ran.code, 0, "it started: {}", ran.out);
+    assert!(ran.out.is_empty(), "it listened: {}", ran.out);
+    ran.err
+}
+
+#[test]
+fn an_address_others_can_reach_is_refused_without_insecure() {
+    let dir = tempfile::tempdir().unwrap();
+    for open in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
+        let error = refused(tally().arg("serve").arg("--data").arg(dir.path()).args(["--http", open]));
+        assert!(error.contains("--insecure") && error.contains("authentication"), "{error}");
+        assert!(error.contains("127.0.0.1"), "it says what to do instead: {error}");
+    }
+    let mut command = tally();
+    command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
+    let server = Server::start_with(command);
+    assert!(server.base.starts_with("http://0.0.0.0:"), "{}", server.base);
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let file =
+        write(at("tally.toml"), &format!("data = {:?}\nhttp = \"127.0.0.1:0\"\nlog = \"json\"\n", at("from-file")));
+    let command = || {
+        let mut command = tally();
+        command.arg("serve").arg("--config").arg(&file).current_dir(dir.path());
+        command
+    };
+    let mut from_file = Server::start_with(command());
+    assert!(at("from-file").is_dir());
+    from_file.signal();
+    from_file.exit();
+    let logged: Value = serde_json::from_str(from_file.log().lines().next().unwrap()).unwrap();
+    assert_eq!(logged["message"], "ready", "the file asks for JSON");
+
+    let mut with_env = command();
+    with_env.env("TALLY_DATA", at("from-env")).env("TALLY_LOG", "text");
+    let mut from_env = Server::start_with(with_env);
+    assert!(at("from-env").is_dir());
+    from_env.terminate();
+    assert!(from_env.log().contains("INFO ready"), "{}", from_env.log());
+
+    let mut with_flag = command();
+    with_flag.env("TALLY_DATA", at("unused")).arg("--data").arg(at("from-flag"));
+    drop(Server::start_with(with_flag));
+    assert!(at("from-flag").is_dir() && !at("unused").exists());
+
+    let mut by_env = tally();
+    by_env.arg("serve").env("TALLY_CONFIG", &file).current_dir(dir.path());
+    drop(Server::start_with(by_env));
+}
+
+#[test]
+fn a_setting_that_cannot_work_stops_the_start_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let with_file = |text: &str| {
+        let file = write(dir.path().join("tally.toml"), text);
+        refused(serve(&dir.path().join("data")).arg("--config").arg(file))
+    };
+    let unknown = with_file("memroy = \"1GiB\"\n");
+    assert!(unknown.contains("`memroy`") && unknown.contains("did you mean `memory`?"), "{unknown}");
+    assert!(unknown.contains("tally.toml"), "{unknown}");
+    let nested = with_file("[namespaces.likes]\nconsistncy = \"exact\"\n");
+    assert!(nested.contains("namespaces.likes.consistncy") && nested.contains("`consistency`"), "{nested}");
+    let value = with_file("[namespaces.likes]\nconsistency = \"exakt\"\n");
+    assert!(value.contains("namespaces.likes.consistency") && value.contains("did you mean `exact`?"), "{value}");
+    assert!(with_file("log = 5\n").contains("`log`"));
+    assert!(with_file("log = \n").contains("TOML"));
+    assert!(with_file("memory = \"1MiB\"\n").contains("`memory`"));
+
+    let serve = || serve(&dir.path().join("data"));
+    assert!(refused(serve().args(["--memory", "lots"])).contains("--memory is `lots`"));
+    assert!(refused(serve().env("TALLY_MEMORY", "lots")).contains("TALLY_MEMORY"));
+    assert!(refused(serve().args(["--log", "xml"])).contains("text or json"));
+    assert!(refused(serve().args(["--log-level", "loud"])).contains("error, warn, info, debug or trace"));
+    assert!(refused(serve().args(["--config", "/nonexistent.toml"])).contains("/nonexistent.toml"));
+    assert!(refused(tally().args(["serve", "--http", "nonsense"])).contains("127.0.0.1:7300"));
+    assert!(refused(tally().args(["serve", "--htp", "127.0.0.1:0"])).contains("--http"));
+    assert!(!dir.path().join("data").exists(), "nothing is created before the settings are known to work");
+}
+
+#[test]
+fn an_address_in_use_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let taken = server.base.strip_prefix("http://").unwrap();
+    let error = refused(tally().arg("serve").arg("--data").arg(dir.path()).args(["--http", taken]));
+    assert!(error.contains(taken) && error.contains("--http"), "{error}");
+}

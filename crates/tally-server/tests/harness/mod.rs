@@ -1,0 +1,282 @@
+//! Starts the real binary on a port of its own and talks to it, for every test of the server.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The binary, without any setting from the environment of the tests.
+pub fn tally() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tally"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TALLY_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// `tally serve` on a free port.
+pub fn serve(data: &Path) -> Command {
+    let mut command = tally();
+    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0"]);
+    command
+}
+
+/// A running server. Dropping it kills it.
+pub struct Server {
+    child: Child,
+    /// `http://127.0.0.1:PORT`.
+    pub base: String,
+    stderr: Receiver<String>,
+    seen: String,
+    _own_data: Option<TempDir>,
+}
+
+impl Server {
+    /// A server with a data directory of its own, ready.
+    pub fn start() -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let mut server = Server::start_in(&dir.path().join("data"));
+        server._own_data = Some(dir);
+        server
+    }
+
+    /// A server over this data directory, ready.
+    pub fn start_in(data: &Path) -> Server {
+        Server::start_with(serve(data))
+    }
+
+    /// A server as this command has it, ready.
+    pub fn start_with(command: Command) -> Server {
+        let mut server = Server::spawn(command);
+        server.wait_for_log("ready");
+        server
+    }
+
+    /// A server that listens, whether or not it is ready.
+    pub fn spawn(mut command: Command) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (line, stderr) = channel();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            // Lines go nowhere once the test has seen enough.
+            errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
+        });
+        let mut server = Server { child, base: String::new(), stderr, seen: String::new(), _own_data: None };
+        let mut out = BufReader::new(server.child.stdout.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("  try") {
+            if out.read_line(&mut said).unwrap() == 0 {
+                let status = server.exit();
+                panic!("the server ended with {status} before it listened: {said}\n{}", server.log());
+            }
+        }
+        let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
+        server.base = listening.trim().to_owned();
+        server
+    }
+
+    /// Waits for a line of the log that contains `text`.
+    pub fn wait_for_log(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push_str(&line);
+                    self.seen.push('\n');
+                    if line.contains(text) {
+                        return;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("`{text}` was not logged in time:\n{}", self.seen),
+                Err(RecvTimeoutError::Disconnected) => panic!("the server ended without `{text}`:\n{}", self.seen),
+            }
+        }
+    }
+
+    /// Everything logged so far; after the end, everything.
+    pub fn log(&mut self) -> &str {
+        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+        }
+        &self.seen
+    }
+
+    /// SIGKILL, as a crash would.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM.
+    pub fn signal(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// SIGTERM, and the exit it leads to.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.signal();
+        self.exit()
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn exit(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the server did not end in time:\n{}", self.log());
+            pause(Duration::from_millis(10));
+        }
+    }
+
+    /// A client of this server.
+    pub fn client(&self) -> Client {
+        Client::new(&self.base)
+    }
+
+    /// A request with a JSON body, or with none.
+    pub fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.client().send(method, path, &[], body)
+    }
+
+    /// The value of a counter.
+    pub fn value(&self, key: &str) -> i64 {
+        self.send("GET", &format!("/api/v1/counters/{key}/exact"), "").json["value"].as_i64().unwrap()
+    }
+
+    /// Sends bytes as they are and reads the answer to the end.
+    pub fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = TcpStream::connect(self.base.strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The server may answer and close before everything is written.
+        let _ = stream.write_all(bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An answer, read to the end.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// The headers.
+    pub headers: ureq::http::HeaderMap,
+    /// The body.
+    pub text: String,
+    /// The body as JSON; null if it is none.
+    pub json: Value,
+}
+
+impl Answer {
+    /// A header as text; empty if there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// The slug of the problem; empty if it is none.
+    pub fn problem(&self) -> &str {
+        self.json["type"].as_str().and_then(|kind| kind.strip_prefix("/problems/")).unwrap_or("")
+    }
+}
+
+/// An HTTP client that keeps its connection.
+pub struct Client {
+    agent: ureq::Agent,
+    base: String,
+}
+
+impl Client {
+    /// A client of the server at `base`.
+    pub fn new(base: &str) -> Client {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .allow_non_standard_methods(true)
+            .max_redirects(0)
+            .timeout_global(Some(PATIENCE))
+            .proxy(None)
+            .build();
+        Client { agent: config.into(), base: base.to_owned() }
+    }
+
+    /// A request that must be answered.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.try_send(method, path, headers, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// A request that may go unanswered.
+    pub fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Result<Answer, ureq::Error> {
+        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut response = if body.is_empty() && matches!(method, "GET" | "DELETE" | "HEAD") {
+            self.agent.run(request.body(())?)?
+        } else {
+            self.agent.run(request.body(body.to_owned())?)?
+        };
+        let text = response.body_mut().with_config().limit(64 << 20).read_to_string()?;
+        let json = serde_json::from_str(&text).unwrap_or(Value::Null);
+        Ok(Answer { status: response.status().as_u16(), headers: response.headers().clone(), text, json })
+    }
+}
+
+/// What a command printed and how it ended.
+pub struct Ran {
+    /// The exit code.
+    pub code: i32,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Ran {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    Ran {
+        code: output.status.code().unwrap_or(-1),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Lets time pass, where time itself is what a test is about.
+pub fn pause(time: Duration) {
+    let (_never_sends, receiver) = channel::<()>();
+    let _ = receiver.recv_timeout(time);
+}
+
+/// A file with this text.
+pub fn write(path: PathBuf, text: &str) -> PathBuf {
+    File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
+    path
+}

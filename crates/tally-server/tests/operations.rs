@@ -1,0 +1,251 @@
+//! Running the server: health, metrics, documentation, signals and connections.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+
+mod harness;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use harness::{PATIENCE, Server, pause, serve};
+use serde_json::Value;
+
+#[test]
+fn a_ready_server_says_that_it_lives_and_is_ready() {
+    let server = Server::start();
+    let live = server.send("GET", "/livez", "");
+    assert_eq!((live.status, live.text.as_str()), (200, "ok"));
+    let ready = server.send("GET", "/readyz", "");
+    assert_eq!((ready.status, &ready.json["state"]), (200, &Value::from("ready")));
+    assert_eq!((&ready.json["reads"], &ready.json["writes"]), (&Value::from(true), &Value::from(true)));
+    let head = server.send("HEAD", "/readyz", "");
+    assert_eq!((head.status, head.text.as_str()), (200, ""));
+}
+
+/// Every sample of the metrics, by name and labels; fails on a line that is none.
+fn samples(text: &str) -> BTreeMap<String, f64> {
+    assert!(text.ends_with("# EOF\n"), "the format ends with a mark");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
+            assert!(name.starts_with("tally_"), "{line}");
+            (name.to_owned(), value.parse::<f64>().unwrap_or_else(|_| panic!("no number: {line}")))
+        })
+        .collect()
+}
+
+#[test]
+fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
+    let server = Server::start();
+    for _ in 0..3 {
+        server.send("POST", "/api/v1/counters/secret-key/increment", "");
+    }
+    server.send("POST", "/api/v1/counters/secret-key/increment", "nonsense");
+    server.send("GET", "/api/v1/counters/secret-key", "");
+    let answer = server.send("GET", "/metrics", "");
+    assert!(answer.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(!answer.text.contains("secret-key"));
+    let samples = samples(&answer.text);
+    let labels = |verb, status| format!(r#"{{front_door="http",verb="{verb}",status="{status}"}}"#);
+    let requests = |verb, status| samples[&format!("tally_requests_total{}", labels(verb, status))];
+    assert_eq!((requests("increment", "2xx"), requests("increment", "4xx"), requests("read", "2xx")), (3.0, 1.0, 1.0));
+    let count = format!("tally_request_duration_seconds_count{}", labels("increment", "2xx"));
+    let all = r#"tally_request_duration_seconds_bucket{le="+Inf",front_door="http",verb="increment",status="2xx"}"#;
+    assert_eq!((samples[&count], samples[all]), (3.0, 3.0));
+    assert!(samples.keys().any(|name| name.starts_with("tally_build_info{version=")));
+    assert!(samples.keys().any(|name| name.starts_with("tally_journal_")), "the engine's own figures are shown");
+}
+
+/// Every operation the description names: method and path, with a key filled in.
+fn operations(server: &Server) -> Vec<(String, String)> {
+    let described = server.send("GET", "/openapi.json", "");
+    assert_eq!(described.status, 200);
+    let paths = described.json["paths"].as_object().unwrap();
+    let of = |(path, item): (&String, &Value)| {
+        let path = path.replace("{key}", "k").replace("{slug}", "bound");
+        let methods: Vec<_> = item.as_object().unwrap().keys().map(|method| method.to_uppercase()).collect();
+        methods.into_iter().map(move |method| (method, path.clone())).collect::<Vec<_>>()
+    };
+    paths.iter().flat_map(of).collect()
+}
+
+#[test]
+fn the_description_names_every_call_and_every_call_it_names_is_there() {
+    let server = Server::start();
+    let described = operations(&server);
+    let expected = [
+        ("POST", "/api/v1/counters/k/increment"),
+        ("POST", "/api/v1/counters/k/decrement"),
+        ("POST", "/api/v1/counters/batch-increment"),
+        ("GET", "/api/v1/counters/k"),
+        ("PUT", "/api/v1/counters/k"),
+        ("DELETE", "/api/v1/counters/k"),
+        ("GET", "/api/v1/counters/k/exact"),
+        ("GET", "/api/v1/counters/k/stats"),
+        ("GET", "/api/v1/counters/k/ledger"),
+        ("GET", "/api/v1/counters"),
+        ("POST", "/api/v1/counters/k/reset"),
+        ("POST", "/api/v1/counters/k/adjust"),
+        ("GET", "/livez"),
+        ("GET", "/readyz"),
+        ("GET", "/metrics"),
+        ("GET", "/problems/bound"),
+    ];
+    let expected: BTreeSet<_> =
+        expected.iter().map(|(method, path)| ((*method).to_owned(), (*path).to_owned())).collect();
+    assert_eq!(described.iter().cloned().collect::<BTreeSet<_>>(), expected);
+    for (method, path) in &described {
+        let answer = server.send(method, path, "");
+        assert!(![404, 405].contains(&answer.status), "{method} {path}: {}", answer.text);
+    }
+}
+
+#[test]
+fn every_described_call_on_counters_is_counted_under_a_verb_of_its_own() {
+    let server = Server::start();
+    let calls: Vec<_> = operations(&server).into_iter().filter(|(_, path)| path.starts_with("/api/")).collect();
+    let counted = || samples(&server.send("GET", "/metrics", "").text);
+    let verbs = |samples: &BTreeMap<String, f64>| -> BTreeSet<String> {
+        let totals = samples.keys().filter(|name| name.starts_with("tally_requests_total"));
+        totals.map(|name| name.split("verb=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(verbs(&counted()), BTreeSet::from(["other".to_owned()]));
+    calls.iter().for_each(|(method, path)| drop(server.send(method, path, "")));
+    assert_eq!(verbs(&counted()).len(), calls.len() + 1);
+}
+
+#[test]
+fn the_documentation_works_without_a_network() {
+    let server = Server::start();
+    let moved = server.send("GET", "/docs", "");
+    assert_eq!((moved.status / 100, moved.header("location")), (3, "/docs/"));
+    let page = server.send("GET", "/docs/", "");
+    assert_eq!(page.status, 200);
+    assert!(!page.text.contains("//"), "nothing is loaded from elsewhere: {}", page.text);
+    let mut loaded = 0;
+    for part in page.text.split(['"', '\'']).filter(|part| part.ends_with(".js") || part.ends_with(".css")) {
+        let asset = server.send("GET", &format!("/docs/{}", part.trim_start_matches("./")), "");
+        assert_eq!(asset.status, 200, "{part}");
+        if part.contains("initializer") || part.ends_with("index.css") {
+            assert!(!asset.text.contains("://"), "{part} names another host");
+            assert!(!part.contains("initializer") || asset.text.contains("/openapi.json"));
+        }
+        loaded += 1;
+    }
+    assert!(loaded >= 3, "{}", page.text);
+}
+
+#[test]
+fn every_kind_of_problem_can_be_looked_up() {
+    let server = Server::start();
+    let refused = server.send("POST", "/api/v1/counters/a/increment", "x");
+    let kind = server.send("GET", refused.json["type"].as_str().unwrap(), "");
+    assert_eq!((kind.status, &kind.json["status"]), (200, &Value::from(400)));
+    assert_eq!(server.send("GET", "/problems/nonsense", "").status, 404);
+}
+
+#[test]
+fn sigterm_finishes_what_is_under_way_and_exits_zero() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start_in(dir.path());
+    server.send("POST", "/api/v1/counters/a/increment", "");
+    // A request whose head has arrived and whose body has not.
+    let mut slow = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
+    slow.write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n").unwrap();
+    pause(Duration::from_millis(200));
+    server.signal();
+    server.wait_for_log("draining");
+    slow.write_all(br#"{"amount":4}"#).unwrap();
+    let mut answer = String::new();
+    slow.set_read_timeout(Some(PATIENCE)).unwrap();
+    slow.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(server.exit().code(), Some(0), "{}", server.log());
+    assert_eq!(Server::start_in(dir.path()).value("a"), 5);
+}
+
+#[test]
+fn an_idle_connection_does_not_hold_up_the_end() {
+    let mut server = Server::start();
+    let client = server.client();
+    client.send("GET", "/livez", &[], "");
+    let began = std::time::Instant::now();
+    assert_eq!(server.terminate().code(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let mut server = Server::start();
+    let mut stuck = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
+    stuck.write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n").unwrap();
+    pause(Duration::from_millis(200));
+    server.signal();
+    server.wait_for_log("draining");
+    let began = std::time::Instant::now();
+    assert_eq!(server.terminate().code(), Some(130));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn two_servers_do_not_share_a_data_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = Server::start_in(dir.path());
+    let mut second = Server::spawn(serve(dir.path()));
+    assert_eq!(second.exit().code(), Some(1));
+    assert!(second.log().contains("cannot open the data in"), "{}", second.log());
+}
+
+#[test]
+fn a_client_that_leaves_before_the_answer_leaves_the_server_well() {
+    let server = Server::start();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
+        stream
+            .write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            .unwrap();
+    }
+    let counted = server.send("POST", "/api/v1/counters/a/increment", "").json["value"].as_i64().unwrap();
+    assert!((1..=51).contains(&counted), "each counts whole or not at all: {counted}");
+}
+
+#[test]
+fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
+    let server = Server::start();
+    let one = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+    let last = "GET /api/v1/counters/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let answer = server.raw(format!("{}{last}", one.repeat(20)).as_bytes());
+    let values: Vec<_> = answer.split("\"value\":").skip(1).map(|rest| rest.split(',').next().unwrap()).collect();
+    let expected: Vec<String> = (1..=20).chain([20]).map(|value| value.to_string()).collect();
+    assert_eq!(values, expected);
+}
+
+#[test]
+fn one_connection_too_many_is_told_so_and_the_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -n 160 && exec \"$0\" serve --data \"$1\" --http 127.0.0.1:0"]);
+    command.arg(env!("CARGO_BIN_EXE_tally")).arg(dir.path());
+    let server = Server::start_with(command);
+    let address = server.base.strip_prefix("http://").unwrap();
+    // 160 file descriptors, of which 128 are kept back.
+    let mut open: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let refused = server.raw(b"");
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("too-many-connections"), "{refused}");
+    let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("content-length: {}", body.len())));
+    let first = open.first_mut().unwrap();
+    first.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(open);
+    let reachable = (0..100).any(|_| {
+        pause(Duration::from_millis(20));
+        server.raw(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").starts_with("HTTP/1.1 200")
+    });
+    assert!(reachable, "connections that end make room for others");
+}
