@@ -251,7 +251,7 @@ impl Life {
             let left = 1.0 - (now % length) as f64 / length as f64;
             (sum(Some(window)) + sum(window.checked_sub(1)) * left) * 1000.0 / length as f64
         });
-        (self.plus + self.minus < 1 << 46).then_some(rates)
+        (self.plus + self.minus < 1 << 38).then_some(rates)
     }
 
     /// Says in what a counter differs from this, if in anything.
