@@ -130,6 +130,7 @@ impl<'m> Life<'m> {
     /// Makes the next sync of a file fail; whoever meets the failure must stop the engine.
     pub fn fail_a_sync(&mut self) {
         self.world.disk.fail_next_sync();
+        self.world.sync_fails = true;
         self.world.seen.failed_syncs += 1;
     }
 
@@ -142,6 +143,11 @@ impl<'m> Life<'m> {
             events.extend(world.lost.drain(..again));
         }
         let durability = if world.rng.one_in(5) { Durability::Applied } else { Durability::Flushed };
+        self.submit_these(events, durability)
+    }
+
+    /// A caller submits these events.
+    pub fn submit_these(&mut self, events: Vec<Event>, durability: Durability) -> Verdict {
         let mut call = self.machine.events();
         for event in &events {
             event.push_to(&mut call);
@@ -241,10 +247,22 @@ impl<'m> Life<'m> {
         Ok(())
     }
 
-    /// Whether no checkpoint is under way.
-    #[must_use]
-    pub fn is_checkpoint_done(&self) -> bool {
-        self.checkpoint.is_none()
+    /// Does a whole checkpoint, flushing when it has to.
+    pub fn whole_checkpoint(&mut self) -> Verdict {
+        self.checkpoint()?;
+        while self.checkpoint.is_some() {
+            self.flush()?;
+            self.checkpoint()?;
+        }
+        self.answer()
+    }
+
+    /// Seals and flushes what was submitted; everything gets its answer.
+    pub fn settle(&mut self) -> Verdict {
+        self.tend();
+        self.seal()?;
+        self.flush()?;
+        self.answer()
     }
 
     /// Merges runs if that is due.

@@ -45,9 +45,8 @@ impl Workload {
     /// A submission: the counter of submissions, then events of every kind.
     #[must_use]
     pub fn submission(&self, rng: &mut Rng) -> Vec<Event> {
-        let counted = Key::new(SUBMISSIONS).ok().map(|key| Event::add(&key, 1));
         let more = rng.below(self.events_max + 1);
-        counted.into_iter().chain((0..more).map(|_| self.event(rng))).collect()
+        counted((0..more).map(|_| self.event(rng)))
     }
 
     fn event(&self, rng: &mut Rng) -> Event {
@@ -57,6 +56,12 @@ impl Workload {
         let details = bounded.then(|| Details { bounds: Some(bounds(rng)), ..Details::default() });
         Event { key: self.key(rng), change, id, details }
     }
+}
+
+/// A submission of these events: the counter of submissions comes first.
+pub fn counted(events: impl IntoIterator<Item = Event>) -> Vec<Event> {
+    let first = Key::new(SUBMISSIONS).ok().map(|key| Event::add(&key, 1));
+    first.into_iter().chain(events).collect()
 }
 
 fn change(rng: &mut Rng) -> Change {

@@ -131,6 +131,8 @@ pub struct World {
     pub seen: Seen,
     /// Requests that a crash took back, to be sent again.
     pub lost: Vec<model::Event>,
+    /// Whether a sync was made to fail that nobody may have met yet.
+    pub(crate) sync_fails: bool,
     settings: Settings,
 }
 
@@ -146,6 +148,7 @@ impl World {
             history: History::default(),
             seen: Seen::default(),
             lost: Vec::new(),
+            sync_fails: false,
             // The smallest memory that holds one chunk of counters.
             settings: Settings {
                 memory_bytes: 1_400_000,
@@ -168,6 +171,9 @@ impl World {
                 drop(opened);
                 let seed = self.rng.next_u64();
                 self.disk.power_cut(seed);
+                continue;
+            }
+            if opened.is_err() && std::mem::take(&mut self.sync_fails) {
                 continue;
             }
             let machine = opened.map_err(|error| format!("the disk does not open: {error}; check says {checked:?}"))?;
