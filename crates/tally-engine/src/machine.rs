@@ -90,6 +90,8 @@ pub struct Machine {
     flushed: AtomicU64,
     /// Where the oldest segment still needed begins; set by checkpoints, done by the flusher.
     trim_to: AtomicU64,
+    /// Time of the last batch that the store reflects, as far as this process knows.
+    pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
     closing: AtomicBool,
 }
