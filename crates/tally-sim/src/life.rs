@@ -121,7 +121,9 @@ impl<'m> Life<'m> {
 
     fn change_capacity(&mut self) {
         let capacity = match self.world.rng.below(3) {
-            0 => self.world.disk.used_bytes() + self.world.rng.below(20_000),
+            // Little room or none.
+            0 => self.world.disk.used_bytes() + self.world.rng.below(2_000),
+            1 => self.world.disk.used_bytes(),
             _ => u64::MAX,
         };
         self.world.disk.set_capacity(capacity);
@@ -202,8 +204,10 @@ impl<'m> Life<'m> {
     /// Flushes what was sealed.
     pub fn flush(&mut self) -> Verdict {
         let waiting = self.world.history.sealed() > self.world.history.flushed();
+        let segments = self.segments();
         match self.machine.flush() {
             Ok(true) => {
+                self.world.seen.rolls += u64::from(self.segments() > segments);
                 ensure!(!self.world.disk.crashed(), "a flush succeeded on a crashed disk");
                 self.world.history.flush();
                 self.world.seen.flushes += 1;
@@ -220,10 +224,13 @@ impl<'m> Life<'m> {
 
     /// Reserves the next segment and gives up old ones.
     pub fn tend(&mut self) {
-        let segments = |world: &World| world.disk.contents().keys().filter(|name| name.starts_with("journal-")).count();
-        let before = segments(self.world);
+        let before = self.segments();
         self.machine.tend_journal();
-        self.world.seen.trims += u64::from(segments(self.world) < before);
+        self.world.seen.trims += u64::from(self.segments() < before);
+    }
+
+    fn segments(&self) -> usize {
+        self.world.disk.file_names().iter().filter(|name| name.starts_with("journal-")).count()
     }
 
     /// Does one step of a checkpoint, or begins one.
@@ -280,7 +287,7 @@ impl<'m> Life<'m> {
     }
 
     /// A caller asks for something.
-    fn ask(&mut self) -> Verdict {
+    pub fn ask(&mut self) -> Verdict {
         match self.world.rng.below(5) {
             0..=2 => self.ask_for_values(),
             3 => self.ask_for_a_page(),

@@ -21,7 +21,7 @@ use crate::history::History;
 use crate::life::{Life, at_once};
 use crate::model;
 use crate::rng::Rng;
-use crate::workload::{SUBMISSIONS, Workload};
+use crate::workload::{SUBMISSIONS, Workload, counted};
 
 /// What does not hold, in words.
 pub type Verdict<T = ()> = Result<T, String>;
@@ -111,6 +111,8 @@ counts! {
     checkpoints_failed,
     /// Merges.
     merges,
+    /// Flushes that went on in another segment.
+    rolls,
     /// Segments given up.
     trims,
 }
@@ -262,6 +264,26 @@ fn compare_stats(stats: &Stats, expected: Option<&model::Life>, now: Millis) -> 
 }
 
 impl World {
+    /// Makes sure that every counter exists, in a life of its own.
+    pub fn fill(&mut self) -> Verdict {
+        self.disk.set_capacity(u64::MAX);
+        let missing = |key: &&Key| !self.history.applied().counters.contains_key(*key);
+        let missing: Vec<Key> = self.workload.keys.iter().filter(missing).cloned().collect();
+        let machine = self.open()?;
+        let mut life = Life::new(self, &machine);
+        for some in missing.chunks(1000) {
+            let events = some.iter().map(|key| model::Event::add(key, 1));
+            life.submit_these(counted(events), Durability::Flushed)?;
+            life.settle()?;
+            life.whole_checkpoint()?;
+            ensure!(!life.is_over() || life.world.sync_fails, "the engine stopped while nothing failed");
+            if life.is_over() {
+                break;
+            }
+        }
+        life.answer()
+    }
+
     /// Goes through one life: opens, lives for so many steps, and dies somehow.
     pub fn live(&mut self, steps: u64) -> Verdict {
         self.disk.set_capacity(u64::MAX);
@@ -294,6 +316,7 @@ impl World {
             self.power_cut(None);
         } else {
             self.seen.kills += 1;
+            self.disk.crash_at(u64::MAX);
         }
         Ok(())
     }
