@@ -125,6 +125,7 @@ impl Batch {
             change,
             request_id: slot.has_request_id.then_some(RequestId(slot.request_id)),
             details: extra.and_then(|extra| extra.details.as_ref()),
+            combined: slot.merging == Merging::Joined,
         }
     }
 

@@ -134,6 +134,8 @@ pub struct EventRef<'a> {
     pub request_id: Option<RequestId>,
     /// What else the event carries.
     pub details: Option<&'a Details>,
+    /// Whether it stands for several events.
+    pub combined: bool,
 }
 
 impl EventRef<'_> {

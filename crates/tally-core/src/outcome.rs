@@ -17,6 +17,13 @@ pub struct Outcome {
     pub refusal: Option<Refusal>,
 }
 
+impl Outcome {
+    /// Stands where an event was not tried: one before it, combined from several, overflowed as a whole, and the parts
+    /// of that one come first. No outcome looks like this, because what overflows exists.
+    pub(crate) const PUT_OFF: Outcome =
+        Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: Some(Refusal::Overflow) };
+}
+
 /// Why an event changed nothing. Part of the API and of the stored format: numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -78,9 +78,13 @@ impl Partition {
 
     /// Applies a batch and appends one outcome per event. Everything the batch [`wants`](Self::wants) must have been
     /// restored. A batch that claims an earlier time than the one before happens at the time of the one before.
+    ///
+    /// Where several adds combined into one overflow, none of them is applied and nothing after them in the batch is
+    /// done to that counter: [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
         self.clock = self.clock.max(at);
         outcomes.reserve(batch.len());
+        let mut put_off = BTreeSet::new();
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
@@ -90,7 +94,14 @@ impl Partition {
                 *hint = self.table.find(event.hash, event.key.as_bytes());
             }
             for (hint, event) in hints.into_iter().zip(&mut events) {
-                outcomes.push(self.apply_event(&event, hint));
+                let outcome = match put_off.is_empty() || !put_off.contains(&event.key) {
+                    true => self.apply_event(&event, hint),
+                    false => Outcome::PUT_OFF,
+                };
+                if event.combined && outcome.refusal.is_some() {
+                    put_off.insert(event.key);
+                }
+                outcomes.push(outcome);
             }
         }
         self.clock

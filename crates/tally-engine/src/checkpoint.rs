@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use tally_core::limits::CAPTURE_SLICE;
 use tally_core::partition::Capture;
 use tally_core::record::{Records, is_expired};
-use tally_core::time::Position;
+use tally_core::time::{Millis, Position};
 
 use crate::machine::Machine;
 use crate::signal::lock;
@@ -60,8 +60,10 @@ impl Machine {
 
     /// Merges runs of the store if that is due; says whether it did.
     pub fn merge(&self) -> Result<bool, StoreError> {
-        let now = lock(&self.state).partition.clock();
-        self.store.merge_once(&|key, value| is_expired(key, value, now))
+        // Not by the time of the last batch: after a crash, batches since the checkpoint are applied once more, at their
+        // own times, and must find the requests that had not expired then.
+        let stored_at = Millis(self.stored_at.load(Ordering::Acquire));
+        self.store.merge_once(&|key, value| is_expired(key, value, stored_at))
     }
 }
 
@@ -117,6 +119,7 @@ impl Checkpoint<'_> {
     fn commit(&mut self, writer: CheckpointWriter<'_>) -> Result<(), StoreError> {
         writer.commit(self.position)?;
         lock(&self.machine.state).partition.capture_committed();
+        self.machine.stored_at.fetch_max(self.capture.at().0, Ordering::AcqRel);
         self.machine.allow_trim(self.position);
         self.machine.meters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(())

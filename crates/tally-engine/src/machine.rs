@@ -90,6 +90,8 @@ pub struct Machine {
     flushed: AtomicU64,
     /// Where the oldest segment still needed begins; set by checkpoints, done by the flusher.
     trim_to: AtomicU64,
+    /// Time of the last batch that the store reflects, as far as this process knows.
+    pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
     closing: AtomicBool,
 }
@@ -153,18 +155,19 @@ impl Machine {
             let state = lock(&self.state);
             return Ok(Receipt { outcomes: Vec::new(), as_of: state.partition.clock(), token: Token(state.applied.0) });
         }
-        let (mut receipt, alone) = self.submit_once(&events, durability, &nudge).await?;
-        if alone.is_empty() {
-            return Ok(receipt);
+        let (mut receipt, mut alone) = self.submit_once(&events, durability, &nudge).await?;
+        // A combined event overflowed as a whole: some of its parts may fit, and what follows them waits for them.
+        while !alone.is_empty() {
+            let apart = events.alone(alone.iter().copied());
+            let retried = self.submit_once(&apart, durability, &nudge).await;
+            let (again, still) = retried.map_err(|error| EngineError::OutcomeUnknown(error.to_string()))?;
+            for (&place, &outcome) in alone.iter().zip(&again.outcomes) {
+                receipt.outcomes[place] = outcome;
+            }
+            receipt = Receipt { outcomes: receipt.outcomes, ..again };
+            alone = still.into_iter().map(|place| alone[place]).collect();
         }
-        // A combined event overflowed as a whole; some of its parts may fit.
-        let apart = events.alone(alone.iter().copied());
-        let retried = self.submit_once(&apart, durability, &nudge).await;
-        let (again, _) = retried.map_err(|error| EngineError::OutcomeUnknown(error.to_string()))?;
-        for (place, outcome) in alone.into_iter().zip(again.outcomes) {
-            receipt.outcomes[place] = outcome;
-        }
-        Ok(Receipt { outcomes: receipt.outcomes, ..again })
+        Ok(receipt)
     }
 
     /// Submits and returns the receipt with the places of events that must be tried alone.

@@ -195,6 +195,12 @@ impl SimDisk {
         Ok(())
     }
 
+    /// The names of all files, as programs see them, crashed or not.
+    #[must_use]
+    pub fn file_names(&self) -> Vec<String> {
+        self.lock().names.keys().cloned().collect()
+    }
+
     /// Every file and its bytes, as programs see them.
     #[must_use]
     pub fn contents(&self) -> BTreeMap<String, Vec<u8>> {

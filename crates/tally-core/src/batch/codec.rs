@@ -3,7 +3,8 @@
 //! ```text
 //! batch   = version:u8  at:varint  count:varint  event*  crc32:u32le (over everything before it)
 //! event   = flags:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
-//! flags   = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bits 5-7 must be 0
+//! flags   = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 stands for several adds
+//!           (and has neither) · bits 6-7 must be 0
 //! change  = Add delta | Set value,has_expected,[expected],why | Reset why | Adjust delta,why | Delete why
 //! why     = actor:bytes reason:bytes
 //! details = (tag:u8 value:bytes)*       tags: 1 member · 2 dimensions · 3 at · 4 bounds
@@ -13,7 +14,7 @@
 //! A reader that meets a version, flag, kind or tag it does not know refuses the batch: guessing at somebody's
 //! counts is worse than stopping.
 
-use super::{Batch, Extra, NO_EXTRA};
+use super::{Batch, Extra, Merging, NO_EXTRA};
 use crate::event::{Bounds, Change, ChangeRef, Correction, Details, OnBound, RequestId};
 use crate::key::KeyRef;
 use crate::limits::{
@@ -33,6 +34,7 @@ const KIND_DELETE: u8 = 4;
 const KIND_MASK: u8 = 0b111;
 const HAS_REQUEST_ID: u8 = 1 << 3;
 const HAS_DETAILS: u8 = 1 << 4;
+const COMBINED: u8 = 1 << 5;
 
 const TAG_MEMBER: u8 = 1;
 const TAG_DIMENSIONS: u8 = 2;
@@ -65,7 +67,8 @@ pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
         let details = extra.and_then(|extra| extra.details.as_ref());
         let id_flag = if slot.has_request_id { HAS_REQUEST_ID } else { 0 };
         let details_flag = if details.is_some() { HAS_DETAILS } else { 0 };
-        out.push(kind_of(change) | id_flag | details_flag);
+        let combined_flag = if slot.merging == Merging::Joined { COMBINED } else { 0 };
+        out.push(kind_of(change) | id_flag | details_flag | combined_flag);
         put_bytes(out, batch.key(slot));
         match change {
             None => put_i64(out, slot.delta),
@@ -133,7 +136,8 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
 
 fn read_event(cursor: &mut Cursor<'_>, seed: u64, batch: &mut Batch) -> Option<()> {
     let flags = cursor.u8()?;
-    if flags & !(KIND_MASK | HAS_REQUEST_ID | HAS_DETAILS) != 0 {
+    let combined = flags == KIND_ADD | COMBINED;
+    if !combined && flags & !(KIND_MASK | HAS_REQUEST_ID | HAS_DETAILS) != 0 {
         return None;
     }
     let key = KeyRef::new(cursor.bytes(KEY_BYTES_MAX)?).ok()?;
@@ -142,6 +146,9 @@ fn read_event(cursor: &mut Cursor<'_>, seed: u64, batch: &mut Batch) -> Option<(
     let details = if flags & HAS_DETAILS != 0 { Some(read_details(cursor.bytes(EVENT_BYTES_MAX)?)?) } else { None };
     let hash = super::key_hash(seed, key.as_bytes());
     batch.push_event(key, hash, change, id, details);
+    if combined && let Some(slot) = batch.slots.last_mut() {
+        slot.merging = Merging::Joined;
+    }
     Some(())
 }
 

@@ -117,15 +117,16 @@ impl Events {
     }
 
     /// The outcome of every event, given the outcome of every slot and what stood in the slot before this call
-    /// joined it. `None` where a combined slot was refused as a whole and the event must be tried alone.
+    /// joined it. `None` where a combined slot was refused as a whole, or an earlier one of that counter was, and the
+    /// event must be tried alone.
     pub fn outcomes(&self, of_slot: impl Fn(usize) -> SlotOutcome) -> impl Iterator<Item = Option<Outcome>> {
         self.marks.iter().map(move |mark| {
             let SlotOutcome { outcome, base, joined } = of_slot(mark.slot as usize);
+            if outcome == Outcome::PUT_OFF || joined && outcome.refusal.is_some() {
+                return None;
+            }
             if !joined {
                 return Some(outcome);
-            }
-            if outcome.refusal.is_some() {
-                return None;
             }
             let before = outcome.value.wrapping_sub(outcome.applied);
             let value = before.wrapping_add(base).wrapping_add(mark.prior).wrapping_add(mark.delta);
@@ -140,8 +141,12 @@ impl Events {
         for place in places {
             let mark = self.marks[place];
             let slot = &self.batch.slots[mark.slot as usize];
-            // Only plain adds join, so only plain adds come apart.
-            events.add(KeyRef::trusted(self.batch.key(slot)), mark.delta);
+            if slot.merging == Merging::Closed {
+                events.marks.push(Mark { slot: events.batch.slots.len() as u32, delta: mark.delta, prior: 0 });
+                events.batch.push_copy(&self.batch, slot);
+            } else {
+                events.add(KeyRef::trusted(self.batch.key(slot)), mark.delta);
+            }
         }
         events
     }

@@ -52,6 +52,12 @@ impl Capturing {
 }
 
 impl Capture {
+    /// The time of the last batch before it.
+    #[must_use]
+    pub fn at(&self) -> Millis {
+        self.at
+    }
+
     /// Hands everything but the counters to `sink`, one record at a time; `sink` may write out what it has gathered
     /// whenever it likes.
     pub fn records<E>(&self, mut sink: impl FnMut(&mut dyn FnMut(&mut Records)) -> Result<(), E>) -> Result<(), E> {

@@ -52,8 +52,9 @@ impl Machine {
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
-        let (counters, wait) = self.look_up(&keys, Durability::Flushed)?;
-        if let Some(wait) = wait {
+        let (counters, _) = self.look_up(&keys, Durability::Applied)?;
+        // That a counter is not among them says as much as that it is: everything applied so far must rest.
+        if let Some(wait) = self.wait_for_all()? {
             wait.await.map_err(unrevealed)?;
         }
         let items = keys.into_iter().zip(counters).filter(|(_, counter)| counter.is_some());
@@ -66,6 +67,7 @@ impl Machine {
         // Memory first: what moves to the store in between is then seen twice rather than not at all.
         let (unsaved, wait) = {
             let state = lock(&self.state);
+            self.refuse_if_poisoned()?;
             let unsaved: Vec<LedgerEntry> = state.partition.unsaved_ledger(key).cloned().collect();
             (unsaved, self.wait_for(&state, std::slice::from_ref(key), Durability::Flushed))
         };
@@ -92,13 +94,16 @@ impl Machine {
         durability: Durability,
     ) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
         let mut state = lock(&self.state);
-        if let Some(reason) = self.poison.reason() {
-            // What memory holds may be more than the disk does.
-            return Err(EngineError::Poisoned(reason.to_owned()));
-        }
+        self.refuse_if_poisoned()?;
         let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref()));
         let counters = counters.collect::<Result<_, _>>().map_err(|error| unreadable(&error))?;
         Ok((counters, self.wait_for(&state, keys, durability)))
+    }
+
+    /// What memory holds may be more than the disk does. To be asked with the state locked: whoever poisons sets the
+    /// reason before taking the batches in flight.
+    fn refuse_if_poisoned(&self) -> Result<(), EngineError> {
+        self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
 
     /// One counter, from the store if need be; it stays in memory when there is room.
@@ -134,6 +139,13 @@ impl Machine {
         };
         let newest = state.in_flight.iter().rev().find(|(sealed, _)| concerns(&sealed.combiner));
         newest.map(|(_, ticket)| Wait::new(ticket.clone(), durability))
+    }
+
+    /// What to await before anything at all may be shown: the newest batch in flight.
+    fn wait_for_all(&self) -> Result<Option<Wait>, EngineError> {
+        let state = lock(&self.state);
+        self.refuse_if_poisoned()?;
+        Ok(state.in_flight.back().map(|(_, ticket)| Wait::new(ticket.clone(), Durability::Flushed)))
     }
 
     /// The first `limit` matching keys that the store does not hold yet.

@@ -143,6 +143,7 @@ impl Machine {
             writer: Mutex::new(Flushing { writer, group: Group::default() }),
             flushed: AtomicU64::new(recovered.end.0),
             trim_to: AtomicU64::new(0),
+            stored_at: AtomicU64::new(0),
             disk_full: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         })

@@ -1,0 +1,243 @@
+//! A partition beside a store that is a plain map and a journal that is a plain list: everything an engine does with
+//! a partition, without an engine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tally_core::batch::{Batch, Combiner, Events, decode, encode};
+use tally_core::counter::Counter;
+use tally_core::key::Key;
+use tally_core::ledger::LedgerEntry;
+use tally_core::outcome::Outcome;
+use tally_core::partition::{Capture, Partition};
+use tally_core::record::{self, Records};
+use tally_core::time::Millis;
+use tally_sim::model::{Event, Model};
+
+/// More counters than the table's first chunk of cells holds: asking for so much room lets go of all it can.
+const ALL_ROOM: usize = 1 << 13;
+
+pub struct Beside {
+    pub partition: Partition,
+    store: BTreeMap<Vec<u8>, Vec<u8>>,
+    journal: Vec<Vec<u8>>,
+    /// Batches that the store reflects.
+    stored: usize,
+    underway: Option<Underway>,
+}
+
+/// A capture under way and what it must come to.
+struct Underway {
+    capture: Capture,
+    records: Records,
+    batches: usize,
+    expected: Model,
+}
+
+impl Beside {
+    pub fn new(seed: u64) -> Beside {
+        Beside {
+            partition: Partition::new(seed),
+            store: BTreeMap::new(),
+            journal: Vec::new(),
+            stored: 0,
+            underway: None,
+        }
+    }
+
+    pub fn apply(&mut self, at: Millis, events: &[Event]) -> Vec<Outcome> {
+        let mut call = Events::new(self.partition.seed());
+        for event in events {
+            event.push_to(&mut call);
+        }
+        let (mut combiner, mut placed) = (Combiner::default(), Vec::new());
+        combiner.gather(&call, &mut placed);
+        let mut payload = Vec::new();
+        encode(combiner.batch(), at, &mut payload);
+        self.journal.push(payload);
+        self.restore(std::slice::from_ref(combiner.batch()));
+        let mut outcomes = Vec::new();
+        self.partition.apply(at, combiner.batch(), &mut outcomes);
+        // Amounts are modest here: nothing that was combined is refused.
+        call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes)).map(Option::unwrap).collect()
+    }
+
+    fn restore(&mut self, batches: &[Batch]) {
+        let mut wanted = Vec::new();
+        for batch in batches {
+            self.partition.wants(batch, &mut wanted);
+        }
+        for key in wanted {
+            if let Some(value) = self.store.get(&key) {
+                self.partition.restore(&key, value).unwrap();
+            }
+        }
+    }
+
+    pub fn begin_capture(&mut self, expected: &Model) {
+        if self.underway.is_none() {
+            let capture = self.partition.begin_capture();
+            let (records, batches) = (Records::default(), self.journal.len());
+            self.underway = Some(Underway { capture, records, batches, expected: expected.clone() });
+        }
+    }
+
+    pub fn capture_slice(&mut self, max: usize) {
+        if let Some(underway) = &mut self.underway {
+            self.partition.capture_slice(max, &mut underway.records);
+        }
+    }
+
+    /// Finishes the capture and puts it into the store, which must then be what the state was when it began.
+    pub fn commit(&mut self) -> Result<(), String> {
+        let Some(Underway { capture, mut records, batches, expected }) = self.underway.take() else { return Ok(()) };
+        while self.partition.capture_slice(3, &mut records) {}
+        capture
+            .records(|put| {
+                put(&mut records);
+                Ok::<(), std::convert::Infallible>(())
+            })
+            .unwrap();
+        records.sort();
+        let keys: Vec<&[u8]> = records.iter().map(|(key, _)| key).collect();
+        if keys.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("a key was captured twice".to_owned());
+        }
+        for (key, value) in records.iter() {
+            match value {
+                Some(value) => self.store.insert(key.to_vec(), value.to_vec()),
+                None => self.store.remove(key),
+            };
+        }
+        self.stored = batches;
+        self.partition.capture_committed();
+        self.store_is(&expected)
+    }
+
+    pub fn abandon(&mut self) {
+        if self.underway.take().is_some() {
+            self.partition.capture_abandoned();
+        }
+    }
+
+    /// Lets go of everything that may go.
+    pub fn evict(&mut self) {
+        self.partition.make_room_for(ALL_ROOM, 0);
+    }
+
+    /// Lets go of request ids that the store holds.
+    pub fn drop_ids(&mut self) {
+        self.partition.make_room(&Batch::default(), 0);
+    }
+
+    /// Starts again from the store and the rest of the journal.
+    pub fn restart(&mut self, seed: u64) {
+        self.underway = None;
+        self.partition = if self.stored == 0 { Partition::new(seed) } else { Partition::beside_store(seed) };
+        let mut batches = Vec::new();
+        let mut times = Vec::new();
+        for payload in &self.journal[self.stored..] {
+            let mut batch = Batch::default();
+            times.push(decode(payload, seed, &mut batch).unwrap());
+            batches.push(batch);
+        }
+        self.restore(&batches);
+        for (at, batch) in times.into_iter().zip(&batches) {
+            self.partition.apply(at, batch, &mut Vec::new());
+        }
+    }
+
+    pub fn counter(&self, key: &Key) -> Option<Counter> {
+        if !self.partition.wants_counter(key.as_ref()) {
+            return self.partition.counter(key.as_ref());
+        }
+        let value = self.store.get(&record::counter_key(key.as_bytes()))?;
+        Some(record::read_counter(value).unwrap())
+    }
+
+    fn ledger(&self, key: &Key) -> Vec<LedgerEntry> {
+        let from = record::ledger_key(key.as_ref(), 0);
+        let stored = self.store.range(from..).take_while(|(stored, _)| record::is_ledger_of(stored, key.as_ref()));
+        let stored = stored.map(|(_, value)| record::read_ledger(value).unwrap());
+        let all: BTreeMap<u64, LedgerEntry> =
+            stored.chain(self.partition.unsaved_ledger(key).cloned()).map(|entry| (entry.seq, entry)).collect();
+        all.into_values().collect()
+    }
+
+    /// The keys a listing finds: those the store lacks, and those it has that were not removed.
+    fn listed(&self) -> BTreeSet<Key> {
+        let mut keys = BTreeSet::new();
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = self.partition.created_keys(at, 2, b"", b"", &mut |key| {
+                keys.insert(Key::new(key).unwrap());
+            });
+        }
+        let stored = self.store.keys().filter_map(|key| record::counter_of(key)).map(|key| key.to_key());
+        keys.extend(stored.filter(|key| !self.partition.is_removed(key)));
+        keys
+    }
+
+    /// Says in what the state differs from the model, if in anything.
+    pub fn is(&self, model: &Model, keys: &[Key]) -> Result<(), String> {
+        for key in keys {
+            let (found, expected) = (self.counter(key), model.counters.get(key));
+            compare(key, found.as_ref(), expected, model.clock())?;
+            if self.partition.is_known_absent(key) && expected.is_some() {
+                return Err(format!("{key:?} is taken to be absent"));
+            }
+            if self.ledger(key) != model.ledger.get(key).cloned().unwrap_or_default() {
+                return Err(format!("the ledger of {key:?} is {:?}", self.ledger(key)));
+            }
+        }
+        let expected: BTreeSet<Key> = model.counters.keys().cloned().collect();
+        if self.listed() != expected {
+            return Err(format!("listed are {:?} instead of {expected:?}", self.listed()));
+        }
+        Ok(())
+    }
+
+    /// Says in what the store differs from the model, if in anything.
+    fn store_is(&self, model: &Model) -> Result<(), String> {
+        let counters = self.store.iter().filter_map(|(key, value)| Some((record::counter_of(key)?.to_key(), value)));
+        let counters: BTreeMap<Key, Counter> =
+            counters.map(|(key, value)| (key, record::read_counter(value).unwrap())).collect();
+        let keys: BTreeSet<&Key> = counters.keys().chain(model.counters.keys()).collect();
+        for key in keys {
+            compare(key, counters.get(key), model.counters.get(key), model.clock())?;
+        }
+        for (key, entries) in &model.ledger {
+            let stored = |seq| self.store.get(&record::ledger_key(key.as_ref(), seq));
+            let found = (1..).map_while(stored).map(|value| record::read_ledger(value).unwrap());
+            if found.collect::<Vec<_>>() != *entries {
+                return Err(format!("the stored ledger of {key:?} is not what was captured"));
+            }
+            let head = self.store.get(&record::head_key(key.as_ref())).map(|value| record::read_head(value).unwrap());
+            let last = entries.last().unwrap();
+            if head.map(|head| (head.seq, head.hash)) != Some((last.seq, last.hash)) {
+                return Err(format!("the stored chain of {key:?} ends at {head:?}"));
+            }
+        }
+        for (name, answered) in &model.requests {
+            let stored = self.store.get(&record::request_key(answered.payload.request_id().unwrap())[..]);
+            let first = stored.map(|value| record::read_request(value).unwrap());
+            let replayed = first.map(|first| Outcome { duplicate: false, ..first.replay() });
+            if model.remembers(name) && replayed != Some(answered.outcome) {
+                return Err(format!("the stored answer to {name:?} is {replayed:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn compare(
+    key: &Key,
+    found: Option<&Counter>,
+    expected: Option<&tally_sim::model::Life>,
+    now: Millis,
+) -> Result<(), String> {
+    match (found, expected) {
+        (None, None) => Ok(()),
+        (Some(found), Some(expected)) => expected.compare(found, now).map_err(|what| format!("{key:?}: {what}")),
+        _ => Err(format!("{key:?}: found {found:?}, expected {expected:?}")),
+    }
+}

@@ -1,0 +1,140 @@
+//! Combining cannot be observed: a batch gathered from many calls leads to the same outcomes and the same state as
+//! its events one by one.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tally_core::batch::{Combiner, Events};
+use tally_core::event::Change;
+use tally_core::key::Key;
+use tally_core::outcome::Outcome;
+use tally_core::partition::Partition;
+use tally_core::time::Millis;
+use tally_sim::model::Event;
+
+use crate::drawn;
+
+const SEED: u64 = 3;
+
+fn call_of(events: &[Event]) -> Events {
+    let mut call = Events::new(SEED);
+    for event in events {
+        event.push_to(&mut call);
+    }
+    call
+}
+
+/// Applies calls the way an engine does: gathered into one batch, then whatever must be tried alone.
+fn apply_calls(partition: &mut Partition, at: Millis, calls: &[Events]) -> Vec<Vec<Outcome>> {
+    let mut combiner = Combiner::default();
+    let placed: Vec<_> = calls
+        .iter()
+        .map(|call| {
+            let mut placed = Vec::new();
+            combiner.gather(call, &mut placed);
+            placed
+        })
+        .collect();
+    assert_eq!(combiner.events(), calls.iter().map(Events::len).sum::<usize>());
+    let mut of_batch = Vec::new();
+    partition.apply(at, combiner.batch(), &mut of_batch);
+    let mut all = Vec::new();
+    for (call, placed) in calls.iter().zip(placed) {
+        let outcomes: Vec<_> = call.outcomes(|slot| combiner.outcome_of(placed[slot], &of_batch)).collect();
+        let alone: Vec<usize> = (0..outcomes.len()).filter(|&place| outcomes[place].is_none()).collect();
+        let mut again = Vec::new();
+        if !alone.is_empty() {
+            again = apply_calls(partition, at, &[call.alone(alone.into_iter())]).concat();
+        }
+        let mut again = again.into_iter();
+        all.push(outcomes.into_iter().map(|outcome| outcome.or_else(|| again.next()).unwrap()).collect());
+    }
+    all
+}
+
+/// Applies every event in a batch of its own.
+fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    for event in events {
+        partition.apply(at, call_of(std::slice::from_ref(event)).batch(), &mut outcomes);
+    }
+    outcomes
+}
+
+/// Everything that can be seen of a state, request ids included: those by asking again.
+fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Outcome>) {
+    let of_key = |key: &Key| {
+        let ledger: Vec<_> = partition.unsaved_ledger(key).collect();
+        format!("{:?} {:?} {ledger:?}", key, partition.counter(key.as_ref()))
+    };
+    let state = drawn::keys().iter().map(of_key).collect();
+    let with_ids: Vec<Event> = events.iter().filter(|event| event.id.is_some()).cloned().collect();
+    let clock = partition.clock();
+    (state, apply_alone(partition, clock, &with_ids))
+}
+
+/// A time, and calls of events that happen at it.
+type Moment = (u64, Vec<Vec<Event>>);
+
+fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
+    // Few counters, so that whatever can meet in a batch does.
+    let keys = drawn::keys().into_iter().take(3).collect();
+    let call = vec(drawn::event_of(keys, amount), 1..16);
+    vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
+}
+
+fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
+    let (mut combined, mut apart) = (Partition::new(SEED), Partition::new(SEED));
+    let mut now = 1_000_000;
+    for (pause, calls) in moments {
+        now += pause;
+        let events = calls.concat();
+        let expected = apply_alone(&mut apart, Millis(now), &events);
+        let calls: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
+        let found = apply_calls(&mut combined, Millis(now), &calls).concat();
+        for ((event, expected), found) in events.iter().zip(expected).zip(found) {
+            prop_assert_eq!(found, expected, "{:?}", event);
+        }
+    }
+    let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| calls.concat()).collect();
+    prop_assert_eq!(seen_of(&mut combined, &events), seen_of(&mut apart, &events));
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn calls_gathered_into_one_batch_act_as_their_events_one_by_one(moments in moments(&drawn::modest(), 5)) {
+        check(&moments)?;
+    }
+
+    #[test]
+    fn one_call_acts_as_its_events_one_by_one_even_where_increments_overflow(
+        moments in moments(&drawn::extreme(), 1),
+    ) {
+        check(&moments)?;
+    }
+
+    /// Of several calls near the edge each gets as much as fits, in whatever order; nothing is lost or made up.
+    #[test]
+    fn what_is_applied_adds_up_even_where_increments_overflow(moments in moments(&drawn::extreme(), 4)) {
+        let mut partition = Partition::new(SEED);
+        let mut sums = std::collections::BTreeMap::new();
+        for (pause, calls) in &moments {
+            let plain = |call: &Vec<Event>| {
+                call.iter().filter(|event| matches!(event.change, Change::Add(_))).cloned().collect::<Vec<_>>()
+            };
+            let calls: Vec<Vec<Event>> = calls.iter().map(plain).collect();
+            let built: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
+            let outcomes = apply_calls(&mut partition, Millis(*pause), &built).concat();
+            for (event, outcome) in calls.concat().iter().zip(outcomes) {
+                if !outcome.duplicate {
+                    *sums.entry(event.key.clone()).or_insert(0i128) += i128::from(outcome.applied);
+                }
+                prop_assert!(outcome.refusal.is_none() || outcome.applied == 0);
+            }
+        }
+        for (key, sum) in sums {
+            let value = partition.counter(key.as_ref()).map_or(0, |counter| counter.value());
+            prop_assert_eq!(i128::from(value), sum, "{:?}", key);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Events drawn at random: few keys and ids, so that they meet, and every kind of change.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use tally_core::event::{Bounds, Change, Correction, Details, OnBound};
+use tally_core::key::Key;
+use tally_core::time::Millis;
+use tally_sim::model::Event;
+
+/// The keys in play: two namespaces and none, prefixes of each other, inline and long.
+pub fn keys() -> Vec<Key> {
+    let long = "likes:a key of more than twenty-one bytes";
+    let names = ["a", "b", "likes:1", "likes:10", "views:1", long, "\u{0}", "z"];
+    names.map(|name| Key::new(name).unwrap()).to_vec()
+}
+
+/// Amounts as most callers send them.
+pub fn modest() -> BoxedStrategy<i64> {
+    prop_oneof![8 => -3i64..=9, 1 => -100_000i64..100_000].boxed()
+}
+
+/// Amounts that meet the edges of the range.
+pub fn extreme() -> BoxedStrategy<i64> {
+    let edges = prop::sample::select(vec![i64::MAX, i64::MIN, i64::MAX - 2, i64::MIN + 2, i64::MAX / 2, i64::MIN / 2]);
+    prop_oneof![6 => -3i64..=3, 2 => edges, 1 => any::<i64>()].boxed()
+}
+
+fn why() -> impl Strategy<Value = Correction> {
+    ("[a-c]?", "[xyé]{0,3}").prop_map(|(actor, reason)| Correction { actor: actor.into(), reason: reason.into() })
+}
+
+fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> {
+    let set = (amount.clone(), option::of(-2i64..6), why());
+    prop_oneof![
+        12 => amount.clone().prop_map(Change::Add),
+        2 => set.prop_map(|(value, expected, why)| Change::Set { value, expected, why }),
+        1 => why().prop_map(Change::Reset),
+        1 => (amount.clone(), why()).prop_map(|(delta, why)| Change::Adjust { delta, why }),
+        2 => why().prop_map(Change::Delete),
+    ]
+}
+
+fn bounds() -> impl Strategy<Value = Bounds> {
+    let on_bound = prop::sample::select(vec![OnBound::Refuse, OnBound::Saturate]);
+    let parts = (option::of(-10i64..5), option::of(0i64..20), on_bound);
+    parts.prop_map(|(floor, ceiling, on_bound)| Bounds { floor, ceiling, on_bound })
+}
+
+/// Everything an event can carry.
+pub fn details() -> impl Strategy<Value = Details> {
+    let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}").prop_map(|(name, of)| (name.into(), of.into()));
+    let parts =
+        (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
+    parts.prop_map(|(member, dimensions, at, bounds)| Details {
+        member: member.map(Into::into),
+        dimensions,
+        at: at.map(Millis),
+        bounds,
+    })
+}
+
+/// Any event whose amounts come from `amount`.
+pub fn event(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Event> + use<> {
+    event_of(keys(), amount)
+}
+
+/// Any event of one of these counters.
+pub fn event_of(keys: Vec<Key>, amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Event> + use<> {
+    let id = prop_oneof![4 => Just(None), 1 => (0u8..8).prop_map(|id| Some(vec![b'i', id]))];
+    let carried = prop_oneof![5 => Just(None), 1 => details().prop_map(Some)];
+    let key = prop::sample::select(keys);
+    (key, change(amount), id, carried).prop_map(|(key, change, id, details)| Event { key, change, id, details })
+}

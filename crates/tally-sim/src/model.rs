@@ -1,0 +1,273 @@
+//! What the partition must come to, written a second time and as plainly as possible.
+//!
+//! No batches, no combining, no memory budget, no digests: maps, lists and one event after the other. Where the two
+//! disagree, one of them is wrong.
+
+use std::collections::BTreeMap;
+
+use tally_core::counter::Counter;
+use tally_core::event::{Bounds, Change, Correction, Details, OnBound, RequestId};
+use tally_core::key::Key;
+use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
+use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
+use tally_core::outcome::{Outcome, Refusal};
+use tally_core::rates::WINDOWS_MS;
+use tally_core::time::Millis;
+
+/// One event, with everything spelt out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The counter.
+    pub key: Key,
+    /// What happens to it.
+    pub change: Change,
+    /// Names the request.
+    pub id: Option<Vec<u8>>,
+    /// What else it carries.
+    pub details: Option<Details>,
+}
+
+impl Event {
+    /// A plain increment.
+    #[must_use]
+    pub fn add(key: &Key, delta: i64) -> Event {
+        Event { key: key.clone(), change: Change::Add(delta), id: None, details: None }
+    }
+
+    /// The id as the engine takes it; one that is too long is none.
+    #[must_use]
+    pub fn request_id(&self) -> Option<RequestId> {
+        RequestId::new(self.key.as_ref(), self.id.as_deref()?).ok()
+    }
+
+    /// Adds the event to a call.
+    pub fn push_to(&self, call: &mut tally_core::batch::Events) {
+        call.push(self.key.as_ref(), self.change.clone(), self.request_id(), self.details.clone());
+    }
+
+    /// What the request asks for; who asks is not part of it.
+    fn payload(&self) -> Event {
+        let mut payload = self.clone();
+        match &mut payload.change {
+            Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
+                why.actor = Box::default();
+            }
+            Change::Add(_) => {}
+        }
+        payload.details = payload.details.filter(|details| *details != Details::default());
+        payload
+    }
+}
+
+/// A counter from its first change to its deletion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Life {
+    /// The value.
+    pub value: i64,
+    /// Everything added.
+    pub plus: u128,
+    /// Everything taken away.
+    pub minus: u128,
+    /// Lowest value.
+    pub min: i64,
+    /// Highest value.
+    pub max: i64,
+    /// First change.
+    pub created: u64,
+    /// Last change.
+    pub updated: u64,
+    /// Every increment and when it happened.
+    increments: Vec<(u64, i64)>,
+}
+
+/// What was answered to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// What was asked.
+    pub payload: Event,
+    /// When.
+    pub at: u64,
+    /// The answer.
+    pub outcome: Outcome,
+}
+
+/// The whole state.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// Counters that exist.
+    pub counters: BTreeMap<Key, Life>,
+    /// Corrections by counter, whether or not it still exists.
+    pub ledger: BTreeMap<Key, Vec<LedgerEntry>>,
+    /// Requests by namespace and id.
+    pub requests: BTreeMap<(Vec<u8>, Vec<u8>), Answered>,
+    clock: u64,
+}
+
+impl Model {
+    /// The time of the last event.
+    #[must_use]
+    pub fn clock(&self) -> Millis {
+        Millis(self.clock)
+    }
+
+    /// Applies one event.
+    pub fn apply(&mut self, at: Millis, event: &Event) -> Outcome {
+        self.clock = self.clock.max(at.0);
+        let Some(id) = &event.id else { return self.change(event) };
+        let name = (event.key.as_ref().namespace().to_vec(), id.clone());
+        if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
+            return if answered.payload == event.payload() {
+                Outcome { duplicate: true, ..answered.outcome }
+            } else {
+                self.refused(event, Refusal::PayloadMismatch)
+            };
+        }
+        let outcome = self.change(event);
+        self.requests.insert(name, Answered { payload: event.payload(), at: self.clock, outcome });
+        outcome
+    }
+
+    /// Whether the request is remembered, as of the last event.
+    #[must_use]
+    pub fn remembers(&self, name: &(Vec<u8>, Vec<u8>)) -> bool {
+        self.requests.get(name).is_some_and(|answered| !is_forgotten(answered.at, self.clock))
+    }
+
+    fn change(&mut self, event: &Event) -> Outcome {
+        let value = self.counters.get(&event.key).map_or(0, |life| life.value);
+        match &event.change {
+            Change::Add(delta) => {
+                let bounds = event.details.as_ref().and_then(|details| details.bounds);
+                match bounds.map_or(Some(i128::from(*delta)), |bounds| allowed(bounds, value, *delta)) {
+                    None => self.refused(event, Refusal::Bound),
+                    Some(delta) => self.shift(event, delta, Shift::Increment),
+                }
+            }
+            Change::Set { expected: Some(expected), .. } if *expected != value => {
+                self.refused(event, Refusal::NotExpected)
+            }
+            Change::Set { value: target, why, .. } => {
+                self.shift(event, i128::from(*target) - i128::from(value), Shift::Correction(CorrectionKind::Set, why))
+            }
+            Change::Reset(why) => self.shift(event, -i128::from(value), Shift::Correction(CorrectionKind::Reset, why)),
+            Change::Adjust { delta, why } => {
+                self.shift(event, i128::from(*delta), Shift::Correction(CorrectionKind::Adjust, why))
+            }
+            Change::Delete(why) => {
+                if self.counters.remove(&event.key).is_some() {
+                    self.record(&event.key, CorrectionKind::Delete, why, (value, 0));
+                }
+                let applied = 0i64.saturating_sub(value);
+                Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None }
+            }
+        }
+    }
+
+    fn shift(&mut self, event: &Event, delta: i128, what: Shift<'_>) -> Outcome {
+        let before = self.counters.get(&event.key).map_or(0, |life| life.value);
+        let Ok(value) = i64::try_from(i128::from(before) + delta) else {
+            return self.refused(event, Refusal::Overflow);
+        };
+        let now = self.clock;
+        let born = || Life { created: now, updated: now, ..Life::default() };
+        let life = self.counters.entry(event.key.clone()).or_insert_with(born);
+        life.value = value;
+        life.plus += delta.max(0).unsigned_abs();
+        life.minus += delta.min(0).unsigned_abs();
+        life.min = life.min.min(value);
+        life.max = life.max.max(value);
+        life.updated = life.updated.max(now);
+        match what {
+            Shift::Increment => life.increments.push((life.updated, delta as i64)),
+            Shift::Correction(kind, why) => self.record(&event.key, kind, why, (before, value)),
+        }
+        let applied = value.saturating_sub(before);
+        Outcome { value, applied, exists: true, duplicate: false, refusal: None }
+    }
+
+    fn record(&mut self, key: &Key, kind: CorrectionKind, why: &Correction, (before, after): (i64, i64)) {
+        let entries = self.ledger.entry(key.clone()).or_default();
+        let previous = entries.last().map_or(CHAIN_START, |entry| entry.hash);
+        let (actor, reason) = (why.actor.clone(), why.reason.clone());
+        let seq = entries.len() as u64 + 1;
+        let at = Millis(self.clock);
+        let mut entry = LedgerEntry { seq, at, kind, actor, reason, before, after, previous, hash: previous };
+        entry.hash = entry.expected_hash(key.as_ref());
+        entries.push(entry);
+    }
+
+    fn refused(&self, event: &Event, refusal: Refusal) -> Outcome {
+        let found = self.counters.get(&event.key);
+        let value = found.map_or(0, |life| life.value);
+        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: Some(refusal) }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Shift<'a> {
+    Increment,
+    Correction(CorrectionKind, &'a Correction),
+}
+
+/// A request is remembered until the generation after the window has ended.
+fn is_forgotten(at: u64, now: u64) -> bool {
+    now / GENERATION_MS > at / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
+}
+
+/// How much of `delta` the bounds let through; they stop what moves away beyond them, and nothing else.
+fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
+    let (value, delta) = (i128::from(value), i128::from(delta));
+    let floor = bounds.floor.map_or(i128::MIN, i128::from);
+    let ceiling = bounds.ceiling.map_or(i128::MAX, i128::from);
+    let target = value + delta;
+    let crosses = (delta < 0 && target < floor) || (delta >= 0 && target > ceiling);
+    match bounds.on_bound {
+        OnBound::Refuse if crosses => None,
+        OnBound::Refuse => Some(delta),
+        OnBound::Saturate => {
+            let (lowest, highest) = (i128::from(i64::MIN), i128::from(i64::MAX));
+            let reached = if delta < 0 {
+                target.max(floor.min(value)).max(lowest)
+            } else {
+                target.min(ceiling.max(value)).min(highest)
+            };
+            Some(reached - value)
+        }
+    }
+}
+
+impl Life {
+    /// Net change per second over the last second, minute and hour: all of the window under way, and of the one
+    /// before the share that the sliding window still covers. Nothing if the sums come near to where they are cut off.
+    #[must_use]
+    pub fn rates(&self, now: Millis) -> Option<[f64; 3]> {
+        let now = now.0.max(self.updated);
+        let rates = WINDOWS_MS.map(|length| {
+            let sum = |window: Option<u64>| {
+                let within = self.increments.iter().filter(|(at, _)| Some(at / length) == window);
+                within.map(|(_, delta)| i128::from(*delta)).sum::<i128>() as f64
+            };
+            let window = now / length;
+            let left = 1.0 - (now % length) as f64 / length as f64;
+            (sum(Some(window)) + sum(window.checked_sub(1)) * left) * 1000.0 / length as f64
+        });
+        (self.plus + self.minus < 1 << 38).then_some(rates)
+    }
+
+    /// Says in what a counter differs from this, if in anything.
+    pub fn compare(&self, counter: &Counter, now: Millis) -> Result<(), String> {
+        let capped = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
+        let expected = (self.value, capped(self.plus), capped(self.minus), (self.min, self.max));
+        let found = (counter.value(), counter.increments(), counter.decrements(), counter.extremes());
+        let times = ((self.created, self.updated), (counter.created.0, counter.updated.0));
+        if expected != found || times.0 != times.1 {
+            return Err(format!("expected {expected:?} {:?}, found {found:?} {:?}", times.0, times.1));
+        }
+        match (self.rates(now), counter.rates(now)) {
+            (Some(expected), found) if expected != found => {
+                Err(format!("expected rates {expected:?}, found {found:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
