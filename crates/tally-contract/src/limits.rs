@@ -46,6 +46,7 @@ fn near_the_edge<H: Host>(host: &H, edge: i64, step: i64) -> Verdict {
     Ok(())
 }
 
+/// What an event past the edge is told.
 const OVERFLOW: Option<Refusal> = Some(Refusal::Overflow);
 
 /// A thousand increments where three hundred fit: the first three hundred are applied.
