@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tally_core::limits::{BODY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+
 /// Most connections open at once. One more is told so and closed.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// File descriptors kept back from connections, for the data directory and the process itself.
@@ -13,6 +15,10 @@ pub const CONNECTIONS_MIN: usize = 16;
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// A request head must arrive within this time; an idle connection is closed after it too.
 pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
+/// Largest body of a call about one counter: the longest id and reason fit, escaped.
+pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
+/// Bytes of batches read or worked on at once; more wait for room.
+pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
 /// A request body must arrive within this time.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 
@@ -30,3 +36,5 @@ pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
+const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
+const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);

@@ -110,7 +110,8 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     Query::none(&parts.uri)?;
     let instead = "a batch takes no `Idempotency-Key`; give each item its own `request_id`";
     idempotency::refuse_header(&parts.headers, instead)?;
-    let bytes = body::collect(&parts.headers, body).await?;
+    // Held until the answer is made: what a body is parsed into takes memory as well.
+    let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let batch: Batch<'_> = body::parse(&bytes)?;
     admission::batch_len(batch.increments.len())?;
 

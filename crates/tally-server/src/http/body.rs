@@ -8,28 +8,57 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde_json::error::Category;
 use tally_core::limits::BODY_BYTES_MAX;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::problem::{Kind, Problem};
 use crate::hint::{did_you_mean, shorten};
-use crate::limits::BODY_READ_MAX;
+use crate::limits::{BATCH_BODIES_BYTES_MAX, BODY_READ_MAX, CALL_BODY_BYTES_MAX};
 
 /// Fields the contract has and this version does not.
 const UNSUPPORTED: [&str; 3] = ["member", "dimensions", "at"];
 const DETAIL_CHARS_MAX: usize = 300;
 
-/// The whole body, if it is small enough and arrives in time.
+/// The whole body of a call about one counter, if it is small enough and arrives in time.
 pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+    collect_up_to(CALL_BODY_BYTES_MAX, headers, body).await
+}
+
+/// Room for the bodies of batches: all that are in memory at once share it.
+pub struct BatchRoom(Semaphore);
+
+impl Default for BatchRoom {
+    fn default() -> Self {
+        BatchRoom(Semaphore::new(BATCH_BODIES_BYTES_MAX))
+    }
+}
+
+impl BatchRoom {
+    /// The whole body of a batch. It holds its share of the room for as long as the second part lives.
+    pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Bytes, SemaphorePermit<'_>), Problem> {
+        let expected = announced(headers).unwrap_or(BODY_BYTES_MAX as u64).min(BODY_BYTES_MAX as u64);
+        let room = tokio::time::timeout(BODY_READ_MAX, self.0.acquire_many(expected as u32)).await;
+        let Ok(Ok(room)) = room else {
+            return Err(Problem::overloaded("too many batches are being read at once"));
+        };
+        Ok((collect_up_to(BODY_BYTES_MAX, headers, body).await?, room))
+    }
+}
+
+fn announced(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok())
+}
+
+async fn collect_up_to(bytes_max: usize, headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
     // A length that is too large is refused before any of it is read.
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > BODY_BYTES_MAX as u64) {
-        return Err(too_large());
+    if announced(headers).is_some_and(|length| length > bytes_max as u64) {
+        return Err(too_large(bytes_max));
     }
-    match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await {
+    match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, bytes_max).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
         Ok(Err(error)) => Err(Problem::new(Kind::UnreadableBody, format!("the body did not arrive whole: {error}"))),
         Err(_) => {
             let detail = format!("the body did not arrive within {} s", BODY_READ_MAX.as_secs());
@@ -38,8 +67,9 @@ pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> 
     }
 }
 
-fn too_large() -> Problem {
-    Problem::new(Kind::BodyTooLarge, format!("the body has more than {BODY_BYTES_MAX} bytes; send it in parts"))
+fn too_large(bytes_max: usize) -> Problem {
+    let detail = format!("the body has more than the {bytes_max} bytes this call takes; send less, or in parts");
+    Problem::new(Kind::BodyTooLarge, detail)
 }
 
 /// A JSON object as the call's fields. An empty body is an empty object where the call allows it.

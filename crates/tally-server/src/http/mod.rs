@@ -41,6 +41,8 @@ pub struct App {
     pub service: Arc<Service>,
     /// What this front door measures.
     pub metrics: Arc<DoorMetrics>,
+    /// Memory for the bodies of batches.
+    pub batch_room: Arc<body::BatchRoom>,
 }
 
 /// The front door: every route over one service.
@@ -54,7 +56,7 @@ impl Door {
     /// Opens every route over `service`.
     pub fn new(service: Arc<Service>) -> Self {
         let metrics = Arc::new(DoorMetrics::default());
-        let app = App { service, metrics: Arc::clone(&metrics) };
+        let app = App { service, metrics: Arc::clone(&metrics), batch_room: Arc::default() };
         Door { router: router(app.clone()), app, metrics }
     }
 

@@ -73,6 +73,7 @@ kinds! {
     Bound = "bound", CONFLICT, "The value would cross its floor or ceiling";
     UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not hold the expected value";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open";
+    Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server has too much to do";
     Recovering = "recovering", SERVICE_UNAVAILABLE, "The server is replaying its journal";
     Closing = "closing", SERVICE_UNAVAILABLE, "The server is shutting down";
     Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped after a failed flush";
@@ -124,6 +125,11 @@ impl Problem {
     /// A problem with what is wrong and what to do about it.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Problem { kind, detail: detail.into(), value: None, duplicate: false, retry_after_s: None }
+    }
+
+    /// Too much to do at the moment: nothing changed, and trying again soon may help.
+    pub fn overloaded(detail: &'static str) -> Self {
+        Problem::new(Kind::Overloaded, detail).retry_after_s(1)
     }
 
     fn retry_after_s(self, seconds: u32) -> Self {
