@@ -11,7 +11,7 @@ pub mod closing;
 pub mod concurrency;
 pub mod corrections;
 pub mod counting;
-pub mod limits;
+pub mod edges;
 pub mod listing;
 pub mod order;
 pub mod requests;
@@ -64,12 +64,12 @@ macro_rules! each_behaviour {
             counting::a_read_answers_in_the_order_asked,
             counting::what_was_counted_survives_a_restart,
             counting::each_durability_sees_what_it_has_acknowledged,
-            limits::an_increment_beyond_the_range_is_refused_and_changes_nothing,
-            limits::of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied,
-            limits::of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied,
-            limits::concurrent_increments_near_the_edge_fill_it_exactly,
-            limits::order_holds_where_combined_increments_do_not_fit,
-            limits::the_whole_range_can_be_crossed,
+            edges::an_increment_beyond_the_range_is_refused_and_changes_nothing,
+            edges::of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied,
+            edges::of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied,
+            edges::concurrent_increments_near_the_edge_fill_it_exactly,
+            edges::order_holds_where_combined_increments_do_not_fit,
+            edges::the_whole_range_can_be_crossed,
             order::changes_of_one_submission_happen_in_order,
             order::a_counter_deleted_and_counted_again_starts_from_zero,
             order::a_refused_event_leaves_the_others_alone,
