@@ -56,10 +56,10 @@ pub fn a_listing_is_read_in_pages_without_gaps_or_repeats<H: Host>(host: &H) -> 
         assert_eq!(listed(&running, b"", limit)?, expected(&all, b""), "pages of {limit}");
     }
     let exact = running.page(b"", None, all.len())?;
-    assert!(!exact.more && exact.items.len() == all.len());
+    assert!(exact.next.is_none() && exact.items.len() == all.len());
     let last = Key::new(b"\xff\xff")?;
     let beyond = running.page(b"", Some(&last), 10)?;
-    assert!(beyond.items.is_empty() && !beyond.more);
+    assert!(beyond.items.is_empty() && beyond.next.is_none());
     // A page may begin after a key that is not there.
     let missing = Key::new(b"aa")?;
     assert_eq!(running.page(b"", Some(&missing), 1)?.items[0].0.as_bytes(), b"b");

@@ -112,12 +112,13 @@ impl<'h, H: Host> Running<'h, H> {
     /// All counters with a prefix, read page by page.
     pub fn list(&self, prefix: &[u8], limit: usize) -> Result<Vec<(Key, Reading)>, Failure> {
         let mut all: Vec<(Key, Reading)> = Vec::new();
+        let mut after = None;
         loop {
-            let page = self.page(prefix, all.last().map(|(key, _)| key), limit)?;
+            let page = self.page(prefix, after.as_ref(), limit)?;
             assert!(page.items.len() <= limit, "a page holds at most {limit}");
-            assert!(!page.more || !page.items.is_empty(), "a page before others holds something to go on from");
             all.extend(page.items);
-            if !page.more {
+            after = page.next;
+            if after.is_none() {
                 return Ok(all);
             }
         }

@@ -37,8 +37,8 @@ pub struct PageRequest {
 pub struct Page {
     /// The counters.
     pub items: Vec<(Key, Reading)>,
-    /// Whether more follow the last item.
-    pub more: bool,
+    /// The key to go on after, if more follow. A page whose counters were deleted meanwhile may be empty and have one.
+    pub next: Option<Key>,
 }
 
 /// How an engine fares.

@@ -70,6 +70,16 @@ impl Machine {
 impl Checkpoint<'_> {
     /// Does one step. After an error the checkpoint is void.
     pub fn step(&mut self) -> Result<Step, StoreError> {
+        let done = self.do_step();
+        match &done {
+            Ok(Step::Done) => self.machine.checkpoint_full.store(false, Ordering::Release),
+            Err(error) if error.is_full() => self.machine.checkpoint_full.store(true, Ordering::Release),
+            _ => {}
+        }
+        done
+    }
+
+    fn do_step(&mut self) -> Result<Step, StoreError> {
         let (next, step) = match std::mem::replace(&mut self.phase, Phase::Done) {
             Phase::Counters(writer) => (self.copy_counters(writer)?, Step::More),
             Phase::Rest(writer) => (self.copy_rest(writer)?, Step::More),

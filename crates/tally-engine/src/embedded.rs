@@ -165,7 +165,8 @@ impl Shared {
     }
 
     fn heed(&self, sealed: Option<Seal>) {
-        if sealed == Some(Seal::NeedsCheckpoint) {
+        let refused_for_room = sealed == Some(Seal::Refused) && self.machine.health() == Health::DiskFull;
+        if sealed == Some(Seal::NeedsCheckpoint) || refused_for_room {
             self.ask_for_checkpoint();
         }
     }

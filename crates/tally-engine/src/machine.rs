@@ -93,6 +93,8 @@ pub struct Machine {
     /// Time of the last batch that the store reflects, as far as this process knows.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
+    /// The last checkpoint found no room on the disk: waiting for the next to make room in memory may take for ever.
+    pub(crate) checkpoint_full: AtomicBool,
     closing: AtomicBool,
 }
 
@@ -303,7 +305,7 @@ impl Machine {
             Health::Poisoned(reason.to_owned())
         } else if self.closing.load(Ordering::Acquire) {
             Health::Closing
-        } else if self.disk_full.load(Ordering::Acquire) {
+        } else if self.disk_full.load(Ordering::Acquire) || self.checkpoint_full.load(Ordering::Acquire) {
             Health::DiskFull
         } else {
             Health::Ready

@@ -332,8 +332,8 @@ impl<'m> Life<'m> {
         let asked = format!("{request:?}");
         let machine = self.machine;
         let future = Box::pin(async move {
-            let Page { items, more } = machine.list(&request).await?;
-            Ok(Shown::Page(items.into_iter().map(|(key, reading)| (key, reading.value)).collect(), more))
+            let Page { items, next } = machine.list(&request).await?;
+            Ok(Shown::Page(items.into_iter().map(|(key, reading)| (key, reading.value)).collect(), next.is_some()))
         });
         self.questions.push(Question { future, expected, needed, asked });
         self.poll_last();

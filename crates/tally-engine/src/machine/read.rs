@@ -52,13 +52,14 @@ impl Machine {
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
+        let next = keys.last().filter(|_| more).cloned();
         let (counters, _) = self.look_up(&keys, Durability::Applied)?;
         // That a counter is not among them says as much as that it is: everything applied so far must rest.
         if let Some(wait) = self.wait_for_all()? {
             wait.await.map_err(unrevealed)?;
         }
         let items = keys.into_iter().zip(counters).filter(|(_, counter)| counter.is_some());
-        Ok(Page { items: items.map(|(key, counter)| (key, reading(counter.as_ref(), now))).collect(), more })
+        Ok(Page { items: items.map(|(key, counter)| (key, reading(counter.as_ref(), now))).collect(), next })
     }
 
     /// The corrections of one counter, oldest first.

@@ -49,21 +49,27 @@ impl Machine {
             return Seal::BackedUp;
         }
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        let room;
         {
             let open = lock(&self.open);
             if open.combiner.batch().is_empty() {
                 return Seal::Empty;
             }
-            let captured_early = state.partition.preimage_bytes() >= self.settings.capture_bytes();
-            if captured_early || state.partition.make_room(open.combiner.batch(), budget) == Room::NeedsCheckpoint {
+            if state.partition.preimage_bytes() >= self.settings.capture_bytes() {
                 return Seal::NeedsCheckpoint;
             }
+            room = state.partition.make_room(open.combiner.batch(), budget);
+        }
+        let full = self.checkpoint_full.load(Ordering::Acquire);
+        if room == Room::NeedsCheckpoint && !full {
+            return Seal::NeedsCheckpoint;
         }
         let (combiner, ticket) = self.take_open();
         self.wake_blocked();
-        let queued = match self.restore(state, &combiner) {
-            Ok(()) => self.append(state, &combiner),
-            Err(error) => Err(EngineError::Unreadable(error.to_string())),
+        let queued = match room {
+            Room::Enough => self.queue(state, &combiner),
+            // Memory is full of changes and the disk has no room for them.
+            Room::NeedsCheckpoint => Err(EngineError::DiskFull),
         };
         match queued {
             Ok(place) => {
@@ -75,6 +81,12 @@ impl Machine {
                 Seal::Refused
             }
         }
+    }
+
+    /// Makes the batch ready to be applied: what it needs is in memory, and its place in the journal is reserved.
+    fn queue(&self, state: &mut State, combiner: &Combiner) -> Result<(Millis, Position), EngineError> {
+        self.restore(state, combiner).map_err(|error| EngineError::Unreadable(error.to_string()))?;
+        self.append(state, combiner)
     }
 
     /// Brings to memory what the batch needs and only the store holds.

@@ -108,10 +108,11 @@ impl Engine for Driven {
         let mut found = self.machine.list(&page).await?;
         if let Some(end) = found.items.iter().position(is_filler) {
             found.items.truncate(end);
-            found.more = false;
+            found.next = None;
         } else if let Some((last, _)) = found.items.last() {
             let next = PageRequest { after: Some(last.clone()), limit: 1, ..page };
-            found.more = self.machine.list(&next).await?.items.iter().any(|item| !is_filler(item));
+            let more = self.machine.list(&next).await?.items.iter().any(|item| !is_filler(item));
+            found.next = found.next.filter(|_| more);
         }
         Ok(found)
     }

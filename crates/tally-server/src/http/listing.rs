@@ -64,7 +64,7 @@ async fn list(app: &App, query: &Query<'_>) -> Result<Response, Problem> {
     let limit = admission::page_limit(query.number("limit")?)?;
     let after = query.raw("cursor").map(decode_cursor).transpose()?;
     let page = app.service.list(PageRequest { prefix, after, limit }).await?;
-    let next_cursor = page.items.last().filter(|_| page.more).map(|(key, _)| Hex(key.as_bytes()).to_string());
+    let next_cursor = page.next.as_ref().map(|key| Hex(key.as_bytes()).to_string());
     let counters = page.items.iter().map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor }))
 }
