@@ -37,7 +37,7 @@ macro_rules! ensure {
 }
 
 /// A clock that stands still until it is told to go on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SimClock(AtomicU64);
 
 impl SimClock {

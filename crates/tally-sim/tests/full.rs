@@ -1,0 +1,73 @@
+//! A disk without room for a checkpoint while memory is full of changes: refused, not kept waiting for ever.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tally_core::key::KeyRef;
+use tally_core::outcome::Receipt;
+use tally_core::surface::{Durability, EngineError, Health};
+use tally_engine::{Machine, Settings, Step};
+use tally_sim::SimDisk;
+use tally_sim::world::SimClock;
+
+type Call<'m> = Pin<Box<dyn Future<Output = Result<Receipt, EngineError>> + 'm>>;
+
+fn submit(machine: &Machine, from: u64) -> Call<'_> {
+    let mut events = machine.events();
+    for number in from..from + 500 {
+        events.add(KeyRef::new(format!("stock:{number:014}").as_bytes()).unwrap(), 1);
+    }
+    Box::pin(machine.submit(events, Durability::Flushed, |_| {}))
+}
+
+fn poll(call: &mut Call<'_>) -> Poll<Result<Receipt, EngineError>> {
+    call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn checkpoint(machine: &Machine) -> bool {
+    let mut checkpoint = machine.checkpoint().unwrap();
+    loop {
+        match checkpoint.step() {
+            Ok(Step::Done) => return true,
+            Ok(_) => {}
+            Err(error) if error.is_full() => return false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn with_memory_full_of_changes_and_no_room_for_a_checkpoint_writes_are_refused_until_there_is() {
+    let sim = SimDisk::new(1);
+    let settings = Settings { memory_bytes: 4 << 20, segment_bytes: 4 << 20, seed: 1, ..Settings::default() };
+    let machine = Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {}).unwrap();
+    sim.set_capacity(sim.used_bytes() + (64 << 10));
+
+    let mut written = 0;
+    let mut waiting = loop {
+        let mut call = submit(&machine, written);
+        assert!(poll(&mut call).is_pending());
+        machine.seal();
+        machine.flush().unwrap();
+        match poll(&mut call) {
+            Poll::Ready(receipt) => written += receipt.unwrap().outcomes.len() as u64,
+            Poll::Pending => break call,
+        }
+        assert!(written < 1_000_000, "memory never fills up");
+    };
+    assert!(!checkpoint(&machine), "there is no room for a checkpoint");
+    machine.seal();
+    assert_eq!(poll(&mut waiting), Poll::Ready(Err(EngineError::DiskFull)));
+    assert_eq!(machine.health(), Health::DiskFull);
+
+    sim.set_capacity(u64::MAX);
+    assert!(checkpoint(&machine));
+    let mut call = submit(&machine, written);
+    assert!(poll(&mut call).is_pending());
+    machine.seal();
+    machine.flush().unwrap();
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "what was refused was not counted");
+    assert_eq!(machine.health(), Health::Ready);
+}
