@@ -1,5 +1,7 @@
 //! A disk without room for a checkpoint while memory is full of changes: refused, not kept waiting for ever.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
