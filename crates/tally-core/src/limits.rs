@@ -55,6 +55,10 @@ pub const CHECKPOINT_JOURNAL_BYTES: u64 = 128 << 20;
 pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
 /// Counters copied for a checkpoint per turn of the lock: what a writer may wait for.
 pub const CAPTURE_SLICE: usize = 1_024;
+/// Counters brought to memory after a restart per turn of the lock.
+pub const WARM_SLICE: usize = 1_024;
+/// Pause between such turns.
+pub const WARM_PAUSE_MICROS: u64 = 200;
 /// Captured bytes held in memory before they are sorted and written as one run.
 pub const CAPTURE_BYTES_MAX: usize = 32 << 20;
 

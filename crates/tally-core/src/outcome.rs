@@ -15,13 +15,18 @@ pub struct Outcome {
     pub duplicate: bool,
     /// Why nothing changed, if nothing did.
     pub refusal: Option<Refusal>,
+    /// When it was decided: for a duplicate, when the first answer was.
+    pub at: Millis,
 }
 
 impl Outcome {
     /// Stands where an event was not tried: one before it, combined from several, overflowed as a whole, and the parts
     /// of that one come first. No outcome looks like this, because what overflows exists.
-    pub(crate) const PUT_OFF: Outcome =
-        Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: Some(Refusal::Overflow) };
+    pub(crate) const PUT_OFF: Outcome = Outcome { refusal: Some(Refusal::Overflow), ..Outcome::UNTRIED };
+
+    /// Stands where nothing has been decided yet.
+    pub const UNTRIED: Outcome =
+        Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None, at: Millis(0) };
 }
 
 /// Why an event changed nothing. Part of the API and of the stored format: numbers are never reused.

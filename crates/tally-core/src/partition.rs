@@ -45,6 +45,8 @@ pub struct Partition {
     capturing: Option<Capturing>,
     /// Whether the store may hold counters that the table does not.
     in_store_only: bool,
+    /// Whether nothing that was in memory has left it, so that bringing the rest makes it whole.
+    warming: bool,
 }
 
 impl Partition {
@@ -62,6 +64,7 @@ impl Partition {
             removed: BTreeSet::new(),
             capturing: None,
             in_store_only: false,
+            warming: false,
         }
     }
 
@@ -72,6 +75,7 @@ impl Partition {
             seen: Seen::beside_store(),
             book: Book::beside_store(),
             in_store_only: true,
+            warming: true,
             ..Partition::new(seed)
         }
     }
@@ -196,7 +200,14 @@ impl Partition {
             return self.refused(event, Refusal::Overflow);
         }
         self.keep(found, event, &counter);
-        Outcome { value: counter.value(), applied: delta, exists: true, duplicate: false, refusal: None }
+        Outcome {
+            value: counter.value(),
+            applied: delta,
+            exists: true,
+            duplicate: false,
+            refusal: None,
+            at: self.clock,
+        }
     }
 
     fn correct(&mut self, event: &EventRef<'_>, target: i64, kind: CorrectionKind, why: &Correction) -> Outcome {
@@ -210,11 +221,11 @@ impl Partition {
         self.book.append(event.key, self.clock, kind, why, (before, target));
         // A swing across the whole range does not fit; the value afterwards says what happened.
         let applied = target.saturating_sub(before);
-        Outcome { value: target, applied, exists: true, duplicate: false, refusal: None }
+        Outcome { value: target, applied, exists: true, duplicate: false, refusal: None, at: self.clock }
     }
 
     fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
-        let gone = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None };
+        let gone = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None, at: self.clock };
         let Some(id) = self.table.find(event.hash, event.key.as_bytes()) else {
             return gone;
         };
@@ -264,7 +275,8 @@ impl Partition {
     fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
         let value = found.map_or(0, |id| self.table.counter(id).value());
-        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: Some(refusal) }
+        let (exists, at) = (found.is_some(), self.clock);
+        Outcome { value, applied: 0, exists, duplicate: false, refusal: Some(refusal), at }
     }
 }
 

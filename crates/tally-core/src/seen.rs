@@ -52,6 +52,7 @@ impl FirstOutcome {
             exists: self.exists,
             duplicate: true,
             refusal: Refusal::from_code(self.refusal),
+            at: self.at,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Three threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
 //! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
-//! The *merger* keeps the store's runs few.
+//! The *merger* fills memory after a restart and then keeps the store's runs few.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::{CHECKPOINT_EVERY_MS, MEMORY_BYTES_MIN};
+use tally_core::limits::{CHECKPOINT_EVERY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
 use tally_core::outcome::Receipt;
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};
@@ -23,8 +23,9 @@ use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::{Disk, RealDisk};
 use crate::lock::{DirLock, Purpose};
-use crate::machine::{Machine, Nudge, OpenError, Seal, Settings};
+use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Warmth};
 use crate::signal::{Signal, lock};
+use crate::store::StoreError;
 
 /// How to open an embedded engine.
 #[derive(Clone, Debug)]
@@ -101,6 +102,7 @@ impl Embedded {
     pub fn close(&self) -> Result<(), EngineError> {
         let shared = &self.shared;
         shared.machine.begin_close();
+        shared.machine.store.stop_merging();
         let threads = std::mem::take(&mut *lock(&shared.threads));
         // The flusher first: while it drains it may need a checkpoint to make room.
         for (thread, stop) in threads.into_iter().zip([&shared.draining, &shared.stopping, &shared.stopping]) {
@@ -246,18 +248,35 @@ impl Shared {
         self.merger.set();
     }
 
-    fn checkpoint_failed(&self, error: &crate::store::StoreError) {
+    fn checkpoint_failed(&self, error: &StoreError) {
         if error.is_full() {
             tracing::warn!(%error, "no room for a checkpoint; the journal keeps everything until there is");
             // Nothing gets better by trying at once.
             self.checkpointer.wait_up_to(Duration::from_millis(1_000));
             return;
         }
-        self.machine.poison(format!("a checkpoint failed: {error}"));
+        self.store_failed(error);
+    }
+
+    /// Fills memory after a restart, unhurriedly.
+    fn warm(&self) {
+        let mut from = Vec::new();
+        while !self.is_stopping() {
+            match self.machine.warm(&mut from, WARM_SLICE) {
+                Ok(Warmth::Warming) => self.merger.wait_up_to(Duration::from_micros(WARM_PAUSE_MICROS)),
+                Ok(Warmth::Warm) => return,
+                Err(error) => return self.store_failed(&error),
+            }
+        }
+    }
+
+    fn store_failed(&self, error: &StoreError) {
+        self.machine.poison(format!("the store failed: {error}. `tally check` reads it all and changes nothing"));
         self.nudge_all();
     }
 
     fn merge_until_stopped(&self) {
+        self.warm();
         while !self.is_stopping() {
             match self.machine.merge() {
                 Ok(true) => {}
@@ -266,10 +285,7 @@ impl Shared {
                     tracing::warn!(%error, "no room to merge runs; trying again after the next checkpoint");
                     self.merger.wait();
                 }
-                Err(error) => {
-                    self.machine.poison(format!("runs could not be merged: {error}"));
-                    self.nudge_all();
-                }
+                Err(error) => self.store_failed(&error),
             }
         }
     }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
+pub use read::Warmth;
 pub use recover::OpenError;
 pub use seal::Seal;
 use tally_core::batch::{Combiner, Events, Placed, key_hash};
@@ -32,7 +33,7 @@ use crate::clock::Clock;
 use crate::journal::{Group, Salt, Tail, Writer};
 use crate::measure::Meters;
 use crate::signal::{Poison, lock};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::ticket::{Sealed, Ticket, Wait};
 
 /// The sizes an engine works with. The defaults are right; tests use small ones to reach every edge quickly.
@@ -187,13 +188,12 @@ impl Machine {
         });
         let sealed = Wait::new(joined.ticket, durability).await?;
         let of_slot = |slot: usize| sealed.combiner.outcome_of(joined.placed[slot], &sealed.outcomes);
-        const UNTRIED: Outcome = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None };
         let mut alone = Vec::new();
         let mut outcomes = Vec::with_capacity(events.len());
         for (place, outcome) in events.outcomes(of_slot).enumerate() {
             outcomes.push(outcome.unwrap_or_else(|| {
                 alone.push(place);
-                UNTRIED
+                Outcome::UNTRIED
             }));
         }
         Ok((Receipt { outcomes, as_of: sealed.at, token: Token(sealed.end.0) }, alone))
@@ -315,16 +315,33 @@ impl Machine {
     /// Stops acknowledging for good. Calls that were applied hear that their outcome is unknown, others that nothing
     /// happened.
     pub(crate) fn poison(&self, reason: String) -> EngineError {
-        tracing::error!(%reason, "the engine is poisoned: nothing is acknowledged any more; restart the process");
+        self.poison_holding(&mut lock(&self.state), reason)
+    }
+
+    fn poison_holding(&self, state: &mut State, reason: String) -> EngineError {
+        tracing::error!(%reason, "the engine is poisoned: nothing is acknowledged any more");
         self.poison.set(reason.clone());
-        let applied: Vec<_> = lock(&self.state).in_flight.drain(..).collect();
-        for (_, ticket) in applied {
+        for (_, ticket) in state.in_flight.drain(..) {
             ticket.fail(EngineError::OutcomeUnknown(reason.clone()));
         }
         let (_, ticket) = self.take_open();
         ticket.fail(EngineError::Poisoned(reason.clone()));
         self.wake_blocked();
         EngineError::OutcomeUnknown(reason)
+    }
+
+    /// What a store that cannot be read means to the call that needed it. Damage is for good: going on would mean to
+    /// refuse some counters at random, and a restart cannot help either.
+    fn store_failed(&self, state: &mut State, error: &StoreError) -> EngineError {
+        if !error.is_damage() {
+            tracing::error!(%error, "the store could not be read");
+            return EngineError::Unreadable(error.to_string());
+        }
+        let reason = format!(
+            "the store is damaged: {error}. Restore the data directory from a copy; `tally check` reads it all"
+        );
+        self.poison_holding(state, reason.clone());
+        EngineError::Poisoned(reason)
     }
 
     fn refusal(&self) -> Option<EngineError> {

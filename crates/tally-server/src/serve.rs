@@ -104,8 +104,8 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
             }
         }
         reason = engine.poisoned() => {
-            tracing::error!(reason, "a flush failed; nothing more is acknowledged and the process stops. Restarting \
-                recovers everything that was acknowledged");
+            tracing::error!(reason, "the engine stopped, nothing more is acknowledged and the process ends; everything \
+                acknowledged is in the data directory");
             http.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }
@@ -135,7 +135,10 @@ async fn close(engine: Embedded, http: Front) -> Result<ExitCode, ServeError> {
             Ok(ExitCode::SUCCESS)
         }
         Err(EngineError::Poisoned(reason)) => {
-            tracing::error!(reason, "a flush failed while closing; restarting recovers everything acknowledged");
+            tracing::error!(
+                reason,
+                "the engine stopped while closing; everything acknowledged is in the data directory"
+            );
             Ok(ExitCode::from(EXIT_POISONED))
         }
         Err(error) => Err(ServeError::Close(error)),

@@ -39,7 +39,7 @@ pub struct Intent {
 pub struct Written {
     /// The value afterwards and what changed.
     pub outcome: Outcome,
-    /// The time of the batch it went into.
+    /// When it was decided: for a duplicate, when the first answer was.
     pub as_of: Millis,
     /// Proof of the write.
     pub token: Token,
@@ -114,7 +114,7 @@ impl Service {
         events.push(key, intent.change, intent.request_id, intent.details);
         let receipt = engine.submit(events, consistency.durability()).await?;
         let outcome = receipt.outcomes.first().copied().ok_or_else(no_outcome)?;
-        Ok(Written { outcome, as_of: receipt.as_of, token: receipt.token, consistency })
+        Ok(Written { outcome, as_of: outcome.at, token: receipt.token, consistency })
     }
 
     /// Applies intents in order; each succeeds or is refused on its own. The call waits for what the most
@@ -128,11 +128,11 @@ impl Service {
             events.push(key, intent.change, intent.request_id, intent.details);
         }
         let durability = durability.unwrap_or(Durability::Flushed);
-        let Receipt { outcomes, as_of, token } = engine.submit(events, durability).await?;
+        let Receipt { outcomes, token, .. } = engine.submit(events, durability).await?;
         if outcomes.len() != consistencies.len() {
             return Err(no_outcome().into());
         }
-        let written = |(outcome, consistency)| Written { outcome, as_of, token, consistency };
+        let written = |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
         Ok(outcomes.into_iter().zip(consistencies).map(written).collect())
     }
 

@@ -13,7 +13,7 @@ use tally_core::surface::{Durability, EngineError, Health, Page, PageRequest};
 use tally_core::time::Millis;
 use tally_engine::clock::Clock;
 use tally_engine::store::StoreError;
-use tally_engine::{Checkpoint, Machine, Seal, Step};
+use tally_engine::{Checkpoint, Machine, Seal, Step, Warmth};
 
 use crate::ensure;
 use crate::model::{Event, Model};
@@ -33,6 +33,8 @@ pub struct Life<'m> {
     pub world: &'m mut World,
     machine: &'m Machine,
     checkpoint: Option<Checkpoint<'m>>,
+    /// How far counters have been brought to memory since the start.
+    warmed: Vec<u8>,
     submissions: Vec<Submission<'m>>,
     questions: Vec<Question<'m>>,
     over: bool,
@@ -88,7 +90,15 @@ fn value_of(model: &Model, key: &Key) -> (i64, bool, Option<Millis>, Option<Mill
 impl<'m> Life<'m> {
     /// Begins.
     pub fn new(world: &'m mut World, machine: &'m Machine) -> Self {
-        Life { world, machine, checkpoint: None, submissions: Vec::new(), questions: Vec::new(), over: false }
+        Life {
+            world,
+            machine,
+            checkpoint: None,
+            warmed: Vec::new(),
+            submissions: Vec::new(),
+            questions: Vec::new(),
+            over: false,
+        }
     }
 
     /// Whether the engine is of no use any more: poisoned, or its disk has crashed.
@@ -105,7 +115,8 @@ impl<'m> Life<'m> {
             13..=16 => self.flush()?,
             17..=18 => self.tend(),
             19..=22 => self.checkpoint()?,
-            23 => self.merge()?,
+            23 if self.world.rng.one_in(2) => self.merge()?,
+            23 => self.warm()?,
             24..=29 => self.ask()?,
             30 => self.let_time_pass(),
             _ => self.change_capacity(),
@@ -276,6 +287,17 @@ impl<'m> Life<'m> {
     pub fn merge(&mut self) -> Verdict {
         match self.machine.merge() {
             Ok(merged) => self.world.seen.merges += u64::from(merged),
+            Err(error) => self.store_failed(&error),
+        }
+        Ok(())
+    }
+
+    /// Brings a few counters of the store to memory.
+    fn warm(&mut self) -> Verdict {
+        let max = 1 + self.world.rng.below(12) as usize;
+        match self.machine.warm(&mut self.warmed, max) {
+            Ok(Warmth::Warming) => {}
+            Ok(Warmth::Warm) => self.world.seen.warmed += 1,
             Err(error) => self.store_failed(&error),
         }
         Ok(())

@@ -158,7 +158,7 @@ impl Model {
                     self.record(&event.key, CorrectionKind::Delete, why, (value, 0));
                 }
                 let applied = 0i64.saturating_sub(value);
-                Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None }
+                Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None, at: self.clock() }
             }
         }
     }
@@ -182,7 +182,7 @@ impl Model {
             Shift::Correction(kind, why) => self.record(&event.key, kind, why, (before, value)),
         }
         let applied = value.saturating_sub(before);
-        Outcome { value, applied, exists: true, duplicate: false, refusal: None }
+        Outcome { value, applied, exists: true, duplicate: false, refusal: None, at: Millis(now) }
     }
 
     fn record(&mut self, key: &Key, kind: CorrectionKind, why: &Correction, (before, after): (i64, i64)) {
@@ -199,7 +199,8 @@ impl Model {
     fn refused(&self, event: &Event, refusal: Refusal) -> Outcome {
         let found = self.counters.get(&event.key);
         let value = found.map_or(0, |life| life.value);
-        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: Some(refusal) }
+        let (exists, at) = (found.is_some(), self.clock());
+        Outcome { value, applied: 0, exists, duplicate: false, refusal: Some(refusal), at }
     }
 }
 

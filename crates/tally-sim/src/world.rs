@@ -111,6 +111,8 @@ counts! {
     checkpoints_failed,
     /// Merges.
     merges,
+    /// Memory became whole after a restart, or had no room for all.
+    warmed,
     /// Flushes that went on in another segment.
     rolls,
     /// Segments given up.

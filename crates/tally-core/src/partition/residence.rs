@@ -109,8 +109,24 @@ impl Partition {
         }
         let captured = self.capturing.as_ref().map(Capturing::cells);
         let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
-        self.in_store_only |= self.table.evict(incoming, &needed) > 0;
+        if self.table.evict(incoming, &needed) > 0 {
+            self.in_store_only = true;
+            self.warming = false;
+        }
         if self.table.has_room_for(incoming, 0) { Room::Enough } else { Room::NeedsCheckpoint }
+    }
+
+    /// Whether bringing counters from the store to memory, in key order, can still make it whole: there is room, and
+    /// none has left.
+    pub fn is_warming(&mut self, budget_bytes: usize) -> bool {
+        self.warming &= self.table.has_room_for(1, budget_bytes.saturating_sub(self.memory_bytes()));
+        self.warming
+    }
+
+    /// Every counter of the store is in memory now.
+    pub fn all_warm(&mut self) {
+        self.in_store_only &= !self.warming;
+        self.warming = false;
     }
 
     /// Looks through up to `max` counters that the store does not hold, from cell `from` on, for keys that begin

@@ -18,6 +18,15 @@ use crate::signal::lock;
 use crate::store::StoreError;
 use crate::ticket::Wait;
 
+/// Whether counters remain to be brought to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warmth {
+    /// Some remain.
+    Warming,
+    /// All are there, or memory has no room for more.
+    Warm,
+}
+
 /// Counters looked through per turn of the lock when listing.
 const LIST_SLICE: usize = 1 << 14;
 
@@ -48,7 +57,7 @@ impl Machine {
         let now = self.clock.now();
         // One more than asked tells whether more follow.
         let mut found = self.created_keys(page, limit + 1);
-        self.stored_keys(page, limit + 1, &mut found).map_err(|error| unreadable(&error))?;
+        self.stored_keys(page, limit + 1, &mut found).map_err(|error| self.unreadable(&error))?;
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
@@ -75,10 +84,10 @@ impl Machine {
         let mut entries = BTreeMap::new();
         let mut scan = self.store.scan(&record::ledger_key(key.as_ref(), after.saturating_add(1)));
         while entries.len() < limit
-            && let Some((store_key, value)) = scan.next_entry().map_err(|error| unreadable(&error))?
+            && let Some((store_key, value)) = scan.next_entry().map_err(|error| self.unreadable(&error))?
             && record::is_ledger_of(store_key, key.as_ref())
         {
-            let entry = record::read_ledger(value).ok_or_else(|| unreadable(&StoreError::malformed(store_key)))?;
+            let entry = record::read_ledger(value).ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
             entries.insert(entry.seq, entry);
         }
         if let Some(wait) = wait {
@@ -96,9 +105,13 @@ impl Machine {
     ) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
         let mut state = lock(&self.state);
         self.refuse_if_poisoned()?;
-        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref()));
-        let counters = counters.collect::<Result<_, _>>().map_err(|error| unreadable(&error))?;
+        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref())).collect::<Result<_, _>>();
+        let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
         Ok((counters, self.wait_for(&state, keys, durability)))
+    }
+
+    fn unreadable(&self, error: &StoreError) -> EngineError {
+        self.store_failed(&mut lock(&self.state), error)
     }
 
     /// What memory holds may be more than the disk does. To be asked with the state locked: whoever poisons sets the
@@ -124,6 +137,34 @@ impl Machine {
             partition.restore(&store_key, &value).map_err(|_| StoreError::malformed(&store_key))?;
         }
         Ok(Some(counter))
+    }
+
+    /// After a restart, brings up to `max` counters of the store to memory, going on from key `from`. Without this the
+    /// first use of every counter costs a look into the store; once all of them are there, no new key does either.
+    pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
+        let mut state = lock(&self.state);
+        let partition = &mut state.partition;
+        let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        // The walk begins anew under the lock each time: only then is what it shows what memory lacks.
+        let mut scan = self.store.scan(&record::counter_key(from));
+        for _ in 0..max {
+            if !partition.is_warming(budget) {
+                return Ok(Warmth::Warm);
+            }
+            let Some((store_key, value)) = scan.next_entry()? else {
+                partition.all_warm();
+                return Ok(Warmth::Warm);
+            };
+            let Some(key) = record::counter_of(store_key) else {
+                partition.all_warm();
+                return Ok(Warmth::Warm);
+            };
+            partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
+            from.clear();
+            from.extend_from_slice(key.as_bytes());
+            from.push(0);
+        }
+        Ok(Warmth::Warming)
     }
 
     /// What to await before the counters may be shown: the newest batch in flight that concerns one of them.
@@ -196,11 +237,6 @@ fn unrevealed(error: EngineError) -> EngineError {
         EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),
         other => other,
     }
-}
-
-fn unreadable(error: &StoreError) -> EngineError {
-    tracing::error!(%error, "the store could not be read");
-    EngineError::Unreadable(error.to_string())
 }
 
 fn reading(counter: Option<&Counter>, now: Millis) -> Reading {

@@ -85,7 +85,9 @@ impl Machine {
 
     /// Makes the batch ready to be applied: what it needs is in memory, and its place in the journal is reserved.
     fn queue(&self, state: &mut State, combiner: &Combiner) -> Result<(Millis, Position), EngineError> {
-        self.restore(state, combiner).map_err(|error| EngineError::Unreadable(error.to_string()))?;
+        if let Err(error) = self.restore(state, combiner) {
+            return Err(self.store_failed(state, &error));
+        }
         self.append(state, combiner)
     }
 

@@ -56,6 +56,12 @@ impl StoreError {
         matches!(self, StoreError::Io { source, .. } if disk::is_full(source))
     }
 
+    /// Whether stored bytes are not what was written, so that no retry can help.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, StoreError::Damaged { .. } | StoreError::Version { .. } | StoreError::Malformed { .. })
+    }
+
     pub(crate) fn malformed(key: &[u8]) -> StoreError {
         StoreError::Malformed { key: key.escape_ascii().to_string() }
     }
