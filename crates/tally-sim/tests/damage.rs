@@ -46,7 +46,7 @@ fn damaged() -> SimDisk {
     drop(machine);
     let run = sim.contents().into_keys().find(|name| name.ends_with(".run")).unwrap();
     sim.restart();
-    sim.flip(&run, 8 * 200);
+    sim.flip(&run, 8 * 200).unwrap();
     sim
 }
 
