@@ -15,11 +15,11 @@ pub type Pages = BTreeMap<Key, Vec<LedgerEntry>>;
 pub(crate) struct Book {
     heads: BTreeMap<Key, ChainHead>,
     current: Pages,
-    /// Closed, not yet in the store; newest last.
-    unsaved: Vec<Arc<Pages>>,
+    current_bytes: usize,
+    /// Closed, not yet in the store, with their size; newest last.
+    unsaved: Vec<(Arc<Pages>, usize)>,
     /// Whether the store may hold chains whose head is not in memory.
     in_store_only: bool,
-    bytes: usize,
 }
 
 impl Book {
@@ -63,13 +63,14 @@ impl Book {
         };
         entry.hash = entry.expected_hash(key);
         *head = ChainHead { seq: entry.seq, hash: entry.hash };
-        self.bytes += size_of::<LedgerEntry>() + why.actor.len() + why.reason.len() + 2 * key.as_bytes().len() + 64;
+        self.current_bytes +=
+            size_of::<LedgerEntry>() + why.actor.len() + why.reason.len() + 2 * key.as_bytes().len() + 64;
         self.current.entry(key.to_key()).or_default().push(entry);
     }
 
     /// The entries of `key` that the store may not hold, oldest first.
     pub(crate) fn unsaved_of<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
-        let pages = self.unsaved.iter().map(Arc::as_ref).chain(std::iter::once(&self.current));
+        let pages = self.unsaved.iter().map(|(pages, _)| pages.as_ref()).chain(std::iter::once(&self.current));
         let key = key.clone();
         pages.flat_map(move |pages| pages.get(&key).into_iter().flatten())
     }
@@ -80,9 +81,10 @@ impl Book {
 
     pub(crate) fn begin_capture(&mut self) -> Vec<Arc<Pages>> {
         if !self.current.is_empty() {
-            self.unsaved.push(Arc::new(std::mem::take(&mut self.current)));
+            let bytes = std::mem::take(&mut self.current_bytes);
+            self.unsaved.push((Arc::new(std::mem::take(&mut self.current)), bytes));
         }
-        self.unsaved.clone()
+        self.unsaved.iter().map(|(pages, _)| Arc::clone(pages)).collect()
     }
 
     /// The first `pages` unsaved ones are in the store now; heads that nothing in memory needs leave it.
@@ -90,13 +92,12 @@ impl Book {
         let saved = self.unsaved.drain(..pages.min(self.unsaved.len())).count();
         self.in_store_only |= saved > 0;
         let (current, unsaved) = (&self.current, &self.unsaved);
-        self.heads.retain(|key, _| current.contains_key(key) || unsaved.iter().any(|pages| pages.contains_key(key)));
-        if !self.is_dirty() {
-            self.bytes = 0;
-        }
+        self.heads
+            .retain(|key, _| current.contains_key(key) || unsaved.iter().any(|(pages, _)| pages.contains_key(key)));
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.bytes + self.heads.len() * 96
+        let unsaved: usize = self.unsaved.iter().map(|(_, bytes)| bytes).sum();
+        self.current_bytes + unsaved + self.heads.len() * 96
     }
 }

@@ -214,6 +214,11 @@ impl Seen {
         self.current.ids.len() + closed.sum::<usize>()
     }
 
+    /// Bytes of ids that only a checkpoint can move out of memory.
+    pub(crate) fn unsaved_bytes(&self) -> usize {
+        self.current.memory_bytes() + self.unsaved.iter().map(|layer| layer.memory_bytes()).sum::<usize>()
+    }
+
     pub(crate) fn memory_bytes(&self) -> usize {
         let closed: usize = self.unsaved.iter().chain(&self.saved).map(|layer| layer.memory_bytes()).sum();
         self.current.memory_bytes() + self.recalled.memory_bytes() + closed

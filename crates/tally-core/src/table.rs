@@ -12,6 +12,8 @@ use crate::counter::{Counter, PACKED_BYTES, Packed};
 
 const INLINE_MAX: usize = 21;
 const LONG: u8 = u8::MAX;
+/// What a long key costs beside its bytes: its place, and the allocator's share.
+const LONG_KEY_BYTES: usize = 32;
 const CHUNK_CELLS: usize = 1 << 13;
 const SHARDS: usize = 64;
 
@@ -72,16 +74,34 @@ impl Table {
     pub(crate) fn memory_bytes(&self) -> usize {
         let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
         let cells = self.chunks.len() * CHUNK_CELLS * size_of::<Cell>();
-        let long = self.long_key_bytes + self.long_keys.len() * 32;
-        index + cells + long + self.free.capacity() * 4 + self.recent.memory_bytes() + self.live.memory_bytes()
+        index
+            + cells
+            + self.long_bytes()
+            + self.free.capacity() * 4
+            + self.recent.memory_bytes()
+            + self.live.memory_bytes()
     }
 
-    /// Whether `incoming` insertions fit into free cells and at most `more_bytes` of new ones.
-    pub(crate) fn has_room_for(&self, incoming: usize, more_bytes: usize) -> bool {
+    /// Bytes that `incoming` insertions would add to what is allocated, keys beside the cells left out.
+    pub(crate) fn growth_bytes(&self, incoming: usize) -> usize {
         // A cell, its share of a half-full index that may have to double, and its bits.
         const PER_COUNTER: usize = size_of::<Cell>() + 24;
         let free = self.free.len() + self.chunks.len() * CHUNK_CELLS - self.used;
-        incoming <= free || (incoming - free).next_multiple_of(CHUNK_CELLS) * PER_COUNTER <= more_bytes
+        incoming.saturating_sub(free).next_multiple_of(CHUNK_CELLS) * PER_COUNTER
+    }
+
+    /// Bytes of cells and index, which only ever grow.
+    pub(crate) fn fixed_bytes(&self) -> usize {
+        self.memory_bytes() - self.long_bytes()
+    }
+
+    /// Bytes a key takes beside its cell.
+    pub(crate) fn bytes_beside(key: &[u8]) -> usize {
+        if key.len() <= INLINE_MAX { 0 } else { key.len() + LONG_KEY_BYTES }
+    }
+
+    fn long_bytes(&self) -> usize {
+        self.long_key_bytes + self.long_keys.len() * LONG_KEY_BYTES
     }
 
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<CellId> {

@@ -159,8 +159,11 @@ impl Shared {
             Nudge::Flusher => self.flusher.set(),
             Nudge::Seal => {
                 // The flusher may be waiting for the disk: apply meanwhile, if nobody else is at it.
-                let sealed = self.machine.try_seal();
-                self.heed(sealed);
+                // A panic would leave a half-applied batch behind, on somebody else's thread.
+                match catch_unwind(AssertUnwindSafe(|| self.machine.try_seal())) {
+                    Ok(sealed) => self.heed(sealed),
+                    Err(_) => drop(self.machine.poison("sealing a batch panicked".to_owned())),
+                }
                 self.flusher.set();
             }
         }
@@ -168,7 +171,8 @@ impl Shared {
 
     fn heed(&self, sealed: Option<Seal>) {
         let refused_for_room = sealed == Some(Seal::Refused) && self.machine.health() == Health::DiskFull;
-        if sealed == Some(Seal::NeedsCheckpoint) || refused_for_room {
+        let wanted = self.machine.checkpoint_wanted.swap(false, Ordering::AcqRel);
+        if sealed == Some(Seal::NeedsCheckpoint) || refused_for_room || wanted {
             self.ask_for_checkpoint();
         }
     }

@@ -73,8 +73,10 @@ impl Settings {
 
     /// What the partition may hold: the budget less buffers for capture, encoding and the rest of the process.
     fn partition_bytes(&self, store_bytes: usize) -> usize {
-        let buffers = 3 * self.capture_bytes() + self.memory_bytes as usize / 16;
-        (self.memory_bytes as usize).saturating_sub(buffers + store_bytes)
+        let memory_bytes = self.memory_bytes as usize;
+        let buffers = 3 * self.capture_bytes() + memory_bytes / 16;
+        // However large the store's filters grow, counting goes on in a quarter of the budget.
+        memory_bytes.saturating_sub(buffers + store_bytes).max(memory_bytes / 4)
     }
 }
 
@@ -94,6 +96,8 @@ pub struct Machine {
     /// Time of the last batch that the store reflects, as far as this process knows.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
+    /// A checkpoint should begin before batches have to wait for one.
+    pub(crate) checkpoint_wanted: AtomicBool,
     /// The last checkpoint found no room on the disk: waiting for the next to make room in memory may take for ever.
     pub(crate) checkpoint_full: AtomicBool,
     closing: AtomicBool,
@@ -261,7 +265,10 @@ impl Machine {
         }
         if flushing.writer.needs_spare() {
             match flushing.writer.prepare_next() {
-                Ok(fresh) => lock(&self.state).tail.add_spares(fresh),
+                Ok(fresh) => {
+                    lock(&self.state).tail.add_spares(fresh);
+                    self.disk_full.store(false, Ordering::Release);
+                }
                 Err(error) => tracing::warn!(%error, "no room could be reserved for the journal"),
             }
         }

@@ -6,8 +6,9 @@ use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
+use crate::limits::KEY_BYTES_MAX;
 use crate::record;
-use crate::table::CellId;
+use crate::table::{CellId, Table};
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,19 @@ pub enum Room {
     /// Everything in memory has changed since the last checkpoint; only another one makes room.
     NeedsCheckpoint,
 }
+
+/// Counters that are about to be added.
+#[derive(Clone, Copy)]
+struct Incoming {
+    counters: usize,
+    /// Bytes of keys that do not fit into their cells.
+    bytes_beside: usize,
+}
+
+/// Request ids and ledger entries that the store lacks may take this share of the budget, one in so many.
+const UNSAVED_SHARE: usize = 4;
+/// Cells never shrink, so this share of the budget, one in so many, is kept from them for what does.
+const BESIDE_SHARE: usize = 8;
 
 /// A stored record that does not decode: the store is damaged or newer than this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,33 +107,66 @@ impl Partition {
     /// holds.
     pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Room {
         while self.memory_bytes() > budget_bytes && self.seen.drop_oldest() {}
-        let more_bytes = budget_bytes.saturating_sub(self.memory_bytes());
-        if self.table.has_room_for(batch.len(), more_bytes) {
+        if self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE {
+            return Room::NeedsCheckpoint;
+        }
+        let most = Incoming { counters: batch.len(), bytes_beside: batch.bytes() };
+        if self.fits(most, budget_bytes) {
             return Room::Enough;
         }
         let is_new = |event: &EventRef<'_>| self.table.find(event.hash, event.key.as_bytes()).is_none();
-        let incoming = batch.iter().filter(is_new).count();
+        let mut incoming = Incoming { counters: 0, bytes_beside: 0 };
+        for event in batch.iter().filter(is_new) {
+            incoming.counters += 1;
+            incoming.bytes_beside += Table::bytes_beside(event.key.as_bytes());
+        }
         self.make_room_for(incoming, budget_bytes)
     }
 
-    /// Makes sure `incoming` more counters fit into `budget_bytes`, letting go of cold ones.
-    pub fn make_room_for(&mut self, incoming: usize, budget_bytes: usize) -> Room {
-        if self.table.has_room_for(incoming, budget_bytes.saturating_sub(self.memory_bytes())) {
-            return Room::Enough;
-        }
-        let captured = self.capturing.as_ref().map(Capturing::cells);
-        let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
-        if self.table.evict(incoming, &needed) > 0 {
+    /// Makes sure one more counter fits into `budget_bytes`.
+    pub fn make_room_for_one(&mut self, key: KeyRef<'_>, budget_bytes: usize) -> Room {
+        let incoming = Incoming { counters: 1, bytes_beside: Table::bytes_beside(key.as_bytes()) };
+        self.make_room_for(incoming, budget_bytes)
+    }
+
+    fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Room {
+        while !self.fits(incoming, budget_bytes) {
+            let captured = self.capturing.as_ref().map(Capturing::cells);
+            let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
+            if self.table.evict(incoming.counters.max(1), &needed) == 0 {
+                // Nothing can leave. If that is because it changed, a checkpoint helps; otherwise nothing does, and
+                // counting goes before the budget.
+                let changed = self.is_dirty() || self.capturing.is_some();
+                return if changed { Room::NeedsCheckpoint } else { Room::Enough };
+            }
             self.in_store_only = true;
             self.warming = false;
         }
-        if self.table.has_room_for(incoming, 0) { Room::Enough } else { Room::NeedsCheckpoint }
+        Room::Enough
+    }
+
+    /// Whether new counters fit: cells within their share of the budget, everything within the whole.
+    fn fits(&self, incoming: Incoming, budget_bytes: usize) -> bool {
+        let growth = self.table.growth_bytes(incoming.counters);
+        let cells_fit = growth == 0 || self.table.fixed_bytes() + growth <= budget_bytes - budget_bytes / BESIDE_SHARE;
+        cells_fit && self.memory_bytes() + growth + incoming.bytes_beside <= budget_bytes
+    }
+
+    /// Bytes that only a checkpoint can move out of memory.
+    fn unsaved_bytes(&self) -> usize {
+        self.seen.unsaved_bytes() + self.book.memory_bytes()
+    }
+
+    /// Whether so much has changed that a checkpoint should begin before batches have to wait for one.
+    #[must_use]
+    pub fn wants_checkpoint(&self, budget_bytes: usize) -> bool {
+        self.capturing.is_none() && self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE / 2
     }
 
     /// Whether bringing counters from the store to memory, in key order, can still make it whole: there is room, and
     /// none has left.
     pub fn is_warming(&mut self, budget_bytes: usize) -> bool {
-        self.warming &= self.table.has_room_for(1, budget_bytes.saturating_sub(self.memory_bytes()));
+        self.warming &= self.fits(Incoming { counters: 1, bytes_beside: KEY_BYTES_MAX }, budget_bytes);
         self.warming
     }
 

@@ -133,7 +133,7 @@ impl Machine {
         };
         let counter = record::read_counter(&value).ok_or_else(|| StoreError::malformed(&store_key))?;
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
-        if partition.make_room_for(1, budget) == Room::Enough {
+        if partition.make_room_for_one(key, budget) == Room::Enough {
             partition.restore(&store_key, &value).map_err(|_| StoreError::malformed(&store_key))?;
         }
         Ok(Some(counter))

@@ -145,6 +145,7 @@ impl Machine {
             trim_to: AtomicU64::new(0),
             stored_at: AtomicU64::new(0),
             disk_full: AtomicBool::new(false),
+            checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         })

@@ -112,6 +112,8 @@ impl Machine {
         state.partition.apply(at, combiner.batch(), &mut outcomes);
         state.applied = end;
         self.meters.applied(&combiner, &outcomes);
+        let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        self.checkpoint_wanted.fetch_or(state.partition.wants_checkpoint(budget), Ordering::AcqRel);
         let sealed = Arc::new(Sealed { combiner, outcomes, at, end });
         ticket.reach(Durability::Applied, &sealed);
         state.in_flight.push_back((sealed, ticket));
