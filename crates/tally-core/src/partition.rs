@@ -95,7 +95,7 @@ impl Partition {
             // Looking up a few at a time lets the processor wait for many cache misses at once instead of one by one.
             let mut hints = [None; LOOK_AHEAD];
             for (hint, event) in hints.iter_mut().zip(&mut ahead) {
-                *hint = self.table.find(event.hash, event.key.as_bytes());
+                *hint = self.table.find_ahead(event.hash, event.key.as_bytes());
             }
             for (hint, event) in hints.into_iter().zip(&mut events) {
                 let outcome = match put_off.is_empty() || !put_off.contains(&event.key) {

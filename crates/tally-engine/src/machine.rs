@@ -30,6 +30,7 @@ use tally_core::surface::{Durability, EngineError, Health};
 use tally_core::time::Position;
 
 use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::journal::{Group, Salt, Tail, Writer};
 use crate::measure::Meters;
 use crate::signal::{Poison, lock};
@@ -84,6 +85,7 @@ impl Settings {
 pub struct Machine {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
+    disk: Arc<dyn Disk>,
     pub(crate) store: Store,
     pub(crate) meters: Meters,
     pub(crate) poison: Poison,
@@ -121,7 +123,8 @@ pub(crate) struct State {
 }
 
 struct Flushing {
-    writer: Writer,
+    /// None while the disk has no room for a first segment.
+    writer: Option<Writer>,
     group: Group,
 }
 
@@ -228,11 +231,11 @@ impl Machine {
         let flushing = &mut *flushing;
         let reuse = std::mem::take(&mut flushing.group);
         flushing.group = lock(&self.state).tail.take(reuse);
-        if flushing.group.is_empty() {
+        let Some(writer) = flushing.writer.as_mut().filter(|_| !flushing.group.is_empty()) else {
             return Ok(false);
-        }
+        };
         let began = self.clock.elapsed();
-        let flushed = match flushing.writer.flush(&mut flushing.group) {
+        let flushed = match writer.flush(&mut flushing.group) {
             Ok(flushed) => flushed,
             Err(error) => return Err(self.poison(format!("the journal could not be flushed: {error}"))),
         };
@@ -257,14 +260,17 @@ impl Machine {
     /// the flusher when no batch waits for it, or when one was refused for want of room.
     pub fn tend_journal(&self) {
         let mut flushing = lock(&self.writer);
+        let Some(writer) = &mut flushing.writer else {
+            return self.begin_writing(&mut flushing);
+        };
         let trim_to = self.trim_to.swap(0, Ordering::AcqRel);
         if trim_to > 0
-            && let Err(error) = flushing.writer.trim(Position(trim_to))
+            && let Err(error) = writer.trim(Position(trim_to))
         {
             tracing::warn!(%error, "old journal segments could not be removed; trying again after the next checkpoint");
         }
-        if flushing.writer.needs_spare() {
-            match flushing.writer.prepare_next() {
+        if writer.needs_spare() {
+            match writer.prepare_next() {
                 Ok(fresh) => {
                     lock(&self.state).tail.add_spares(fresh);
                     self.disk_full.store(false, Ordering::Release);
@@ -274,10 +280,25 @@ impl Machine {
         }
     }
 
+    /// Tries again to begin a segment on a disk that had no room when the engine was opened. Nothing has been appended
+    /// since, so the journal still ends where it did.
+    fn begin_writing(&self, flushing: &mut Flushing) {
+        let end = lock(&self.state).applied;
+        match recover::begin_writing(&self.disk, end, self.store.position(), &self.settings) {
+            Ok(Some(writer)) => {
+                lock(&self.state).tail = Tail::new(writer.plan());
+                flushing.writer = Some(writer);
+                self.disk_full.store(false, Ordering::Release);
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "the journal cannot be continued yet"),
+        }
+    }
+
     /// Whether `tend_journal` has something to do.
     #[must_use]
     pub fn needs_tending(&self) -> bool {
-        self.trim_to.load(Ordering::Acquire) > 0 || lock(&self.writer).writer.needs_spare()
+        self.trim_to.load(Ordering::Acquire) > 0 || lock(&self.writer).writer.as_ref().is_none_or(Writer::needs_spare)
     }
 
     /// Everything before this is durable.

@@ -6,11 +6,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use tally_core::key::KeyRef;
+use tally_core::key::{Key, KeyRef};
 use tally_core::outcome::Receipt;
 use tally_core::surface::{Durability, EngineError, Health};
 use tally_engine::{Machine, Settings, Step};
 use tally_sim::SimDisk;
+use tally_sim::life::at_once;
 use tally_sim::world::SimClock;
 
 type Call<'m> = Pin<Box<dyn Future<Output = Result<Receipt, EngineError>> + 'm>>;
@@ -72,4 +73,47 @@ fn with_memory_full_of_changes_and_no_room_for_a_checkpoint_writes_are_refused_u
     let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
     assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "what was refused was not counted");
     assert_eq!(machine.health(), Health::Ready);
+}
+
+#[test]
+fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_room() {
+    let sim = SimDisk::new(1);
+    let settings = Settings { segment_bytes: 1 << 20, seed: 1, ..Settings::default() };
+    let open = || Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {}).unwrap();
+    let machine = open();
+    let mut call = submit(&machine, 0);
+    assert!(poll(&mut call).is_pending());
+    machine.seal();
+    machine.flush().unwrap();
+    assert!(poll(&mut call).is_ready());
+    drop(call);
+    drop(machine);
+
+    sim.restart();
+    // The spare that was reserved is gone to somebody else.
+    for name in sim.contents().into_keys().filter(|name| name.starts_with("spare-")) {
+        sim.disk().remove(&name).unwrap();
+    }
+    sim.disk().sync_names().unwrap();
+    sim.set_capacity(sim.used_bytes());
+    let machine = open();
+    assert_eq!(machine.health(), Health::DiskFull);
+    let key = Key::new("stock:00000000000007").unwrap();
+    let reading = at_once(machine.read(&[key], Durability::Flushed)).unwrap().unwrap();
+    assert_eq!(reading[0].value, 1);
+    let mut refused = submit(&machine, 0);
+    assert!(poll(&mut refused).is_pending());
+    machine.tend_journal();
+    machine.seal();
+    assert_eq!(poll(&mut refused), Poll::Ready(Err(EngineError::DiskFull)));
+
+    sim.set_capacity(u64::MAX);
+    machine.tend_journal();
+    assert_eq!(machine.health(), Health::Ready);
+    let mut call = submit(&machine, 0);
+    assert!(poll(&mut call).is_pending());
+    machine.seal();
+    machine.flush().unwrap();
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "what was refused was not counted");
 }

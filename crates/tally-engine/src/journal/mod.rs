@@ -49,5 +49,6 @@ pub mod writer;
 
 pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
 pub use recovery::{FrameError, JournalError, OnFrame, Recovered, inspect, recover};
+pub use segment::remove_before;
 pub use tail::{Group, NoRoom, Placement, Plan, Tail};
 pub use writer::Writer;

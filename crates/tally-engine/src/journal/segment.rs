@@ -107,6 +107,23 @@ pub(super) fn list(disk: &dyn Disk) -> io::Result<Listing> {
     Ok(listing)
 }
 
+/// Removes the segments whose every byte lies before `before`, a durable checkpoint, and all spares: what a writer that
+/// found no room to begin can do without. The last segment stays, whatever its place.
+pub fn remove_before(disk: &dyn Disk, before: Position) -> io::Result<()> {
+    let listing = list(disk)?;
+    for pair in listing.bases.windows(2) {
+        if let [base, next] = pair
+            && *next <= before
+        {
+            disk.remove(&segment_name(*base))?;
+        }
+    }
+    for serial in listing.spares {
+        disk.remove(&spare_name(serial))?;
+    }
+    disk.sync_names()
+}
+
 fn numbered(name: &str, prefix: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?.strip_suffix(".seg")?;
     let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

@@ -113,6 +113,12 @@ impl Tail {
         Tail { plan, queued: Group::default() }
     }
 
+    /// A tail at `end` without any room: every payload meets [`NoRoom`] until a writer's plan takes its place.
+    #[must_use]
+    pub fn without_room(end: Position, segment_bytes: u64) -> Tail {
+        Tail::new(Plan { next: end, segment_end: end, spares_ready: 0, segment_bytes })
+    }
+
     /// Queues the payload that `encode` appends to the buffer it is given (and must only append to), without copying
     /// it. With [`NoRoom`] nothing is queued.
     pub fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Placement, NoRoom> {

@@ -11,7 +11,7 @@ use tally_core::time::{Millis, Position};
 
 use super::{Flushing, Machine, Open, Settings, State};
 use crate::clock::Clock;
-use crate::disk::Disk;
+use crate::disk::{Disk, is_full};
 use crate::journal::{self, Group, JournalError, Tail, Writer};
 use crate::measure::Meters;
 use crate::signal::Poison;
@@ -107,6 +107,31 @@ fn restore_all(store: &Store, partition: &mut Partition, mut wanted: Vec<Vec<u8>
     }
 }
 
+/// Begins a segment at `end`, or says that the disk has no room for one, even without what `stored` made superfluous.
+pub(super) fn begin_writing(
+    disk: &Arc<dyn Disk>,
+    end: Position,
+    stored: Position,
+    settings: &Settings,
+) -> io::Result<Option<Writer>> {
+    let create = || Writer::create(Arc::clone(disk), end, settings.segment_bytes, settings.salt());
+    let created = match create() {
+        Err(error) if is_full(&error) => {
+            journal::remove_before(disk.as_ref(), stored)?;
+            create()
+        }
+        other => other,
+    };
+    match created {
+        Ok(writer) => Ok(Some(writer)),
+        Err(error) if is_full(&error) => {
+            tracing::warn!(%error, "the disk has no room for the journal; writes are refused until it does");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 impl Machine {
     /// Opens what the disk holds. `progress` hears how many of how many journal bytes have been replayed.
     pub fn open(
@@ -125,12 +150,17 @@ impl Machine {
         if recovered.truncated_bytes > 0 {
             tracing::info!(bytes = recovered.truncated_bytes, "dropped an unfinished write at the end of the journal");
         }
-        let writer = Writer::create(disk, recovered.end, settings.segment_bytes, settings.salt())?;
-        let tail = Tail::new(writer.plan());
+        let writer = begin_writing(&disk, recovered.end, from, &settings)?;
+        let full = writer.is_none();
+        let tail = match &writer {
+            Some(writer) => Tail::new(writer.plan()),
+            None => Tail::without_room(recovered.end, settings.segment_bytes),
+        };
         let state = State { partition, tail, applied: recovered.end, in_flight: VecDeque::new() };
         Ok(Machine {
             settings,
             clock,
+            disk,
             store,
             meters: Meters::new(),
             poison: Poison::default(),
@@ -144,7 +174,7 @@ impl Machine {
             flushed: AtomicU64::new(recovered.end.0),
             trim_to: AtomicU64::new(0),
             stored_at: AtomicU64::new(0),
-            disk_full: AtomicBool::new(false),
+            disk_full: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
             closing: AtomicBool::new(false),
