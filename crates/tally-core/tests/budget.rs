@@ -1,0 +1,72 @@
+//! The memory budget holds whatever is counted, and never makes a batch wait for what cannot come.
+
+use tally_core::batch::Events;
+use tally_core::event::{Change, Correction, RequestId};
+use tally_core::key::{Key, KeyRef};
+use tally_core::partition::{Partition, Room};
+use tally_core::record::Records;
+use tally_core::time::Millis;
+
+const SEED: u64 = 7;
+const BUDGET: usize = 8 << 20;
+/// What one batch may add before anybody looks again, and tables that double.
+const SLACK: usize = BUDGET / 4;
+
+/// What the store is told when nobody looks at it.
+fn checkpoint(partition: &mut Partition) {
+    partition.begin_capture();
+    while partition.capture_slice(1_000, &mut Records::default()) {}
+    partition.capture_committed();
+}
+
+/// Applies batches, with a checkpoint whenever one is needed, and sees that memory stays within the budget.
+fn count(partition: &mut Partition, batches: u64, fill: impl Fn(u64, &mut Events)) {
+    for batch in 0..batches {
+        let mut events = Events::new(SEED);
+        (0..500).for_each(|event| fill(batch * 500 + event, &mut events));
+        if partition.make_room(events.batch(), BUDGET) == Room::NeedsCheckpoint {
+            checkpoint(partition);
+            assert_eq!(partition.make_room(events.batch(), BUDGET), Room::Enough, "after a checkpoint there is room");
+        }
+        partition.apply(Millis(batch), events.batch(), &mut Vec::new());
+        assert!(partition.memory_bytes() <= BUDGET + SLACK, "{} bytes after batch {batch}", partition.memory_bytes());
+    }
+}
+
+fn key(text: &str) -> Key {
+    Key::new(text).unwrap()
+}
+
+#[test]
+fn long_keys_take_the_place_of_short_ones() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    count(&mut partition, 100, |n, events| events.add(key(&format!("long:{n:0>500}")).as_ref(), 1));
+    count(&mut partition, 300, |n, events| events.add(key(&format!("again:{n}")).as_ref(), 1));
+}
+
+#[test]
+fn request_ids_of_one_counter_stay_within_the_budget() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 800, |n, events| {
+        let hot = KeyRef::new(b"hot").unwrap();
+        events.push(hot, Change::Add(1), RequestId::new(hot, &n.to_le_bytes()).ok(), None);
+    });
+}
+
+#[test]
+fn corrections_stay_within_the_budget() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 100, |n, events| {
+        let why = Correction { actor: "auditor".into(), reason: "x".repeat(1_000).into() };
+        events.push(key(&format!("stock:{}", n % 50)).as_ref(), Change::Adjust { delta: 1, why }, None, None);
+    });
+}
+
+#[test]
+fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
+    let mut partition = Partition::beside_store(SEED);
+    let mut events = Events::new(SEED);
+    events.add(KeyRef::new(b"one").unwrap(), 1);
+    assert_eq!(partition.make_room(events.batch(), 0), Room::Enough);
+}
