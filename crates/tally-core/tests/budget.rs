@@ -1,4 +1,5 @@
 //! The memory budget holds whatever is counted, and never makes a batch wait for what cannot come.
+#![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
 use tally_core::event::{Change, Correction, RequestId};
