@@ -7,6 +7,7 @@ mod completions;
 mod counters;
 mod output;
 mod serve;
+mod server;
 
 use std::process::ExitCode;
 
@@ -18,12 +19,14 @@ use args::{Cli, Command};
 const EXIT_FAILED: u8 = 1;
 /// The exit code of settings that cannot work, as for flags that do not exist.
 const EXIT_USAGE: u8 = 2;
+/// The exit code of data that is damaged: `EX_DATAERR` of sysexits.
+const EXIT_DAMAGED: u8 = 65;
 /// The exit code when no server answers: `EX_UNAVAILABLE` of sysexits.
 const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Runs what was typed.
 pub fn run() -> ExitCode {
-    let matches = Cli::command().get_matches();
+    let matches = command().get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -37,4 +40,9 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
+}
+
+/// Everything that can be typed. `help` is written out, since the one clap adds takes no `--help` itself.
+fn command() -> clap::Command {
+    Cli::command()
 }

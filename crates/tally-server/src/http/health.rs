@@ -29,7 +29,10 @@ struct Readiness {
 }
 
 /// Whether the process lives.
-#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, body = String)))]
+#[utoipa::path(
+    get, path = "/livez", tag = "operations",
+    responses((status = 200, description = "It lives", body = String, content_type = "text/plain")),
+)]
 pub async fn livez() -> Response {
     let mut response = "ok".into_response();
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -42,7 +45,8 @@ pub async fn livez() -> Response {
 /// on; the body says that writes do not.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
-    responses((status = 200, body = Readiness), (status = 503, body = Readiness)),
+    responses((status = 200, description = "Send requests here", body = Readiness),
+        (status = 503, description = "Send them elsewhere or later", body = Readiness)),
 )]
 pub async fn readyz(State(app): State<App>) -> Response {
     let readiness = of_health(app.service.health());
@@ -75,8 +79,8 @@ fn of_health(health: Health) -> Readiness {
 /// What the server measures about itself, in the OpenMetrics text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"),
-        (status = 500, body = ProblemJson, content_type = "application/problem+json")),
+    responses((status = 200, description = "OpenMetrics text", body = String, content_type = "application/openmetrics-text"),
+        (status = 500, description = "The metrics could not be written", body = ProblemJson, content_type = "application/problem+json")),
 )]
 pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
     let text = metrics::render(&app.metrics, &app.service)
