@@ -18,7 +18,7 @@ The server documents its HTTP interface itself, at http://127.0.0.1:7300/docs.";
 
 /// A durable counter service: increments are combined, journalled and never lost.
 #[derive(Parser)]
-#[command(name = "tally", version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "tally", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -9,6 +9,7 @@ mod output;
 mod serve;
 mod server;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -26,7 +27,7 @@ const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Runs what was typed.
 pub fn run() -> ExitCode {
-    let matches = command().get_matches();
+    let matches = Cli::command().get_matches_from(typed());
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -42,7 +43,14 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Everything that can be typed. `help` is written out, since the one clap adds takes no `--help` itself.
-fn command() -> clap::Command {
-    Cli::command()
+/// What was typed. `tally help --help` asks for what `tally help` shows; clap would call the flag a command.
+fn typed() -> Vec<OsString> {
+    let mut typed: Vec<OsString> = std::env::args_os().collect();
+    if let [_, help, flag] = typed.as_slice()
+        && help == "help"
+        && (flag == "--help" || flag == "-h")
+    {
+        typed.truncate(2);
+    }
+    typed
 }
