@@ -103,6 +103,9 @@ fn bodies_are_as_strict_as_the_server() {
         assert_eq!((&amount["minimum"], &amount["type"]), (&json!(1), &json!("integer")), "{name}: null is refused");
         assert!(!schema["required"].as_array().into_iter().flatten().any(|field| field == "amount"), "{name}");
     }
+    let set = schema("SetValue");
+    assert_eq!(set["required"], json!(["value", "reason"]));
+    assert_eq!(set["properties"]["expected"]["type"], "integer", "null is refused");
     let key = &schema("BatchItem")["properties"]["key"];
     assert_eq!((&key["minLength"], &key["maxLength"]), (&json!(1), &json!(512)));
     for (_, path, operation) in

@@ -37,7 +37,7 @@ fn look(dir: &Path) -> Result<(), String> {
     }
 }
 
-/// The engine speaks to those who start a server; here somebody else has to stop one.
+/// The engine speaks to those who start a server; here somebody has to stop one. All it hands over is its message.
 fn explain(dir: &Path, why: &str) -> String {
     let dir = dir.display();
     match why.split_once(" is in use by another process") {

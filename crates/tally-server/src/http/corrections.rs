@@ -34,7 +34,7 @@ pub struct SetValue {
     reason: String,
     /// The value that must stand there now: compare-and-set.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     expected: Option<Integer>,
     /// Names the request, so that sending it again corrects once.
     #[schema(min_length = 1, max_length = 255)]
