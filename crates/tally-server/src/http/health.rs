@@ -41,8 +41,8 @@ pub async fn livez() -> Response {
 
 /// Whether the server can be sent work.
 ///
-/// 503 while it recovers, after a failed flush, and while it closes. A full disk leaves it ready, since reads go
-/// on; the body says that writes do not.
+/// 503 while it recovers, when its disk cannot be trusted, and while it closes. A full disk leaves it ready, since
+/// reads go on; the body says that writes do not.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses((status = 200, description = "Send requests here", body = Readiness),
@@ -71,7 +71,7 @@ fn of_health(health: Health) -> Readiness {
             Readiness { ready: true, state: "disk-full", reads: true, writes: false, detail }
         }
         Health::Recovering => neither("recovering", "the journal is being replayed; try again shortly".into()),
-        Health::Poisoned(why) => neither("poisoned", format!("a flush failed and the server stops: {why}")),
+        Health::Poisoned(why) => neither("poisoned", format!("the disk cannot be trusted and the server stops: {why}")),
         Health::Closing => neither("closing", "the server is shutting down".into()),
     }
 }
@@ -79,8 +79,10 @@ fn of_health(health: Health) -> Readiness {
 /// What the server measures about itself, in the OpenMetrics text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
-    responses((status = 200, description = "OpenMetrics text", body = String, content_type = "application/openmetrics-text"),
-        (status = 500, description = "The metrics could not be written", body = ProblemJson, content_type = "application/problem+json")),
+    responses((status = 200, description = "OpenMetrics text", body = String,
+            content_type = "application/openmetrics-text"),
+        (status = 500, description = "The metrics could not be written", body = ProblemJson,
+            content_type = "application/problem+json")),
 )]
 pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
     let text = metrics::render(&app.metrics, &app.service)

@@ -78,7 +78,7 @@ kinds! {
         "The field is reserved for a later version.",
         "Leave it out.";
     InvalidAmount = "invalid-amount", BAD_REQUEST, "The amount cannot be counted",
-        "An amount is an integer from 1 to 9223372036854775807; the call says in which direction. A `delta` is any but 0.",
+        "An amount is an integer from 1 to 9223372036854775807; the call says which way. A `delta` is any but 0.",
         "Send a positive amount to `increment` or `decrement`.";
     InvalidReason = "invalid-reason", BAD_REQUEST, "A correction needs a reason",
         "Each correction is kept in the counter's ledger with a reason of 1 to 1024 bytes.",
@@ -123,17 +123,19 @@ kinds! {
         "The path is right and the method is not.",
         "Use a method that the `Allow` header names.";
     CrossOrigin = "cross-origin", FORBIDDEN, "A page of another origin may not change counters",
-        "A browser says in `Origin` which page sent the request, and that is not one of this server's. Nothing changed.",
+        "A browser says in `Origin` which page sent the request, and it is none of this server's. Nothing changed.",
         "Call Tally from your own server, or serve the page from the same host and port.";
     IdempotencyMismatch = "idempotency-mismatch", UNPROCESSABLE_ENTITY, "The request id was used for something else",
-        "A request id belongs to one request: in its namespace it was used before for another key, call or amount. Nothing changed.",
+        "A request id belongs to one request: in its namespace it was used before for another key, call or amount. \
+         Nothing changed.",
         "Use a new id for a new request; to repeat the old one, send it exactly as before.";
     Overflow = "overflow", CONFLICT, "The value would leave the range of a 64-bit integer",
         "A value lies between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is what stands.",
         "Count less, or correct the counter first.";
     Bound = "bound", CONFLICT, "The value would cross its floor or ceiling",
         "The change named a bound and would have crossed it. Nothing changed; `value` is what stands.",
-        "Ask for less, or send `\"on_bound\":\"saturate\"` to take the part that fits. Under a request id the refusal is remembered: use a new id to try again.";
+        "Ask for less, or send `\"on_bound\":\"saturate\"` to take the part that fits. Under a request id \
+         the refusal is remembered: use a new id to try again.";
     UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not hold the expected value",
         "Somebody else changed the counter since it was read. Nothing changed; `value` is what stands.",
         "Look at `value`, decide again, and send it as `expected`, under a new request id.";
@@ -149,9 +151,9 @@ kinds! {
     Closing = "closing", SERVICE_UNAVAILABLE, "The server is shutting down",
         "Nothing changed.",
         "Try again once it is back.";
-    Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped after a failed flush",
-        "The disk reported an error, and nothing is acknowledged on a disk that lies. Nothing changed.",
-        "Look after the disk and restart the server: it recovers what was acknowledged.";
+    Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped since its disk cannot be trusted",
+        "A flush failed or stored data was found damaged, and nothing is acknowledged on such a disk. Nothing changed.",
+        "Look after the disk, run `tally check` on the data directory, and restart the server.";
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "Whether the change was made is not known",
         "The change was under way when the disk failed: it may or may not survive.",
         "Send the request again under the same request id; without one it may count twice.";

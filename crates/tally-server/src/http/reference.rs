@@ -37,10 +37,12 @@ pub struct IdInHeader {
 pub struct ListingQuery {
     /// The counters to read, in this order: split at the commas as sent, so a comma within a key is `%2C`. Encoders
     /// that escape every comma send `key` instead. Goes with no other parameter.
-    #[param(style = Form, nullable = false, min_items = 1, max_items = 1000, example = json!(["likes:post:42", "likes:post:43"]))]
+    #[param(style = Form, nullable = false, min_items = 1, max_items = 1000,
+        example = json!(["likes:post:42", "likes:post:43"]))]
     keys: Option<Vec<String>>,
     /// One counter to read, commas and all; give it once for each. Goes with no other parameter.
-    #[param(style = Form, explode, nullable = false, min_items = 1, max_items = 1000, example = json!(["likes:post:42"]))]
+    #[param(style = Form, explode, nullable = false, min_items = 1, max_items = 1000,
+        example = json!(["likes:post:42"]))]
     key: Option<Vec<String>>,
     /// Only keys that begin so.
     #[param(nullable = false, example = "likes:")]
@@ -165,9 +167,9 @@ fn meaning(status: u16) -> &'static str {
         422 => "The request id was used before for another key, call or amount. Nothing changed",
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {
-            "The server recovers, closes, has too much to do or stopped after a failed flush. With `outcome: none` \
-             nothing changed; with `outcome: unknown` the change may or may not survive: send it again under the same \
-             request id. `Retry-After` says when"
+            "The server recovers, closes, has too much to do or stopped since its disk cannot be trusted. With \
+             `outcome: none` nothing changed; with `outcome: unknown` the change may or may not survive: send it again \
+             under the same request id. `Retry-After` says when"
         }
         507 => "The disk is full. Nothing changed, and reads go on",
         _ => "A problem",
