@@ -4,6 +4,7 @@
 //! often, will be decided here too.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use tally_core::event::{Bounds, Correction, Details, OnBound, RequestId, RequestIdError};
 use tally_core::key::{Key, KeyError, KeyRef};
@@ -19,7 +20,7 @@ pub enum Denied {
     #[error("{0}")]
     RequestId(#[from] RequestIdError),
     /// An amount must be positive; the verb carries the sign.
-    #[error("`amount` is {0}; it must be 1 or more: to take away, call `decrement` with a positive amount")]
+    #[error("`amount` is {0}; it must be an integer from 1 to {max}: `increment` adds it, `decrement` takes it away", max = i64::MAX)]
     Amount(i64),
     /// A correction that corrects nothing.
     #[error("`delta` is 0; an adjustment must change the value")]
@@ -51,9 +52,12 @@ pub enum Denied {
     #[error("`keys` names {0} counters; one call reads 1 to {CALL_KEYS_MAX}: send several")]
     TooManyKeys(usize),
     /// A page of an impossible size.
-    #[error("`limit` is {0}; a page has 1 to {PAGE_ITEMS_MAX} items")]
+    #[error("`limit` is {0}; it must be an integer from 1 to {PAGE_ITEMS_MAX}")]
     Limit(u64),
 }
+
+/// How many items a page may have.
+pub const PAGE_LIMITS: RangeInclusive<u64> = 1..=PAGE_ITEMS_MAX as u64;
 
 /// A key of the right length.
 pub fn key(bytes: &[u8]) -> Result<Key, Denied> {
@@ -120,7 +124,7 @@ pub fn keys_len(keys: usize) -> Result<(), Denied> {
 pub fn page_limit(limit: Option<u64>) -> Result<usize, Denied> {
     match limit {
         None => Ok(PAGE_ITEMS_DEFAULT),
-        Some(n) if (1..=PAGE_ITEMS_MAX as u64).contains(&n) => Ok(n as usize),
+        Some(n) if PAGE_LIMITS.contains(&n) => Ok(n as usize),
         Some(n) => Err(Denied::Limit(n)),
     }
 }

@@ -3,6 +3,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default. A value that cannot
 //! work stops the start and names the setting, its source, and what would work.
 
+mod environment;
 mod file;
 mod size;
 
@@ -16,6 +17,7 @@ use tracing::level_filters::LevelFilter;
 use crate::hint::did_you_mean;
 use crate::policy::{Consistency, Policies};
 
+pub use environment::warnings as environment_warnings;
 pub use file::read as read_file;
 
 /// Where a setting was typed.

@@ -100,6 +100,11 @@ impl Stopwatch {
     pub fn start() -> Self {
         Stopwatch(Instant::now())
     }
+
+    /// How long ago that was.
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
 }
 
 /// Upper bounds of the latency buckets.
@@ -149,7 +154,7 @@ impl DoorMetrics {
     pub fn request(&self, verb: Verb, status: u16, stopwatch: &Stopwatch) {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         if let Some(latency) = self.requests.get(verb as usize).and_then(|classes| classes.get(class)) {
-            latency.observe(stopwatch.0.elapsed());
+            latency.observe(stopwatch.elapsed());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Starting and stopping: listen, recover, serve, drain, close.
 //!
 //! The listener is up before the engine has recovered, so that health can be asked from the first moment; calls are
-//! refused with 503 until then.
+//! refused with 503 until then. Standard output says where to go once it is ready, and nothing if it never is.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -19,6 +19,7 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::config::Config;
 use crate::http::{Door, Listening, listen};
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
+use crate::metrics::Stopwatch;
 use crate::progress;
 use crate::service::Service;
 
@@ -72,13 +73,18 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let mut signals = Signals::new()?;
     let listener = bind(&config.http).await?;
     let address = listener.local_addr()?;
-    announce(address, &config);
+    if !address.ip().to_canonical().is_loopback() {
+        tracing::warn!(%address, "other machines can reach this address and there is no authentication: anyone there can \
+            change every counter");
+    }
     let service = Arc::new(Service::new(config.policies.clone()));
     let door = Arc::new(Door::new(Arc::clone(&service)));
     let (stop, stopping) = oneshot::channel();
     let stopping = async { stopping.await.unwrap_or(Duration::ZERO) };
     let http = Front { stop, listening: tokio::spawn(listen(listener, door, connections_max(), stopping)) };
 
+    let stopwatch = Stopwatch::start();
+    tracing::info!(%address, data = %config.data.display(), "recovering; calls are answered 503 until it is done");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
@@ -89,7 +95,9 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         }
     };
     service.engine_ready(engine.clone());
-    tracing::info!(%address, data = %config.data.display(), "ready");
+    announce(address, &config);
+    let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(%address, data = %config.data.display(), opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {

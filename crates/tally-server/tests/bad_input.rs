@@ -37,10 +37,17 @@ fn a_bad_amount_is_refused_and_named() {
         &[
             ("POST", "/a/increment", r#"{"amount":0}"#, 400, "invalid-amount", "decrement"),
             ("POST", "/a/increment", r#"{"amount":-5}"#, 400, "invalid-amount", "decrement"),
-            ("POST", "/a/decrement", r#"{"amount":-5}"#, 400, "invalid-amount", "1 or more"),
+            ("POST", "/a/decrement", r#"{"amount":-5}"#, 400, "invalid-amount", "from 1 to 9223372036854775807"),
             ("POST", "/a/increment", r#"{"amount":-9223372036854775808}"#, 400, "invalid-amount", ""),
             ("POST", "/a/increment", r#"{"amount":1.5}"#, 400, "invalid-field", range),
-            ("POST", "/a/increment", r#"{"amount":1.0}"#, 400, "invalid-field", "expected an integer"),
+            (
+                "POST",
+                "/a/increment",
+                r#"{"amount":1.0}"#,
+                400,
+                "invalid-field",
+                "expected an integer from 1 to 9223372036854775807",
+            ),
             ("POST", "/a/increment", r#"{"amount":1e3}"#, 400, "invalid-field", range),
             ("POST", "/a/increment", r#"{"amount":"5"}"#, 400, "invalid-field", range),
             ("POST", "/a/increment", r#"{"amount":null}"#, 400, "invalid-field", range),
@@ -85,7 +92,7 @@ fn a_bad_body_is_refused_and_explained() {
     assert_refused_alone(&server, &long, "invalid-request-id");
     let deep = format!(r#"{{"amount":{}1{}}}"#, "[".repeat(5_000), "]".repeat(5_000));
     assert_eq!(server.send("POST", "/api/v1/counters/a/increment", &deep).status, 400);
-    let named = format!(r#"{{"{}":1}}"#, "f".repeat(100_000));
+    let named = format!(r#"{{"{}":1}}"#, "f".repeat(10_000));
     let answer = server.send("POST", "/api/v1/counters/a/increment", &named);
     assert_eq!((answer.problem(), answer.text.len() < 1_000), ("unknown-field", true));
 }
@@ -104,7 +111,7 @@ fn a_bad_correction_is_refused() {
         &[
             ("PUT", "/a", r#"{"value":1}"#, 400, "invalid-reason", "`reason`"),
             ("PUT", "/a", r#"{"value":1,"reason":""}"#, 400, "invalid-reason", "`reason`"),
-            ("PUT", "/a", r#"{"reason":"r"}"#, 400, "invalid-field", "`value`"),
+            ("PUT", "/a", r#"{"reason":"r"}"#, 400, "missing-field", "`value` is missing"),
             ("PUT", "/a", r#"{"value":"1","reason":"r"}"#, 400, "invalid-field", "`value`"),
             ("PUT", "/a", r#"{"value":1,"reason":"r","expected":null}"#, 400, "invalid-field", "`expected`"),
             ("PUT", "/a", r#"{"value":1,"reason":"r","expect":7}"#, 400, "unknown-field", "`expected`"),
@@ -139,6 +146,7 @@ fn a_bad_key_is_refused() {
             ("GET", "?keys=", "", 400, "invalid-key", "empty"),
             ("GET", "?keys=a,,b", "", 400, "invalid-key", "empty"),
             ("GET", "?keys=a,%zz", "", 400, "invalid-key", "%25"),
+            ("GET", "?key=a&key=", "", 400, "invalid-key", "empty"),
         ],
     );
 }
@@ -153,7 +161,9 @@ fn a_bad_parameter_is_refused() {
             ("GET", &many, "", 400, "invalid-parameter", "1001"),
             ("GET", "?limit=0", "", 400, "invalid-parameter", "1 to 1000"),
             ("GET", "?limit=1001", "", 400, "invalid-parameter", "1 to 1000"),
-            ("GET", "?limit=ten", "", 400, "invalid-parameter", "`limit`"),
+            ("GET", "?limit=ten", "", 400, "invalid-parameter", "an integer from 1 to 1000"),
+            ("GET", "?key=a&keys=b", "", 400, "invalid-parameter", "use one of them"),
+            ("GET", "?key=a&prefix=b", "", 400, "invalid-parameter", "`key`"),
             ("GET", "?limit=-1", "", 400, "invalid-parameter", "`limit`"),
             ("GET", "?limit=1&limit=2", "", 400, "invalid-parameter", "twice"),
             ("GET", "?prefx=a", "", 400, "unknown-parameter", "did you mean `prefix`?"),
@@ -177,7 +187,7 @@ fn a_bad_batch_is_refused_as_a_whole() {
         &server,
         &[
             ("POST", "/batch-increment", "", 400, "invalid-json", "empty"),
-            ("POST", "/batch-increment", "{}", 400, "invalid-field", "`increments`"),
+            ("POST", "/batch-increment", "{}", 400, "missing-field", "`increments` is missing"),
             ("POST", "/batch-increment", r#"{"increments":[]}"#, 400, "batch-empty", "1 to 10000"),
             ("POST", "/batch-increment", r#"{"increments":{}}"#, 400, "invalid-field", "`increments`"),
             ("POST", "/batch-increment", r#"{"increments":[{"key":"a"}"#, 400, "invalid-json", "EOF"),

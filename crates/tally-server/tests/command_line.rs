@@ -4,6 +4,7 @@
 
 mod harness;
 
+use std::path::Path;
 use std::process::Command;
 
 use harness::{Ran, Server, run, serve, tally, write};
@@ -77,7 +78,10 @@ fn failures_say_what_to_do_next() {
     {
         assert_eq!(run(tally().args(wrong)).code, 2, "{wrong:?}");
     }
+    assert!(run(tally().args(["incr", "a", "-5"])).err.contains("tally decr KEY 5"));
+    assert!(run(tally().args(["decr", "a", "-5"])).err.contains("tally incr KEY 5"));
     let server = Server::start();
+    assert!(client(&server, &["stats", "never"]).out.contains("never counted"));
     let long = "k".repeat(513);
     let ran = client(&server, &["incr", &long]);
     assert_eq!(ran.code, 1);
@@ -92,6 +96,8 @@ fn every_command_explains_itself_with_examples() {
         assert!(ran.out.contains("Examples:") && ran.out.contains("tally "), "{command:?}: {}", ran.out);
     }
     assert!(run(tally().args(["serve", "--help"])).out.contains("TALLY_MEMORY"));
+    assert!(run(tally().arg("--help")).out.starts_with("A durable counter service: "));
+    assert_eq!(run(tally().args(["help", "--help"])).out, run(tally().arg("help")).out);
     assert!(run(tally().arg("--version")).out.starts_with("tally "));
 }
 
@@ -124,11 +130,73 @@ fn a_sound_directory_passes_the_check_and_a_damaged_one_does_not() {
     bytes[100] ^= 0xff;
     std::fs::write(&journal, bytes).unwrap();
     let damaged = check(&[]);
-    assert_eq!(damaged.code, 1);
+    assert_eq!(damaged.code, 65);
+    let program = check(&["-o", "json"]);
+    assert_eq!((program.code, &json(&program)["sound"]), (65, &Value::from(false)));
+    assert!(json(&program)["file"].as_str().unwrap().contains("journal-") && json(&program)["offset"].is_u64());
     assert!(damaged.err.contains("damaged at byte") && damaged.err.contains("journal-"), "{}", damaged.err);
     let nowhere = run(tally().args(["check", "/nonexistent/tally"]));
     assert_eq!(nowhere.code, 1);
-    assert!(nowhere.err.contains("/nonexistent/tally"), "{}", nowhere.err);
+    assert!(nowhere.err.contains("/nonexistent/tally does not exist"), "{}", nowhere.err);
+}
+
+#[test]
+fn what_cannot_be_checked_says_why_and_is_not_called_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path().join("file"), "");
+    let check = |path: &Path, args: &[&str]| run(tally().arg("check").arg(path).args(args));
+    let not_a_directory = check(&file, &[]);
+    assert_eq!(not_a_directory.code, 1);
+    assert!(not_a_directory.err.contains("is not a directory"), "{}", not_a_directory.err);
+    let not_ours = check(dir.path(), &[]);
+    assert!(not_ours.err.contains("not a data directory of Tally"), "{}", not_ours.err);
+    let data = dir.path().join("data");
+    let _server = Server::start_in(&data);
+    let in_use = check(&data, &[]);
+    assert_eq!((in_use.code, in_use.out.as_str()), (1, ""));
+    assert!(in_use.err.contains("stop the server first") && !in_use.err.contains("--data"), "{}", in_use.err);
+    let program = check(&data, &["-o", "json"]);
+    let problem: Value = serde_json::from_str(&program.err).unwrap();
+    assert!(problem["detail"].as_str().unwrap().contains("stop the server first"), "{problem}");
+}
+
+#[test]
+fn a_server_that_cannot_be_meant_is_refused_with_a_hint() {
+    let refused = |server: &str| {
+        let ran = run(tally().args(["get", "a", "--server", server]));
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        ran.err
+    };
+    assert!(refused("https://localhost:7300").contains("TLS is not supported yet"));
+    assert!(refused("http://localhost:7300/api/v1").contains("leave out `/api/v1`"));
+    let by_env = run(tally().args(["get", "a"]).env("TALLY_SERVER", "https://localhost"));
+    assert_eq!(by_env.code, 2);
+}
+
+#[test]
+fn programs_get_fields_in_the_order_served_and_errors_as_json() {
+    let server = Server::start();
+    let written = client(&server, &["incr", "a", "-o", "json"]);
+    let read = client(&server, &["get", "a", "-o", "json"]);
+    let served = server.send("GET", "/api/v1/counters?keys=a", "");
+    let order = |text: &str| text.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    assert!(written.out.starts_with(r#"{"key":"a","value":1,"applied":1,"#), "{}", written.out);
+    assert!(order(&served.text).starts_with(&order(&read.out)[..5]), "{}", read.out);
+    let nobody = run(tally().args(["get", "a", "-o", "json", "--server", "127.0.0.1:1"]));
+    let problem: Value = serde_json::from_str(&nobody.err).unwrap();
+    assert_eq!((nobody.code, &problem["server"]), (69, &Value::from("http://127.0.0.1:1")));
+}
+
+#[test]
+fn a_variable_that_nothing_reads_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = serve(dir.path());
+    command.env("TALLY_MEMROY", "2GiB").env("TALLY_SEEDS", "9");
+    let mut server = Server::start_with(command);
+    server.terminate();
+    let log = server.log();
+    assert!(log.contains("WARN") && log.contains("did you mean `TALLY_MEMORY`?"), "{log}");
+    assert!(!log.contains("TALLY_SEEDS"), "{log}");
 }
 
 fn refused(command: &mut Command) -> String {
@@ -148,8 +216,9 @@ fn an_address_others_can_reach_is_refused_without_insecure() {
     }
     let mut command = tally();
     command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
-    let server = Server::start_with(command);
+    let mut server = Server::start_with(command);
     assert!(server.base.starts_with("http://0.0.0.0:"), "{}", server.base);
+    assert!(server.log().contains("WARN other machines can reach this address"), "{}", server.log());
 }
 
 #[test]
@@ -167,8 +236,9 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
     assert!(at("from-file").is_dir());
     from_file.signal();
     from_file.exit();
-    let logged: Value = serde_json::from_str(from_file.log().lines().next().unwrap()).unwrap();
-    assert_eq!(logged["message"], "ready", "the file asks for JSON");
+    let logged = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    let ready = from_file.log().lines().map(logged).find(|line| line["message"] == "ready");
+    assert!(ready.expect("the file asks for JSON")["opened_ms"].is_u64());
 
     let mut with_env = command();
     with_env.env("TALLY_DATA", at("from-env")).env("TALLY_LOG", "text");

@@ -30,6 +30,19 @@ fn a_counter_is_set_reset_adjusted_and_deleted() {
 }
 
 #[test]
+fn deleting_what_does_not_exist_changes_nothing_and_leaves_no_entry() {
+    let server = Server::start();
+    let deleted = server.send("DELETE", "/api/v1/counters/a", "");
+    let told = (deleted.status, &deleted.json["exists"], &deleted.json["applied"]);
+    assert_eq!(told, (200, &json!(false), &json!(0)));
+    let entries = || server.send("GET", "/api/v1/counters/a/ledger", "").json["entries"].clone();
+    assert_eq!(entries(), json!([]));
+    server.send("POST", "/api/v1/counters/a/increment", "");
+    server.send("DELETE", "/api/v1/counters/a", "");
+    assert_eq!(entries()[0]["reason"], "deleted without a reason", "the reason is optional");
+}
+
+#[test]
 fn compare_and_set_changes_only_what_is_as_expected() {
     let server = Server::start();
     let set = |value: i64, expected: i64| {

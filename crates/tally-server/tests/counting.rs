@@ -123,10 +123,12 @@ fn a_bound_refuses_or_saturates() {
     let take = |body: &str| server.send("POST", "/api/v1/counters/stock/decrement", body);
     let refused = take(r#"{"amount":5,"floor":0}"#);
     assert_eq!((refused.status, refused.problem(), &refused.json["value"]), (409, "bound", &json!(3)));
+    assert_eq!(refused.json["detail"], "the counter holds 3; taking away 5 would cross its floor of 0");
     let saturated = take(r#"{"amount":5,"floor":0,"on_bound":"saturate"}"#);
     assert_eq!((saturated.status, &saturated.json["value"], &saturated.json["applied"]), (200, &json!(0), &json!(-3)));
     let above = increment(&server, "stock", r#"{"amount":5,"ceiling":4,"on_bound":"refuse"}"#);
     assert_eq!((above.status, above.problem()), (409, "bound"));
+    assert!(above.text.contains("adding 5 would cross its ceiling of 4"), "{}", above.text);
     assert_eq!(increment(&server, "stock", r#"{"amount":4,"floor":0,"ceiling":4}"#).json["value"], 4);
 }
 
@@ -179,6 +181,16 @@ fn many_counters_are_read_in_the_order_asked() {
 }
 
 #[test]
+fn keys_named_one_by_one_keep_their_commas_however_they_are_encoded() {
+    let server = Server::start();
+    increment(&server, "b%2Cc", r#"{"amount":2}"#);
+    let answer = server.send("GET", "/api/v1/counters?key=b%2Cc&key=none&key=b,c", "");
+    let read: Vec<_> = answer.json["counters"].as_array().unwrap().iter().map(|c| (&c["key"], &c["value"])).collect();
+    let (known, unknown) = ((json!("b,c"), json!(2)), (json!("none"), json!(0)));
+    assert_eq!(read, [&known, &unknown, &known].map(|(key, value)| (key, value)));
+}
+
+#[test]
 fn each_item_of_a_batch_succeeds_or_fails_on_its_own() {
     let server = Server::start();
     let max = i64::MAX;
@@ -218,11 +230,12 @@ fn each_item_of_a_batch_succeeds_or_fails_on_its_own() {
         Some("overflow"),
         None,
         Some("idempotency-mismatch"),
-        Some("invalid-field"),
+        Some("missing-field"),
         None,
     ];
     for (place, expected) in expected.into_iter().enumerate() {
         assert_eq!(slug(place).as_deref(), expected, "{}", results[place]);
+        assert!(!results[place].to_string().contains("line 1"), "no item has lines: {}", results[place]);
     }
     assert_eq!((&results[0]["value"], &results[1]["value"], &results[14]["value"]), (&json!(2), &json!(5), &json!(6)));
     assert_eq!((&results[11]["duplicate"], &results[11]["value"]), (&json!(true), &json!(5)));

@@ -74,6 +74,7 @@ fn another_payload_under_a_known_id_is_refused() {
     for (method, path, body) in others {
         let answer = client.send(method, path, &id, body);
         assert_eq!((answer.status, answer.problem()), (422, "idempotency-mismatch"), "{method} {path} {body}");
+        assert!(answer.json["detail"].as_str().unwrap().contains("another key, call or amount"));
         assert_eq!(answer.header("content-type"), "application/problem+json");
     }
     assert_eq!((server.value("a"), server.value("b")), (5, 0));
@@ -98,6 +99,7 @@ fn a_refused_first_try_is_refused_again_even_when_it_would_fit_by_now() {
     let again = increment(&server, &[], body);
     assert_eq!((again.status, again.problem(), again.header("idempotent-replayed")), (409, "bound", "true"));
     assert_eq!((&again.json["value"], &again.json["duplicate"]), (&json!(0), &json!(true)));
+    assert!(!first.text.contains("refused before") && again.text.contains("use a new id to try again"));
     assert_eq!(server.value("a"), -5);
 }
 

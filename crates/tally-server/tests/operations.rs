@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use harness::{PATIENCE, Server, pause, serve};
+use harness::{PATIENCE, Server, pause, run, serve};
 use serde_json::Value;
 
 #[test]
@@ -92,6 +92,7 @@ fn the_description_names_every_call_and_every_call_it_names_is_there() {
         ("GET", "/livez"),
         ("GET", "/readyz"),
         ("GET", "/metrics"),
+        ("GET", "/problems"),
         ("GET", "/problems/bound"),
     ];
     let expected: BTreeSet<_> =
@@ -144,7 +145,57 @@ fn every_kind_of_problem_can_be_looked_up() {
     let refused = server.send("POST", "/api/v1/counters/a/increment", "x");
     let kind = server.send("GET", refused.json["type"].as_str().unwrap(), "");
     assert_eq!((kind.status, &kind.json["status"]), (200, &Value::from(400)));
+    assert!(!kind.json["meaning"].as_str().unwrap().is_empty() && !kind.json["next"].as_str().unwrap().is_empty());
+    let all = server.send("GET", "/problems", "").json["problems"].as_array().unwrap().clone();
+    assert!(all.contains(&kind.json));
+    for listed in &all {
+        let alone = server.send("GET", listed["type"].as_str().unwrap(), "");
+        assert_eq!((alone.status, &alone.json), (200, listed));
+    }
     assert_eq!(server.send("GET", "/problems/nonsense", "").status, 404);
+}
+
+#[test]
+fn whoever_opens_the_address_in_a_browser_is_shown_the_documentation() {
+    let moved = Server::start().send("GET", "/", "");
+    assert_eq!((moved.status, moved.header("location")), (303, "/docs/"));
+}
+
+#[test]
+fn a_page_of_another_site_cannot_change_counters() {
+    let server = Server::start();
+    let client = server.client();
+    let own = server.base.clone();
+    let port = own.rsplit_once(':').unwrap().1;
+    let calls = [
+        ("POST", "/api/v1/counters/a/increment", ""),
+        ("POST", "/api/v1/counters/batch-increment", r#"{"increments":[{"key":"a"}]}"#),
+        ("PUT", "/api/v1/counters/a", r#"{"value":5,"reason":"r"}"#),
+        ("DELETE", "/api/v1/counters/a", ""),
+    ];
+    for (method, path, body) in calls {
+        for origin in ["https://evil.example", "null", "http://127.0.0.1", &format!("http://localhost:{port}")] {
+            let answer = client.send(method, path, &[("Origin", origin)], body);
+            assert_eq!((answer.status, answer.problem()), (403, "cross-origin"), "{method} {path} {origin}");
+            assert_eq!(answer.json["instance"], path);
+        }
+    }
+    assert_eq!(server.value("a"), 0);
+    let read = client.send("GET", "/api/v1/counters/a", &[("Origin", "https://evil.example")], "");
+    assert_eq!((read.status, read.header("access-control-allow-origin")), (200, ""), "reading changes nothing");
+    assert_eq!(client.send("POST", calls[0].1, &[("Origin", &own)], "").status, 200, "its own page may");
+    assert_eq!(client.send("POST", calls[0].1, &[], "").status, 200, "and whoever is no browser");
+}
+
+#[test]
+fn answers_in_json_end_a_line() {
+    let server = Server::start();
+    let calls = [("POST", "/api/v1/counters/a/increment"), ("GET", "/api/v1/counters/a"), ("GET", "/api/v1/nothing")];
+    for (method, path) in calls {
+        let answer = server.send(method, path, "");
+        assert!(answer.text.ends_with("}\n") && answer.text.matches('\n').count() == 1, "{:?}", answer.text);
+        assert_eq!(answer.header("content-length"), answer.text.len().to_string());
+    }
 }
 
 #[test]
@@ -194,9 +245,10 @@ fn a_second_signal_stops_at_once() {
 fn two_servers_do_not_share_a_data_directory() {
     let dir = tempfile::tempdir().unwrap();
     let _first = Server::start_in(dir.path());
-    let mut second = Server::spawn(serve(dir.path()));
-    assert_eq!(second.exit().code(), Some(1));
-    assert!(second.log().contains("cannot open the data in"), "{}", second.log());
+    let second = run(&mut serve(dir.path()));
+    assert_eq!(second.code, 1);
+    assert!(second.err.contains("cannot open the data in"), "{}", second.err);
+    assert_eq!(second.out, "", "a server that is never ready does not say where it listens");
 }
 
 #[test]

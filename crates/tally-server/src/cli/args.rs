@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::server::ServerUrl;
+
 const EXAMPLES: &str = "Examples:
   tally serve                         start a server on this machine
   tally incr likes:post:42            count one
@@ -14,9 +16,9 @@ const EXAMPLES: &str = "Examples:
 
 The server documents its HTTP interface itself, at http://127.0.0.1:7300/docs.";
 
-/// A durable counter service.
+/// A durable counter service: increments are combined, journalled and never lost.
 #[derive(Parser)]
-#[command(name = "tally", version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "tally", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -87,9 +89,10 @@ pub struct ServeArgs {
 /// Which server to talk to, and how to show its answers.
 #[derive(Args)]
 pub struct ClientArgs {
-    /// The server
-    #[arg(long, value_name = "URL", env = "TALLY_SERVER", default_value = "http://127.0.0.1:7300")]
-    pub server: String,
+    /// The server, by host and port; port 7300 when only a host is named
+    #[arg(long, value_name = "URL", env = "TALLY_SERVER", default_value = "http://127.0.0.1:7300",
+        value_parser = super::server::parse)]
+    pub server: ServerUrl,
     /// How answers are shown
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
@@ -110,14 +113,31 @@ const INCR_EXAMPLES: &str = "Examples:
   tally incr orders --request-id order-7781     counts once, however often it is sent
   tally incr likes:post:42 -o json";
 
+/// The amount of `incr`.
+fn added(text: &str) -> Result<i64, String> {
+    amount(text, "take away", "decr")
+}
+
+/// The amount of `decr`.
+fn taken(text: &str) -> Result<i64, String> {
+    amount(text, "add", "incr")
+}
+
+fn amount(text: &str, other: &str, command: &str) -> Result<i64, String> {
+    match text.parse::<i64>() {
+        Ok(amount @ 1..) => Ok(amount),
+        Ok(0) | Err(_) => Err(format!("it must be an integer from 1 to {}", i64::MAX)),
+        Ok(negative) => Err(format!("to {other}, use `tally {command} KEY {}`", negative.unsigned_abs())),
+    }
+}
+
 #[derive(Args)]
 #[command(after_help = INCR_EXAMPLES)]
 pub struct IncrArgs {
     /// The counter
     pub key: String,
     /// How much to add
-    #[arg(value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..),
-        allow_negative_numbers = true)]
+    #[arg(value_name = "N", default_value_t = 1, value_parser = added, allow_negative_numbers = true)]
     pub amount: i64,
     /// Names the request, so that sending it again counts once
     #[arg(long, value_name = "ID")]
@@ -137,8 +157,7 @@ pub struct DecrArgs {
     /// The counter
     pub key: String,
     /// How much to take away
-    #[arg(value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..),
-        allow_negative_numbers = true)]
+    #[arg(value_name = "N", default_value_t = 1, value_parser = taken, allow_negative_numbers = true)]
     pub amount: i64,
     /// Names the request, so that sending it again counts once
     #[arg(long, value_name = "ID")]
@@ -179,7 +198,8 @@ const CHECK_EXAMPLES: &str = "Examples:
   tally check ./tally-data
   tally check /backup/tally-data -o json
 
-Exits 0 when everything is as it was written; otherwise it names the file and the byte.";
+Exits 0 when everything is as it was written. Exits 65 when something is damaged, and names the file and the byte.
+Exits 1 when it could not be checked: stop the server that has it, or see whether the path is right.";
 
 #[derive(Args)]
 #[command(after_help = CHECK_EXAMPLES)]

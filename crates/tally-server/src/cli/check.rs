@@ -1,16 +1,20 @@
 //! `tally check`: verifies a data directory without changing it.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::json;
 use tally_engine::check::{CheckError, Report, check};
 
 use super::args::{CheckArgs, Output};
-use super::{EXIT_FAILED, output};
+use super::{EXIT_DAMAGED, EXIT_FAILED, output};
 use crate::progress;
 
 /// Reads everything and reports.
 pub fn run(args: &CheckArgs) -> ExitCode {
+    if let Err(why) = look(&args.dir) {
+        return unchecked(&why, args.output);
+    }
     let bar = progress::bytes("checking");
     let checked = check(&args.dir, &mut |done, total| progress::show(&bar, done, total));
     bar.finish_and_clear();
@@ -19,15 +23,49 @@ pub fn run(args: &CheckArgs) -> ExitCode {
             show(&report, args);
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let dir = args.dir.display();
-            output::error(&match error {
-                CheckError::Damaged { .. } => format!("{dir} is not sound: {error}\nNothing was changed. Keep a copy."),
-                CheckError::Unreadable(why) => format!("{dir} cannot be checked: {why}"),
-            });
-            ExitCode::from(EXIT_FAILED)
-        }
+        Err(CheckError::Damaged { file, offset, what }) => damaged(args, &file, offset, &what),
+        Err(CheckError::Unreadable(why)) => unchecked(&explain(&args.dir, &why), args.output),
     }
+}
+
+/// Whether there is a directory at all. A path that cannot be looked at is left to the check, which says why.
+fn look(dir: &Path) -> Result<(), String> {
+    match std::fs::metadata(dir) {
+        Ok(found) if !found.is_dir() => Err(format!("{} is not a directory", dir.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(format!("{} does not exist", dir.display())),
+        _ => Ok(()),
+    }
+}
+
+/// The engine speaks to those who start a server; here somebody has to stop one. All it hands over is its message.
+fn explain(dir: &Path, why: &str) -> String {
+    let dir = dir.display();
+    match why.split_once(" is in use by another process") {
+        Some((_, rest)) => {
+            let by = rest.split(';').next().unwrap_or_default();
+            format!("{dir} is in use{by}: stop the server first, or check a copy made while it was stopped")
+        }
+        None => format!("{dir} cannot be checked: {why}"),
+    }
+}
+
+fn unchecked(why: &str, output: Output) -> ExitCode {
+    match output {
+        Output::Json => output::error_json(&json!({ "title": "The check could not be made", "detail": why })),
+        Output::Table => output::error(&why),
+    }
+    ExitCode::from(EXIT_FAILED)
+}
+
+fn damaged(args: &CheckArgs, file: &str, offset: u64, what: &str) -> ExitCode {
+    match args.output {
+        Output::Json => output::json(&json!({ "sound": false, "file": file, "offset": offset, "what": what })),
+        Output::Table => output::error(&format!(
+            "{} is not sound: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy.",
+            args.dir.display()
+        )),
+    }
+    ExitCode::from(EXIT_DAMAGED)
 }
 
 fn show(report: &Report, args: &CheckArgs) {

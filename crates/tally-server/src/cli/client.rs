@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use ureq::http::{Request, Response};
 use ureq::{Agent, Body};
 
@@ -16,6 +16,15 @@ pub struct Client {
     agent: Agent,
     base: String,
     output: Output,
+}
+
+/// What a server answered. The text is kept: programs get the fields in the order they were served.
+#[derive(Debug)]
+pub struct Answer {
+    /// As served.
+    pub text: String,
+    /// As read.
+    pub value: Value,
 }
 
 /// Why a call did not succeed.
@@ -31,7 +40,7 @@ pub enum CallError {
     /// The server answered that it will not.
     Refused {
         /// The problem it answered with.
-        problem: Value,
+        problem: Answer,
     },
     /// The answer makes no sense.
     Unintelligible(String),
@@ -46,18 +55,16 @@ impl Client {
             .proxy(None)
             .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
             .build();
-        let base = args.server.trim_end_matches('/');
-        let base = if base.contains("://") { base.to_owned() } else { format!("http://{base}") };
-        Client { agent: config.into(), base, output: args.output }
+        Client { agent: config.into(), base: args.server.0.clone(), output: args.output }
     }
 
     /// Reads.
-    pub fn get(&self, path: &str) -> Result<Value, CallError> {
+    pub fn get(&self, path: &str) -> Result<Answer, CallError> {
         self.call(Request::get(self.url(path)).body(String::new()))
     }
 
     /// Writes.
-    pub fn post(&self, path: &str, body: &Value) -> Result<Value, CallError> {
+    pub fn post(&self, path: &str, body: &Value) -> Result<Answer, CallError> {
         self.call(Request::post(self.url(path)).header("content-type", "application/json").body(body.to_string()))
     }
 
@@ -65,7 +72,7 @@ impl Client {
         format!("{}/api/v1{path}", self.base)
     }
 
-    fn call(&self, request: Result<Request<String>, ureq::http::Error>) -> Result<Value, CallError> {
+    fn call(&self, request: Result<Request<String>, ureq::http::Error>) -> Result<Answer, CallError> {
         let unreachable = |why: String| CallError::Unreachable { base: self.base.clone(), why };
         let request = request.map_err(|error| unreachable(error.to_string()))?;
         let answered = match request.method().as_str() {
@@ -77,29 +84,40 @@ impl Client {
     }
 
     /// Shows an answer, or why there is none, and gives the exit code.
-    pub fn finish(&self, answer: Result<Value, CallError>, table: impl FnOnce(&Value) -> Vec<Vec<String>>) -> ExitCode {
+    pub fn finish(
+        &self,
+        answer: Result<Answer, CallError>,
+        table: impl FnOnce(&Value) -> Vec<Vec<String>>,
+    ) -> ExitCode {
         match (answer, self.output) {
-            (Ok(answer), Output::Json) => output::json(&answer),
-            (Ok(answer), Output::Table) => output::table(&table(&answer)),
+            (Ok(answer), Output::Json) => output::json(&answer.text.trim_end()),
+            (Ok(answer), Output::Table) => output::table(&table(&answer.value)),
             (Err(error), output) => return fail(&error, output),
         }
         ExitCode::SUCCESS
     }
 }
 
-fn understand(mut response: Response<Body>) -> Result<Value, CallError> {
+fn understand(mut response: Response<Body>) -> Result<Answer, CallError> {
     let text = response.body_mut().read_to_string();
     let text = text.map_err(|error| CallError::Unintelligible(format!("the answer broke off: {error}")))?;
     let not_tally =
         || CallError::Unintelligible(format!("the server answered {}, not as Tally does", response.status()));
     let value: Value = serde_json::from_str(&text).map_err(|_| not_tally())?;
-    if response.status().is_success() { Ok(value) } else { Err(CallError::Refused { problem: value }) }
+    let answer = Answer { text, value };
+    if response.status().is_success() { Ok(answer) } else { Err(CallError::Refused { problem: answer }) }
 }
 
 fn fail(error: &CallError, output: Output) -> ExitCode {
     match (error, output) {
-        (CallError::Refused { problem }, Output::Json) => output::error_json(problem),
-        _ => output::error(error),
+        (CallError::Refused { problem }, Output::Json) => output::error_json(&problem.text.trim_end()),
+        (CallError::Unreachable { base, why }, Output::Json) => {
+            output::error_json(&json!({ "title": "No server answered", "detail": why, "server": base }));
+        }
+        (CallError::Unintelligible(why), Output::Json) => {
+            output::error_json(&json!({ "title": "The answer makes no sense", "detail": why }));
+        }
+        (_, Output::Table) => output::error(error),
     }
     match error {
         CallError::Unreachable { .. } => ExitCode::from(EXIT_UNAVAILABLE),
@@ -118,6 +136,7 @@ impl fmt::Display for CallError {
                 write!(f, "{why}\nIs that address a Tally server? Name another with --server or TALLY_SERVER.")
             }
             CallError::Refused { problem } => {
+                let problem = &problem.value;
                 let text = |field: &str| problem.get(field).and_then(Value::as_str).unwrap_or("unknown");
                 write!(f, "{}: {}", text("title"), text("detail"))?;
                 if problem.get("outcome").and_then(Value::as_str) == Some("unknown") {

@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::args::{DecrArgs, GetArgs, IncrArgs, StatsArgs};
-use super::client::{CallError, Client, encode_key};
+use super::client::{Answer, CallError, Client, encode_key};
 
 /// Bytes of encoded keys sent in one read; a request's head holds a good deal more.
 const KEYS_BYTES_MAX: usize = 16 << 10;
@@ -24,7 +26,7 @@ pub fn decr(args: &DecrArgs) -> ExitCode {
     client.finish(answer, written)
 }
 
-fn change(client: &Client, key: &str, verb: &str, amount: i64, request_id: Option<&str>) -> Result<Value, CallError> {
+fn change(client: &Client, key: &str, verb: &str, amount: i64, request_id: Option<&str>) -> Result<Answer, CallError> {
     let mut body = Map::from_iter([("amount".to_owned(), json!(amount))]);
     if let Some(id) = request_id {
         body.insert("request_id".to_owned(), json!(id));
@@ -47,16 +49,23 @@ pub fn get(args: &GetArgs) -> ExitCode {
     client.finish(read_all(&client, &args.keys), readings)
 }
 
-fn read_all(client: &Client, keys: &[String]) -> Result<Value, CallError> {
-    let mut counters = Vec::with_capacity(keys.len());
+/// Counters as served, field by field in their order.
+#[derive(Default, Serialize, Deserialize)]
+struct Counters {
+    counters: Vec<Box<RawValue>>,
+}
+
+fn read_all(client: &Client, keys: &[String]) -> Result<Answer, CallError> {
+    let unintelligible = |_| CallError::Unintelligible("the answer has no `counters`".into());
+    let mut all = Counters::default();
     for list in lists(keys) {
-        let mut answer = client.get(&format!("/counters?keys={list}"))?;
-        match answer.get_mut("counters").map(Value::take) {
-            Some(Value::Array(mut page)) => counters.append(&mut page),
-            _ => return Err(CallError::Unintelligible("the answer has no `counters`".into())),
-        }
+        let answer = client.get(&format!("/counters?keys={list}"))?;
+        let mut page: Counters = serde_json::from_str(&answer.text).map_err(unintelligible)?;
+        all.counters.append(&mut page.counters);
     }
-    Ok(json!({ "counters": counters }))
+    let text = serde_json::to_string(&all).map_err(unintelligible)?;
+    let value = serde_json::from_str(&text).map_err(unintelligible)?;
+    Ok(Answer { text, value })
 }
 
 /// The keys, encoded and joined, in as many lists as it takes for each to fit a request.
@@ -88,36 +97,55 @@ fn readings(answer: &Value) -> Vec<Vec<String>> {
 pub fn stats(args: &StatsArgs) -> ExitCode {
     let client = Client::new(&args.client);
     let answer = client.get(&format!("/counters/{}/stats", encode_key(&args.key)));
-    client.finish(answer, |answer| {
-        const ROWS: [(&str, &str); 12] = [
-            ("key", "key"),
-            ("value", "value"),
-            ("added in all", "increments"),
-            ("taken away in all", "decrements"),
-            ("lowest", "min"),
-            ("highest", "max"),
-            ("per second, last second", "rate_1s"),
-            ("per second, last minute", "rate_1m"),
-            ("per second, last hour", "rate_1h"),
-            ("shards", "shards"),
-            ("created", "created_at"),
-            ("updated", "updated_at"),
-        ];
-        ROWS.iter().map(|(name, field)| vec![(*name).to_owned(), text(answer, field)]).collect()
-    })
+    client.finish(answer, history)
+}
+
+fn history(answer: &Value) -> Vec<Vec<String>> {
+    const ROWS: [(&str, &str); 12] = [
+        ("key", "key"),
+        ("value", "value"),
+        ("added in all", "increments"),
+        ("taken away in all", "decrements"),
+        ("lowest", "min"),
+        ("highest", "max"),
+        ("per second, last second", "rate_1s"),
+        ("per second, last minute", "rate_1m"),
+        ("per second, last hour", "rate_1h"),
+        ("shards", "shards"),
+        ("created", "created_at"),
+        ("updated", "updated_at"),
+    ];
+    if answer.get("exists") != Some(&Value::Bool(true)) {
+        let row = |name: &str, text: String| vec![name.to_owned(), text];
+        return vec![row("key", text(answer, "key")), row("value", "0, never counted".to_owned())];
+    }
+    ROWS.iter().map(|(name, field)| vec![(*name).to_owned(), text(answer, field)]).collect()
 }
 
 fn text(answer: &Value, field: &str) -> String {
     match answer.get(field) {
         Some(Value::String(text)) => text.clone(),
         None | Some(Value::Null) => "-".to_owned(),
+        Some(Value::Number(number)) if number.is_f64() => rounded(number.as_f64().unwrap_or_default()),
         Some(other) => other.to_string(),
     }
+}
+
+/// A rate with at most three decimals; it is an estimate anyway.
+fn rounded(rate: f64) -> String {
+    let text = format!("{rate:.3}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_rounded_for_people() {
+        assert_eq!([0.0, 12.0, 0.016_666_7, -2.5, -0.000_01].map(rounded), ["0", "12", "0.017", "-2.5", "0"]);
+    }
 
     #[test]
     fn many_keys_go_out_in_lists_that_fit_a_request() {

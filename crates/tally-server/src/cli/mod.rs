@@ -7,7 +7,9 @@ mod completions;
 mod counters;
 mod output;
 mod serve;
+mod server;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -18,12 +20,14 @@ use args::{Cli, Command};
 const EXIT_FAILED: u8 = 1;
 /// The exit code of settings that cannot work, as for flags that do not exist.
 const EXIT_USAGE: u8 = 2;
+/// The exit code of data that is damaged: `EX_DATAERR` of sysexits.
+const EXIT_DAMAGED: u8 = 65;
 /// The exit code when no server answers: `EX_UNAVAILABLE` of sysexits.
 const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Runs what was typed.
 pub fn run() -> ExitCode {
-    let matches = Cli::command().get_matches();
+    let matches = Cli::command().get_matches_from(typed());
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -37,4 +41,16 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
+}
+
+/// What was typed. `tally help --help` asks for what `tally help` shows; clap would call the flag a command.
+fn typed() -> Vec<OsString> {
+    let mut typed: Vec<OsString> = std::env::args_os().collect();
+    if let [_, help, flag] = typed.as_slice()
+        && help == "help"
+        && (flag == "--help" || flag == "-h")
+    {
+        typed.truncate(2);
+    }
+    typed
 }

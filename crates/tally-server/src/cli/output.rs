@@ -3,8 +3,6 @@
 use std::fmt::Display;
 use std::io::Write;
 
-use serde_json::Value;
-
 /// Prints rows in aligned columns.
 pub fn table(rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -21,7 +19,7 @@ pub fn table(rows: &[Vec<String>]) {
 }
 
 /// Prints JSON.
-pub fn json(value: &Value) {
+pub fn json(value: &dyn Display) {
     print(&format!("{value}\n"));
 }
 
@@ -32,7 +30,7 @@ pub fn error(error: &dyn Display) {
 }
 
 /// Prints an error for programs.
-pub fn error_json(problem: &Value) {
+pub fn error_json(problem: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "{problem}");
 }
 

@@ -23,6 +23,10 @@ pub fn run(matches: Option<&ArgMatches>) -> ExitCode {
 
 fn serve(config: Config) -> ExitCode {
     crate::log::start(config.log, config.log_level);
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for warning in config::environment_warnings(names) {
+        tracing::warn!("{warning}");
+    }
     match crate::serve::run(config) {
         Ok(code) => code,
         Err(error) => {

@@ -5,13 +5,14 @@
 //! library have it; in a path it stands for itself.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 
 use axum::http::Uri;
 use tally_core::key::Key;
 
 use super::problem::{Kind, Problem};
 use crate::admission;
-use crate::hint::did_you_mean;
+use crate::hint::{did_you_mean, shorten};
 
 /// Where every counter lives.
 pub const COUNTERS: &str = "/api/v1/counters/";
@@ -23,9 +24,10 @@ pub fn key(uri: &Uri) -> Result<Key, Problem> {
     key_from(segment, Plus::Itself)
 }
 
-/// The keys of one `keys=` parameter: split at the commas as sent, so that `%2C` is a comma within a key.
-pub fn keys(list: &str) -> Result<Vec<Key>, Problem> {
-    list.split(',').map(|encoded| key_from(encoded, Plus::Space)).collect()
+/// The keys of a query, each by itself as sent. `keys=` was split at its commas before, so that `%2C` is a comma within
+/// a key.
+pub fn keys(encoded: &[&str]) -> Result<Vec<Key>, Problem> {
+    encoded.iter().map(|encoded| key_from(encoded, Plus::Space)).collect()
 }
 
 fn key_from(encoded: &str, plus: Plus) -> Result<Key, Problem> {
@@ -77,19 +79,24 @@ fn hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// The parameters of a query, each known to the call and each given once.
+/// The parameters of a query, each known to the call and each given once unless it may be repeated.
 pub struct Query<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Query<'a> {
     /// Checks the names against those the call takes.
     pub fn parse(uri: &'a Uri, known: &[&str]) -> Result<Self, Problem> {
+        Query::parse_with(uri, known, "")
+    }
+
+    /// The same for a call that takes the parameter `repeated` as often as it is given.
+    pub fn parse_with(uri: &'a Uri, known: &[&str], repeated: &str) -> Result<Self, Problem> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !known.contains(&name) {
                 return Err(unknown_parameter(name, known));
             }
-            if pairs.iter().any(|(seen, _)| *seen == name) {
+            if name != repeated && pairs.iter().any(|(seen, _)| *seen == name) {
                 return Err(Problem::new(Kind::InvalidParameter, format!("`{name}` is given twice; give it once")));
             }
             pairs.push((name, value));
@@ -107,17 +114,27 @@ impl<'a> Query<'a> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
+    /// Every value of a parameter, as sent.
+    pub fn all(&self, name: &str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
     /// A parameter as text.
     pub fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, Problem> {
         let decoded = self.raw(name).map(|raw| decode(raw, Plus::Space)).transpose();
         decoded.map_err(|why| Problem::new(Kind::InvalidParameter, format!("`{name}` {why}")))
     }
 
-    /// A parameter as a number.
-    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+    /// A parameter as a number. The range is for the message; admission decides.
+    pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         let Some(raw) = self.raw(name) else { return Ok(None) };
         raw.parse().map(Some).map_err(|_| {
-            let detail = format!("`{name}` is `{raw}`; it must be an integer from 0 to {}", u64::MAX);
+            let detail = format!(
+                "`{name}` is `{}`; it must be an integer from {} to {}",
+                shorten(raw, 64),
+                range.start(),
+                range.end()
+            );
             Problem::new(Kind::InvalidParameter, detail)
         })
     }
@@ -156,7 +173,11 @@ mod tests {
 
     #[test]
     fn keys_split_at_the_commas_as_sent() {
-        let keys: Vec<_> = keys("a,b%2Cc,d+e").unwrap().iter().map(|key| key.as_bytes().to_vec()).collect();
+        let keys: Vec<_> = keys(&"a,b%2Cc,d+e".split(',').collect::<Vec<_>>())
+            .unwrap()
+            .iter()
+            .map(|key| key.as_bytes().to_vec())
+            .collect();
         assert_eq!(keys, [&b"a"[..], b"b,c", b"d e"]);
     }
 }

@@ -28,6 +28,8 @@ pub fn json<T: Serialize>(status: StatusCode, answer: &T) -> Response {
     if serde_json::to_writer(&mut body, answer).is_err() {
         body.clear();
     }
+    // So that a terminal shows the prompt on a line of its own.
+    body.push(b'\n');
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -48,10 +50,10 @@ pub struct WriteAnswer<'a> {
     duplicate: bool,
     /// Whether every acknowledged change is in the value.
     exact: bool,
-    /// When the change was made.
+    /// When the change was made; of a repeated answer, when the first was given.
     #[schema(value_type = String, format = DateTime)]
     as_of: Timestamp,
-    /// Proof of the write, opaque.
+    /// Proof of the write, opaque and reserved: no call takes it yet. Of a repeated answer it may be newer.
     #[schema(value_type = String)]
     token: Shown<Token>,
     /// Whether the counter exists afterwards.
@@ -100,7 +102,7 @@ pub struct ReadAnswer<'a> {
     staleness_ms: u64,
     /// Whether the counter exists.
     exists: bool,
-    /// Sub-counters the value is summed from.
+    /// Sub-counters the value is summed from: always 1 in this version.
     shards: u32,
     /// First change; `null` when there was none.
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -140,19 +142,19 @@ pub struct StatsAnswer<'a> {
     reading: ReadAnswer<'a>,
     /// The value again, under the name the figures below add up to.
     total: i64,
-    /// Everything ever added.
+    /// Everything ever added, corrections included.
     increments: u64,
-    /// Everything ever taken away, as a positive number.
+    /// Everything ever taken away, corrections included, as a positive number.
     decrements: u64,
     /// Lowest value ever held, counting the zero it started from.
     min: i64,
     /// Highest value ever held, counting the zero it started from.
     max: i64,
-    /// Net change per second over the last second.
+    /// Net change per second over the last second: an estimate by sliding window, corrections left out.
     rate_1s: f64,
-    /// Net change per second over the last minute.
+    /// Net change per second over the last minute, likewise.
     rate_1m: f64,
-    /// Net change per second over the last hour.
+    /// Net change per second over the last hour, likewise.
     rate_1h: f64,
     /// What each sub-counter holds.
     shard_values: &'a [i64],

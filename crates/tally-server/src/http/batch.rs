@@ -10,9 +10,10 @@ use utoipa::ToSchema;
 
 use super::address::Query;
 use super::answer::{WriteAnswer, json};
-use super::body::{self, Integer, present};
+use super::body::{self, Integer, amount};
 use super::counters::{Amount, AtBound, Direction, text};
-use super::problem::{Kind, Problem, ProblemJson};
+use super::problem::{Asked, Kind, Problem, ProblemJson};
+use super::reference::BatchProblems;
 use super::{App, idempotency};
 use crate::admission;
 use crate::service::{Intent, Written};
@@ -26,7 +27,8 @@ struct Batch<'a> {
 }
 
 /// Increments in order; later ones see the earlier ones.
-#[derive(ToSchema)]
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = BatchIncrement)]
 #[allow(dead_code, reason = "what the documentation shows of `Batch`")]
 struct BatchShown {
@@ -41,13 +43,14 @@ struct BatchShown {
 #[schema(as = BatchItem)]
 struct Item {
     /// The counter, as it is: not percent-encoded.
-    #[schema(example = "likes:post:42")]
+    #[schema(min_length = 1, max_length = 512, example = "likes:post:42")]
     key: String,
     /// How much; 1 when left out.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>, minimum = 1, default = 1)]
+    #[serde(default, deserialize_with = "amount")]
+    #[schema(value_type = i64, required = false, minimum = 1, default = 1)]
     amount: Option<Integer>,
     /// Names this increment, so that sending it again counts once.
+    #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
     /// The value may not fall below this.
     #[schema(value_type = Option<i64>)]
@@ -88,7 +91,7 @@ enum ItemAnswer<'a> {
 /// What is known of an item before the engine saw it.
 enum Verdict {
     /// It goes to the engine.
-    Admitted(Key),
+    Admitted(Key, Asked),
     /// It does not; the key is named if the item did.
     Denied(Option<Key>, Problem),
 }
@@ -99,11 +102,7 @@ enum Verdict {
 #[utoipa::path(
     post, path = "/api/v1/counters/batch-increment", tag = "counters",
     request_body = BatchShown,
-    responses((status = 200, body = BatchAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 413, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 503, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 507, body = ProblemJson, content_type = "application/problem+json")),
+    responses((status = 200, description = "What became of each, in their order", body = BatchAnswer), BatchProblems),
 )]
 pub async fn batch_increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
@@ -118,12 +117,17 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     let mut intents = Vec::with_capacity(batch.increments.len());
     let verdicts: Vec<Verdict> = batch.increments.iter().map(|raw| judge(raw.get(), &mut intents)).collect();
     let admitted = verdicts.iter().filter_map(|verdict| match verdict {
-        Verdict::Admitted(key) => Some(key.as_ref()),
+        Verdict::Admitted(key, _) => Some(key.as_ref()),
         Verdict::Denied(..) => None,
     });
     let admitted: Vec<_> = admitted.zip(intents).collect();
     let written = if admitted.is_empty() { Vec::new() } else { app.service.write_all(admitted).await? };
-    let refusals: Vec<_> = written.iter().map(|written| Problem::of_outcome(&written.outcome)).collect();
+    let asked = verdicts.iter().filter_map(|verdict| match verdict {
+        Verdict::Admitted(_, asked) => Some(asked),
+        Verdict::Denied(..) => None,
+    });
+    let refusals = written.iter().zip(asked).map(|(written, asked)| Problem::of_outcome(&written.outcome, asked));
+    let refusals: Vec<_> = refusals.collect();
     answer(&verdicts, &written, &refusals)
 }
 
@@ -139,8 +143,9 @@ fn judge(raw: &str, intents: &mut Vec<Intent>) -> Verdict {
     };
     match admit(item, &key) {
         Ok(intent) => {
+            let asked = Asked::of(&intent);
             intents.push(intent);
-            Verdict::Admitted(key)
+            Verdict::Admitted(key, asked)
         }
         Err(problem) => Verdict::Denied(Some(key), problem),
     }
@@ -171,7 +176,7 @@ fn answer(verdicts: &[Verdict], written: &[Written], refusals: &[Option<Problem>
             Verdict::Denied(key, problem) => {
                 ItemAnswer::Failed { key: key.as_ref().map(text).transpose()?, error: problem.json(None) }
             }
-            Verdict::Admitted(key) => match outcomes.next() {
+            Verdict::Admitted(key, _) => match outcomes.next() {
                 Some((written, None)) => ItemAnswer::Written(WriteAnswer::new(text(key)?, written)),
                 Some((_, Some(refusal))) => ItemAnswer::Failed { key: Some(text(key)?), error: refusal.json(None) },
                 None => return Err(Problem::new(Kind::Internal, "an item came back without an outcome")),

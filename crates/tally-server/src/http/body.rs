@@ -105,10 +105,15 @@ fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
         return invalid_json(&error);
     }
     let message = error.to_string();
+    // Where in the text it stands says less than the field does, and of an item in a batch it would say it wrongly.
+    let message = message.split(" at line ").next().unwrap_or_default();
+    if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        return Problem::new(Kind::MissingField, format!("`{name}` is missing; this call cannot do without it"));
+    }
     match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, ")) {
         Some((name, known)) => unknown_field(name, known),
         // What is wrong with the object as a whole names its field in the message.
-        None if path == "." => Problem::new(Kind::InvalidField, shorten(&message, DETAIL_CHARS_MAX)),
+        None if path == "." => Problem::new(Kind::InvalidField, shorten(message, DETAIL_CHARS_MAX)),
         None => Problem::new(Kind::InvalidField, shorten(&format!("`{path}`: {message}"), DETAIL_CHARS_MAX)),
     }
 }
@@ -134,17 +139,20 @@ pub struct Integer(pub i64);
 
 impl<'de> Deserialize<'de> for Integer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_i64(IntegerVisitor)
+        deserializer.deserialize_i64(IntegerVisitor { least: i64::MIN })
     }
 }
 
-struct IntegerVisitor;
+/// Takes any integer; `least` is what the message of one that is none says.
+struct IntegerVisitor {
+    least: i64,
+}
 
 impl Visitor<'_> for IntegerVisitor {
     type Value = Integer;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "an integer from {} to {}", i64::MIN, i64::MAX)
+        write!(f, "an integer from {} to {}", self.least, i64::MAX)
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Integer, E> {
@@ -155,6 +163,11 @@ impl Visitor<'_> for IntegerVisitor {
         let out_of_range = |_| E::invalid_value(de::Unexpected::Unsigned(value), &self);
         i64::try_from(value).map(Integer).map_err(out_of_range)
     }
+}
+
+/// An amount that may be left out but must not be `null`. Admission refuses what is not positive, with a hint.
+pub fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Integer>, D::Error> {
+    deserializer.deserialize_i64(IntegerVisitor { least: 1 }).map(Some)
 }
 
 /// For a field that may be left out but must not be `null`: forgetting a value and sending none differ.

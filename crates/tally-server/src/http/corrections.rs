@@ -8,13 +8,17 @@ use tally_core::event::Change;
 use utoipa::ToSchema;
 
 use super::address::{self, Query};
-use super::answer::{LedgerEntryAnswer, WriteAnswer, json};
+use super::answer::{LedgerEntryAnswer, json};
 use super::body::{self, Integer, present};
 use super::counters::{text, write};
 use super::listen::Peer;
-use super::problem::{Kind, Problem, ProblemJson};
+use super::problem::{Kind, Problem};
+use super::reference::{
+    Conflict, DeleteProblems, DeleteQuery, IdInHeader, KeyInPath, LedgerQuery, ReadProblems, WriteAnswered,
+    WriteProblems,
+};
 use super::{App, idempotency};
-use crate::admission;
+use crate::admission::{self, PAGE_LIMITS};
 use crate::service::Intent;
 
 /// The value to set, and why.
@@ -30,9 +34,10 @@ pub struct SetValue {
     reason: String,
     /// The value that must stand there now: compare-and-set.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     expected: Option<Integer>,
     /// Names the request, so that sending it again corrects once.
+    #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -45,6 +50,7 @@ pub struct Reset {
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
     /// Names the request, so that sending it again corrects once.
+    #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -60,6 +66,7 @@ pub struct Adjust {
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
     /// Names the request, so that sending it again corrects once.
+    #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -71,13 +78,9 @@ const DELETED_WITHOUT_REASON: &str = "deleted without a reason";
 /// With `expected` it is compare-and-set: 409 with the current value if another stands there.
 #[utoipa::path(
     put, path = "/api/v1/counters/{key}", tag = "corrections",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
+    params(KeyInPath, IdInHeader),
     request_body = SetValue,
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+    responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn set(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let expected = |input: &SetValue| input.expected.map(|expected| expected.0);
@@ -91,12 +94,9 @@ pub async fn set(State(app): State<App>, request: Request) -> Result<Response, P
 /// Bring a counter back to zero.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/reset", tag = "corrections",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
+    params(KeyInPath, IdInHeader),
     request_body = Reset,
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+    responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn reset(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     correct(&app, request, |input: &Reset, peer| Ok(Change::Reset(admission::correction(peer, &input.reason)?))).await
@@ -105,13 +105,9 @@ pub async fn reset(State(app): State<App>, request: Request) -> Result<Response,
 /// Add to a counter as an audited correction.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/adjust", tag = "corrections",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
+    params(KeyInPath, IdInHeader),
     request_body = Adjust,
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+    responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn adjust(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     correct(&app, request, |input: &Adjust, peer| {
@@ -162,14 +158,15 @@ async fn correct<T: Named + for<'a> Deserialize<'a>>(
 }
 
 /// Remove a counter. Its ledger stays.
+///
+/// The removal is an entry of the ledger; `reason` is optional. Removing a counter that does not exist changes nothing,
+/// leaves no entry and is answered 200 with `exists: false` and `applied: 0`.
 #[utoipa::path(
-    delete, path = "/api/v1/counters/{key}", tag = "corrections",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("reason" = Option<String>, Query, description = "Why, for the ledger"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+    delete,
+    path = "/api/v1/counters/{key}",
+    tag = "corrections",
+    params(KeyInPath, DeleteQuery, IdInHeader),
+    responses(WriteAnswered, DeleteProblems)
 )]
 pub async fn delete(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
@@ -197,19 +194,18 @@ struct LedgerAnswer<'a> {
 }
 
 /// The corrections of a counter, oldest first, hash-chained.
+///
+/// `hash` is SHA-256 over `previous` and the fields of the entry, so that anyone who holds the entries can verify them.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/ledger", tag = "corrections",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("after" = Option<u64>, Query, description = "Only entries after the one with this number"),
-        ("limit" = Option<u64>, Query, description = "1 to 1000 entries; 100 when left out")),
-    responses((status = 200, body = LedgerAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath, LedgerQuery),
+    responses((status = 200, description = "One page of corrections", body = LedgerAnswer), ReadProblems),
 )]
 pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
     let query = Query::parse(request.uri(), &["after", "limit"])?;
-    let after = query.number("after")?.unwrap_or(0);
-    let limit = admission::page_limit(query.number("limit")?)?;
+    let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
+    let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
     let entries = app.service.ledger(key.clone(), after, limit).await?;
     // A full page may be the last one; then the next is empty and says so.
     let next = entries.last().filter(|_| entries.len() == limit).map(|last| last.seq);

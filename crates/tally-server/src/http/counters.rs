@@ -11,8 +11,9 @@ use utoipa::ToSchema;
 
 use super::address::{self, Query};
 use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
-use super::body::{self, Integer, present};
-use super::problem::{Kind, Problem, ProblemJson};
+use super::body::{self, Integer, amount};
+use super::problem::{Asked, Kind, Problem};
+use super::reference::{Conflict, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
 use super::{App, idempotency};
 use crate::admission;
 use crate::policy::Consistency;
@@ -23,8 +24,8 @@ use crate::service::{Freshness, Intent};
 #[serde(deny_unknown_fields)]
 pub struct Amount {
     /// How much; 1 when left out.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>, minimum = 1, default = 1, example = 5)]
+    #[serde(default, deserialize_with = "amount")]
+    #[schema(value_type = i64, required = false, minimum = 1, default = 1, example = 5)]
     pub amount: Option<Integer>,
     /// Names the request, so that sending it again counts once.
     #[schema(min_length = 1, max_length = 255)]
@@ -77,18 +78,13 @@ impl Amount {
 
 /// Add to a counter.
 ///
-/// An empty body adds 1. With a request id, in the body or as `Idempotency-Key`, sending the call again is safe.
+/// An empty body adds 1. With a request id, in the body or as `Idempotency-Key`, sending the call again is safe: the
+/// first answer is repeated, a refusal too. `as_of` is then the time of the first answer; `token` may be newer.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/increment", tag = "counters",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
-    request_body(content = Amount, description = "May be empty"),
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 503, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 507, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath, IdInHeader),
+    request_body(content = Amount, description = "May be empty: then it is 1"),
+    responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     add(&app, request, Direction::Up).await
@@ -99,13 +95,9 @@ pub async fn increment(State(app): State<App>, request: Request) -> Result<Respo
 /// The same as `increment`, subtracting. An empty body takes away 1.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/decrement", tag = "counters",
-    params(("key" = String, Path, description = "The key, percent-encoded"),
-        ("Idempotency-Key" = Option<String>, Header, description = "The request id, quoted or bare")),
-    request_body(content = Amount, description = "May be empty"),
-    responses((status = 200, body = WriteAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 409, body = ProblemJson, content_type = "application/problem+json"),
-        (status = 422, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath, IdInHeader),
+    request_body(content = Amount, description = "May be empty: then it is 1"),
+    responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn decrement(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     add(&app, request, Direction::Down).await
@@ -131,8 +123,9 @@ async fn read_amount(request: Request, direction: Direction) -> Result<(Key, Int
 
 /// Makes one change and answers it: every single write ends here.
 pub async fn write(app: &App, key: &Key, intent: Intent) -> Result<Response, Problem> {
+    let asked = Asked::of(&intent);
     let written = app.service.write(key.as_ref(), intent).await?;
-    if let Some(refusal) = Problem::of_outcome(&written.outcome) {
+    if let Some(refusal) = Problem::of_outcome(&written.outcome, &asked) {
         return Err(refusal);
     }
     let mut response = json(StatusCode::OK, &WriteAnswer::new(text(key)?, &written));
@@ -152,9 +145,8 @@ pub fn text(key: &Key) -> Result<&str, Problem> {
 /// A counter that nobody wrote reads 0 with `exists: false`.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}", tag = "counters",
-    params(("key" = String, Path, description = "The key, percent-encoded")),
-    responses((status = 200, body = ReadAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath),
+    responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
@@ -165,9 +157,8 @@ pub async fn read(State(app): State<App>, request: Request) -> Result<Response, 
 /// Read a counter, reflecting everything acknowledged before the call.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/exact", tag = "counters",
-    params(("key" = String, Path, description = "The key, percent-encoded")),
-    responses((status = 200, body = ReadAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath),
+    responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn exact(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
@@ -190,9 +181,8 @@ async fn read_one(
 /// Read a counter with its history: rates, extremes, and how loaded each sub-counter is.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/stats", tag = "counters",
-    params(("key" = String, Path, description = "The key, percent-encoded")),
-    responses((status = 200, body = StatsAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+    params(KeyInPath),
+    responses((status = 200, description = "The reading and the history", body = StatsAnswer), ReadProblems),
 )]
 pub async fn stats(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;

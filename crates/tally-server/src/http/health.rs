@@ -29,7 +29,10 @@ struct Readiness {
 }
 
 /// Whether the process lives.
-#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, body = String)))]
+#[utoipa::path(
+    get, path = "/livez", tag = "operations",
+    responses((status = 200, description = "It lives", body = String, content_type = "text/plain")),
+)]
 pub async fn livez() -> Response {
     let mut response = "ok".into_response();
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -38,11 +41,12 @@ pub async fn livez() -> Response {
 
 /// Whether the server can be sent work.
 ///
-/// 503 while it recovers, after a failed flush, and while it closes. A full disk leaves it ready, since reads go
-/// on; the body says that writes do not.
+/// 503 while it recovers, when its disk cannot be trusted, and while it closes. A full disk leaves it ready, since
+/// reads go on; the body says that writes do not.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
-    responses((status = 200, body = Readiness), (status = 503, body = Readiness)),
+    responses((status = 200, description = "Send requests here", body = Readiness),
+        (status = 503, description = "Send them elsewhere or later", body = Readiness)),
 )]
 pub async fn readyz(State(app): State<App>) -> Response {
     let readiness = of_health(app.service.health());
@@ -67,7 +71,7 @@ fn of_health(health: Health) -> Readiness {
             Readiness { ready: true, state: "disk-full", reads: true, writes: false, detail }
         }
         Health::Recovering => neither("recovering", "the journal is being replayed; try again shortly".into()),
-        Health::Poisoned(why) => neither("poisoned", format!("a flush failed and the server stops: {why}")),
+        Health::Poisoned(why) => neither("poisoned", format!("the disk cannot be trusted and the server stops: {why}")),
         Health::Closing => neither("closing", "the server is shutting down".into()),
     }
 }
@@ -75,8 +79,10 @@ fn of_health(health: Health) -> Readiness {
 /// What the server measures about itself, in the OpenMetrics text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"),
-        (status = 500, body = ProblemJson, content_type = "application/problem+json")),
+    responses((status = 200, description = "OpenMetrics text", body = String,
+            content_type = "application/openmetrics-text"),
+        (status = 500, description = "The metrics could not be written", body = ProblemJson,
+            content_type = "application/problem+json")),
 )]
 pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
     let text = metrics::render(&app.metrics, &app.service)

@@ -108,7 +108,7 @@ fn refuse(door: &Door, stream: TcpStream) {
 
 fn refusal() -> String {
     let problem = Problem::new(Kind::TooManyConnections, "close some, or reuse them");
-    let body = serde_json::to_string(&problem.json(None)).unwrap_or_default();
+    let body = serde_json::to_string(&problem.json(None)).unwrap_or_default() + "\n";
     format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
          connection: close\r\ncontent-length: {}\r\n\r\n{body}",

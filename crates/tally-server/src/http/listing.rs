@@ -12,8 +12,9 @@ use utoipa::ToSchema;
 use super::App;
 use super::address::{self, Query};
 use super::answer::{Hex, ReadAnswer, json};
-use super::problem::{Kind, Problem, ProblemJson};
-use crate::admission;
+use super::problem::{Kind, Problem};
+use super::reference::{ListingQuery, ReadProblems};
+use crate::admission::{self, PAGE_LIMITS};
 use crate::service::Freshness;
 
 /// Counters, in the order asked or in key order.
@@ -28,32 +29,35 @@ struct CountersAnswer<'a> {
 /// Read many counters, or list them.
 ///
 /// With `keys`, the counters named, in that order: keys are separated by commas, and a comma within a key is
-/// `%2C`. Otherwise those whose key begins with `prefix`, in key order, page by page. A key that is not UTF-8 is
-/// listed with `key: null` and its bytes in `key_hex`.
+/// `%2C`. With `key`, given once for each counter, the same; a comma is then part of the key however it is encoded.
+/// Otherwise those whose key begins with `prefix`, in key order, page by page. A key that is not UTF-8 is listed with
+/// `key: null` and its bytes in `key_hex`.
 #[utoipa::path(
     get, path = "/api/v1/counters", tag = "counters",
-    params(("keys" = Option<String>, Query, description = "Keys separated by commas, each percent-encoded"),
-        ("prefix" = Option<String>, Query, description = "Only keys that begin so"),
-        ("limit" = Option<u64>, Query, description = "1 to 1000 counters; 100 when left out"),
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before")),
-    responses((status = 200, body = CountersAnswer),
-        (status = 400, body = ProblemJson, content_type = "application/problem+json")),
+    params(ListingQuery),
+    responses((status = 200, description = "The readings", body = CountersAnswer), ReadProblems),
 )]
 pub async fn counters(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let query = Query::parse(request.uri(), &["keys", "prefix", "limit", "cursor"])?;
-    match query.raw("keys") {
-        Some(keys) => many(&app, &query, keys).await,
-        None => list(&app, &query).await,
+    let query = Query::parse_with(request.uri(), &["keys", "key", "prefix", "limit", "cursor"], "key")?;
+    let single: Vec<&str> = query.all("key").collect();
+    match (query.raw("keys"), single.as_slice()) {
+        (None, []) => list(&app, &query).await,
+        (Some(_), [_, ..]) => {
+            let detail = "`keys` and `key` both name counters; use one of them";
+            Err(Problem::new(Kind::InvalidParameter, detail))
+        }
+        (Some(keys), []) => many(&app, &query, &keys.split(',').collect::<Vec<_>>()).await,
+        (None, keys) => many(&app, &query, keys).await,
     }
 }
 
-async fn many(app: &App, query: &Query<'_>, list: &str) -> Result<Response, Problem> {
+async fn many(app: &App, query: &Query<'_>, encoded: &[&str]) -> Result<Response, Problem> {
     if ["prefix", "limit", "cursor"].iter().any(|name| query.raw(name).is_some()) {
-        let detail = "`keys` reads the counters it names; it goes with no `prefix`, `limit` or `cursor`";
+        let detail = "`keys` or `key` reads the counters it names; it goes with no `prefix`, `limit` or `cursor`";
         return Err(Problem::new(Kind::InvalidParameter, detail));
     }
-    admission::keys_len(list.split(',').count())?;
-    let keys = address::keys(list)?;
+    admission::keys_len(encoded.len())?;
+    let keys = address::keys(encoded)?;
     let readings = app.service.read(keys.clone(), Freshness::ByPolicy).await?;
     let counters = keys.iter().zip(&readings).map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None }))
@@ -61,7 +65,7 @@ async fn many(app: &App, query: &Query<'_>, list: &str) -> Result<Response, Prob
 
 async fn list(app: &App, query: &Query<'_>) -> Result<Response, Problem> {
     let prefix = query.text("prefix")?.unwrap_or_default().into_owned().into_bytes();
-    let limit = admission::page_limit(query.number("limit")?)?;
+    let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
     let after = query.raw("cursor").map(decode_cursor).transpose()?;
     let page = app.service.list(PageRequest { prefix, after, limit }).await?;
     let next_cursor = page.next.as_ref().map(|key| Hex(key.as_bytes()).to_string());

@@ -11,7 +11,9 @@ mod health;
 mod idempotency;
 mod listen;
 mod listing;
+mod origin;
 mod problem;
+mod reference;
 mod verb;
 
 use std::sync::Arc;
@@ -65,11 +67,12 @@ impl Door {
         let stopwatch = Stopwatch::start();
         let verb = verb::of(request.method(), request.uri());
         let address = request.uri().path_and_query().cloned();
-        let mut response = match verb {
+        let mut response = match (origin::admit(request.method(), request.headers()), verb) {
+            (Err(problem), _) => problem.into_response(),
             // The hot path: what the router would find is known already, and finding it costs as much as counting.
-            Verb::Increment => counters::add(&self.app, request, Direction::Up).await.into_response(),
-            Verb::Decrement => counters::add(&self.app, request, Direction::Down).await.into_response(),
-            _ => self.route(request, peer).await,
+            (Ok(()), Verb::Increment) => counters::add(&self.app, request, Direction::Up).await.into_response(),
+            (Ok(()), Verb::Decrement) => counters::add(&self.app, request, Direction::Down).await.into_response(),
+            (Ok(()), _) => self.route(request, peer).await,
         };
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             let path = address.as_ref().map_or("", |address| address.path());
@@ -117,6 +120,7 @@ fn router(app: App) -> Router {
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(health::show_metrics))
+        .routes(routes!(docs::problems))
         .routes(routes!(docs::problem))
         .split_for_parts();
     router

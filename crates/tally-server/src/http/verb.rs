@@ -28,7 +28,11 @@ pub fn of(method: &Method, uri: &Uri) -> Verb {
     }
 }
 
+fn names_keys(pair: &str) -> bool {
+    pair.starts_with("keys=") || pair.starts_with("key=")
+}
+
 fn of_listing(uri: &Uri) -> Verb {
-    let many = uri.query().is_some_and(|query| query.split('&').any(|pair| pair.starts_with("keys=")));
+    let many = uri.query().is_some_and(|query| query.split('&').any(names_keys));
     if many { Verb::Many } else { Verb::List }
 }

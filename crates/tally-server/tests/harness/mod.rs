@@ -63,7 +63,7 @@ impl Server {
         server
     }
 
-    /// A server that listens, whether or not it is ready.
+    /// A server that has said where it listens, which it does once it is ready.
     pub fn spawn(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (line, stderr) = channel();

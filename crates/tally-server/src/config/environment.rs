@@ -1,0 +1,34 @@
+//! Variables that look like settings and are none: a typo in one would otherwise pass in silence.
+
+use crate::hint::did_you_mean;
+
+/// The settings of a server.
+const SETTINGS: [&str; 7] =
+    ["TALLY_DATA", "TALLY_HTTP", "TALLY_MEMORY", "TALLY_CONFIG", "TALLY_LOG", "TALLY_LOG_LEVEL", "TALLY_INSECURE"];
+
+/// What client commands and the tests of the tree read.
+const OTHERS: [&str; 4] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES"];
+
+/// A warning for each variable whose name begins as those of Tally do and that nothing reads. They do not stop the
+/// start: an orchestrator may set them for reasons of its own.
+pub fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut unknown: Vec<String> = names
+        .filter(|name| name.starts_with("TALLY_"))
+        .filter(|name| !SETTINGS.contains(&name.as_str()) && !OTHERS.contains(&name.as_str()))
+        .collect();
+    unknown.sort_unstable();
+    let warn = |name: String| format!("`{name}` is not a setting; {}", did_you_mean(&name, SETTINGS.iter().copied()));
+    unknown.into_iter().map(warn).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_nothing_reads_is_named_with_a_hint() {
+        let names = ["PATH", "TALLY_DATA", "TALLY_SEEDS", "TALLY_SERVER", "TALLY_MEMROY", "TALLYHO"];
+        let warnings = warnings(names.into_iter().map(str::to_owned));
+        assert_eq!(warnings, ["`TALLY_MEMROY` is not a setting; did you mean `TALLY_MEMORY`?"]);
+    }
+}
