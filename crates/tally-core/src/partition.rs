@@ -18,7 +18,7 @@ use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::book::Book;
 use crate::counter::{Counter, Overflow};
-use crate::event::{Bounds, Change, ChangeRef, Correction, EventRef, OnBound};
+use crate::event::{Bounds, Change, ChangeRef, Correction, EventRef, OnBound, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::ledger::{CorrectionKind, LedgerEntry};
 use crate::outcome::{Outcome, Refusal};
@@ -28,6 +28,16 @@ use crate::time::Millis;
 
 /// Events whose counters are looked up before the first of them is applied.
 const LOOK_AHEAD: usize = 16;
+
+/// What is known of an event before it is applied.
+#[derive(Clone, Copy, Default)]
+struct Hint {
+    /// Where its counter probably is.
+    cell: Option<CellId>,
+    request: Option<RequestId>,
+    /// What its request id was answered, unless the batch itself says so.
+    first: Option<FirstOutcome>,
+}
 
 /// The state machine.
 pub struct Partition {
@@ -92,14 +102,10 @@ impl Partition {
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
-            // Looking up a few at a time lets the processor wait for many cache misses at once instead of one by one.
-            let mut hints = [None; LOOK_AHEAD];
-            for (hint, event) in hints.iter_mut().zip(&mut ahead) {
-                *hint = self.table.find_ahead(event.hash, event.key.as_bytes());
-            }
+            let hints = self.look_ahead(&mut ahead);
             for (hint, event) in hints.into_iter().zip(&mut events) {
                 let outcome = match put_off.is_empty() || !put_off.contains(&event.key) {
-                    true => self.apply_event(&event, hint),
+                    true => self.apply_event(&event, &hint),
                     false => Outcome::PUT_OFF,
                 };
                 if event.combined && outcome.refusal.is_some() {
@@ -147,16 +153,34 @@ impl Partition {
         self.seen.len()
     }
 
-    fn apply_event(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
+    /// Looks up the next few events. Their cache misses do not depend on each other: in short loops the processor waits
+    /// for many of them at once, which in one long loop over everything it cannot.
+    fn look_ahead<'a>(&self, events: &mut impl Iterator<Item = EventRef<'a>>) -> [Hint; LOOK_AHEAD] {
+        let mut hints = [Hint::default(); LOOK_AHEAD];
+        for (hint, event) in hints.iter_mut().zip(events) {
+            hint.cell = self.table.candidate(event.hash);
+            hint.request = event.request_id;
+        }
+        for cell in hints.iter().filter_map(|hint| hint.cell) {
+            self.table.fetch(cell);
+        }
+        for hint in &mut hints {
+            hint.first = hint.request.and_then(|id| self.seen.get_closed(id)).copied();
+        }
+        hints
+    }
+
+    fn apply_event(&mut self, event: &EventRef<'_>, hint: &Hint) -> Outcome {
         let Some(id) = event.request_id else {
-            return self.change(event, hint);
+            return self.change(event, hint.cell);
         };
         let fingerprint = event.fingerprint();
-        match self.seen.get(id, self.clock) {
+        let first = self.seen.get_current(id).copied().or(hint.first);
+        match first.filter(|first| !first.is_expired(self.clock)) {
             Some(first) if first.fingerprint == fingerprint => first.replay(),
             Some(_) => self.refused(event, Refusal::PayloadMismatch),
             None => {
-                let outcome = self.change(event, hint);
+                let outcome = self.change(event, hint.cell);
                 self.seen.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
                 outcome
             }

@@ -138,8 +138,8 @@ pub(crate) struct Seen {
     in_store_only: bool,
 }
 
-/// Saved layers kept at the most: each is one more lookup for a new id.
-const SAVED_LAYERS_MAX: usize = 8;
+/// Saved layers kept at the most: each is one more lookup for a new id, no cheaper than the store's filters.
+const SAVED_LAYERS_MAX: usize = 2;
 
 impl Seen {
     /// A memory of ids beside a store that may hold some.
@@ -147,11 +147,19 @@ impl Seen {
         Seen { in_store_only: true, ..Seen::default() }
     }
 
-    pub(crate) fn get(&self, id: RequestId, now: Millis) -> Option<&FirstOutcome> {
-        let closed = self.unsaved.iter().rev().chain(self.saved.iter().rev()).map(Arc::as_ref);
-        let layers = std::iter::once(&self.current).chain(closed).chain(std::iter::once(&self.recalled));
-        // The newest mention counts: an expired id may have been used afresh.
-        layers.filter(|layer| !layer.ids.is_empty()).find_map(|layer| layer.get(id)).filter(|f| !f.is_expired(now))
+    /// What the layer that takes new ids knows. It has the last word: an expired id may have been used afresh.
+    pub(crate) fn get_current(&self, id: RequestId) -> Option<&FirstOutcome> {
+        self.current.get(id)
+    }
+
+    /// What the other layers know, the newest first. Nothing here changes while a batch is applied.
+    pub(crate) fn get_closed(&self, id: RequestId) -> Option<&FirstOutcome> {
+        for layer in self.unsaved.iter().rev().chain(self.saved.iter().rev()) {
+            if let Some(first) = layer.get(id) {
+                return Some(first);
+            }
+        }
+        if self.recalled.ids.is_empty() { None } else { self.recalled.get(id) }
     }
 
     /// Whether the store may hold ids that are not in memory.
@@ -161,7 +169,7 @@ impl Seen {
 
     /// Whether only the store can tell if the id was seen.
     pub(crate) fn is_unknown(&self, id: RequestId) -> bool {
-        self.in_store_only && self.get(id, Millis(0)).is_none()
+        self.in_store_only && self.get_current(id).or_else(|| self.get_closed(id)).is_none()
     }
 
     pub(crate) fn insert(&mut self, id: RequestId, first: FirstOutcome) {

@@ -108,12 +108,15 @@ impl Table {
         self.index[shard(hash)].find(hash, |&id| self.key(id) == key).copied()
     }
 
-    /// As `find`, and has the whole cell on its way to the processor's cache.
-    pub(crate) fn find_ahead(&self, hash: u64, key: &[u8]) -> Option<CellId> {
-        let id = self.find(hash, key)?;
-        let counter = &self.cell(id).counter;
-        std::hint::black_box(counter[PACKED_BYTES / 2] ^ counter[PACKED_BYTES - 1]);
-        Some(id)
+    /// Some cell that may be the one for `hash`: most often it is, and finding out costs no look at the cell.
+    pub(crate) fn candidate(&self, hash: u64) -> Option<CellId> {
+        self.index[shard(hash)].find(hash, |_| true).copied()
+    }
+
+    /// Has a cell on its way to the processor's cache.
+    pub(crate) fn fetch(&self, id: CellId) {
+        let cell = self.cell(id);
+        std::hint::black_box(cell.key_len ^ cell.counter[PACKED_BYTES / 2] ^ cell.counter[PACKED_BYTES - 1]);
     }
 
     /// Whether the cell is in use for `key`.

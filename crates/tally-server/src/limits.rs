@@ -19,6 +19,10 @@ pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
 pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
 /// Bytes of batches read or worked on at once; more wait for room.
 pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
+/// Bytes of corrections one page of a ledger shows at the most, before they are written as JSON.
+pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
+/// A client that takes nothing of an answer for this long is cut off.
+pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// A request body must arrive within this time.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 

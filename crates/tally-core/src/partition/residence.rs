@@ -28,7 +28,7 @@ struct Incoming {
 }
 
 /// Request ids and ledger entries that the store lacks may take this share of the budget, one in so many.
-const UNSAVED_SHARE: usize = 4;
+const UNSAVED_SHARE: usize = 2;
 /// Cells never shrink, so this share of the budget, one in so many, is kept from them for what does.
 const BESIDE_SHARE: usize = 8;
 
@@ -38,27 +38,32 @@ const BESIDE_SHARE: usize = 8;
 pub struct Malformed;
 
 impl Partition {
-    /// Appends the store keys of everything the batch needs that is not in memory.
-    pub fn wants(&self, batch: &Batch, store_keys: &mut Vec<Vec<u8>>) {
+    /// Appends the store keys of everything the batch needs that is not in memory and that, as far as `may_hold` knows,
+    /// the store may hold.
+    pub fn wants(&self, batch: &Batch, may_hold: impl Fn(&[u8]) -> bool, store_keys: &mut Vec<Vec<u8>>) {
         if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
             return;
         }
         for event in batch.iter() {
-            self.wants_of(&event, store_keys);
+            self.wants_of(&event, &mut |store_key| {
+                if may_hold(store_key) {
+                    store_keys.push(store_key.to_vec());
+                }
+            });
         }
     }
 
-    fn wants_of(&self, event: &EventRef<'_>, store_keys: &mut Vec<Vec<u8>>) {
+    fn wants_of(&self, event: &EventRef<'_>, want: &mut impl FnMut(&[u8])) {
         if let Some(id) = event.request_id
             && self.seen.is_unknown(id)
         {
-            store_keys.push(record::request_key(id).to_vec());
+            want(&record::request_key(id));
         }
         if matches!(event.change, ChangeRef::Other(_)) && self.book.is_head_unknown(event.key) {
-            store_keys.push(record::head_key(event.key));
+            want(&record::head_key(event.key));
         }
         if self.is_counter_unknown(event.hash, event.key) {
-            store_keys.push(record::counter_key(event.key.as_bytes()));
+            want(&record::counter_key(event.key.as_bytes()));
         }
     }
 

@@ -61,7 +61,7 @@ impl Beside {
     fn restore(&mut self, batches: &[Batch]) {
         let mut wanted = Vec::new();
         for batch in batches {
-            self.partition.wants(batch, &mut wanted);
+            self.partition.wants(batch, |_| true, &mut wanted);
         }
         for key in wanted {
             if let Some(value) = self.store.get(&key) {

@@ -74,7 +74,7 @@ impl Replay<'_> {
     fn apply(&mut self) -> Result<(), StoreError> {
         let mut wanted = Vec::new();
         for (_, batch) in &self.batches {
-            self.partition.wants(batch, &mut wanted);
+            self.partition.wants(batch, self.store.may_hold(), &mut wanted);
         }
         restore_all(self.store, self.partition, wanted)?;
         let mut outcomes = Vec::new();

@@ -94,7 +94,7 @@ impl Machine {
     /// Brings to memory what the batch needs and only the store holds.
     fn restore(&self, state: &mut State, combiner: &Combiner) -> Result<(), StoreError> {
         let mut wanted = Vec::new();
-        state.partition.wants(combiner.batch(), &mut wanted);
+        state.partition.wants(combiner.batch(), self.store.may_hold(), &mut wanted);
         self.restore_all(&mut state.partition, wanted)
     }
 

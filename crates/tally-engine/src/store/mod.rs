@@ -162,6 +162,12 @@ impl Store {
         self.version().get_many(keys, found)
     }
 
+    /// A quick judge of keys: false means that the store as it is now does not hold the key.
+    pub fn may_hold(&self) -> impl Fn(&[u8]) -> bool + use<> {
+        let version = self.version();
+        move |key| version.may_hold(key)
+    }
+
     /// Walks the live entries in key order, from `start` on, as they are now. What is committed or merged
     /// meanwhile does not show, and does not wait; the files walked keep their disk space until the walk is dropped.
     #[must_use]

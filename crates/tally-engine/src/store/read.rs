@@ -20,6 +20,12 @@ impl Version {
         Ok(None)
     }
 
+    /// Whether some run may hold the key, by its filter alone.
+    pub(super) fn may_hold(&self, key: &[u8]) -> bool {
+        let hash = hash(key);
+        self.runs.iter().any(|run| run.filter.may_contain(hash))
+    }
+
     pub(super) fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
         let mut readers: Vec<Reader<'_>> = self.runs.iter().map(|run| Reader { run, cursor: None }).collect();
         for (number, key) in keys.iter().enumerate() {

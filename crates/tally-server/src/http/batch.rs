@@ -1,16 +1,21 @@
 //! Counting many at once: each item succeeds or fails on its own, and is answered in its place.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use tally_core::key::Key;
+use tally_core::limits::CALL_EVENTS_MAX;
 use utoipa::ToSchema;
 
 use super::address::Query;
 use super::answer::{WriteAnswer, json};
-use super::body::{self, Integer, amount};
+use super::body::{self, Integer, amount, present};
 use super::counters::{Amount, AtBound, Direction, text};
 use super::problem::{Asked, Kind, Problem, ProblemJson};
 use super::reference::BatchProblems;
@@ -23,7 +28,43 @@ use crate::service::{Intent, Written};
 #[serde(deny_unknown_fields)]
 struct Batch<'a> {
     #[serde(borrow)]
-    increments: Vec<&'a RawValue>,
+    increments: Items<'a>,
+}
+
+/// The items as they came, as many as a batch may have; the rest are only counted.
+struct Items<'a> {
+    raw: Vec<&'a RawValue>,
+    count: usize,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Counting<'a>(PhantomData<&'a ()>);
+
+        impl<'de: 'a, 'a> Visitor<'de> for Counting<'a> {
+            type Value = Items<'a>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an array of increments")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items<'a>, A::Error> {
+                let mut raw = Vec::new();
+                while raw.len() < CALL_EVENTS_MAX
+                    && let Some(item) = items.next_element()?
+                {
+                    raw.push(item);
+                }
+                let mut count = raw.len();
+                while items.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Items { raw, count })
+            }
+        }
+
+        deserializer.deserialize_seq(Counting(PhantomData))
+    }
 }
 
 /// Increments in order; later ones see the earlier ones.
@@ -50,15 +91,19 @@ struct Item {
     #[schema(value_type = i64, required = false, minimum = 1, default = 1)]
     amount: Option<Integer>,
     /// Names this increment, so that sending it again counts once.
+    #[serde(default, deserialize_with = "present")]
     #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
     /// The value may not fall below this.
+    #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<i64>)]
     floor: Option<Integer>,
     /// The value may not rise above this.
+    #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<i64>)]
     ceiling: Option<Integer>,
     /// What happens at a bound; `refuse` when left out.
+    #[serde(default, deserialize_with = "present")]
     on_bound: Option<AtBound>,
 }
 
@@ -112,10 +157,10 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     // Held until the answer is made: what a body is parsed into takes memory as well.
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let batch: Batch<'_> = body::parse(&bytes)?;
-    admission::batch_len(batch.increments.len())?;
+    admission::batch_len(batch.increments.count)?;
 
-    let mut intents = Vec::with_capacity(batch.increments.len());
-    let verdicts: Vec<Verdict> = batch.increments.iter().map(|raw| judge(raw.get(), &mut intents)).collect();
+    let mut intents = Vec::with_capacity(batch.increments.count);
+    let verdicts: Vec<Verdict> = batch.increments.raw.iter().map(|raw| judge(raw.get(), &mut intents)).collect();
     let admitted = verdicts.iter().filter_map(|verdict| match verdict {
         Verdict::Admitted(key, _) => Some(key.as_ref()),
         Verdict::Denied(..) => None,

@@ -19,6 +19,7 @@ use super::reference::{
 };
 use super::{App, idempotency};
 use crate::admission::{self, PAGE_LIMITS};
+use crate::limits::LEDGER_PAGE_BYTES_MAX;
 use crate::service::Intent;
 
 /// The value to set, and why.
@@ -37,6 +38,7 @@ pub struct SetValue {
     #[schema(value_type = i64, required = false)]
     expected: Option<Integer>,
     /// Names the request, so that sending it again corrects once.
+    #[serde(default, deserialize_with = "present")]
     #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
@@ -50,6 +52,7 @@ pub struct Reset {
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
     /// Names the request, so that sending it again corrects once.
+    #[serde(default, deserialize_with = "present")]
     #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
@@ -66,6 +69,7 @@ pub struct Adjust {
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
     /// Names the request, so that sending it again corrects once.
+    #[serde(default, deserialize_with = "present")]
     #[schema(min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
@@ -206,9 +210,17 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
     let query = Query::parse(request.uri(), &["after", "limit"])?;
     let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
-    let entries = app.service.ledger(key.clone(), after, limit).await?;
+    let mut entries = app.service.ledger(key.clone(), after, limit).await?;
+    let found = entries.len();
+    let mut bytes = 0;
+    entries.retain(|entry| {
+        // At least one, and then as many as a page has room for.
+        let fits = bytes < LEDGER_PAGE_BYTES_MAX;
+        bytes += entry.actor.len() + entry.reason.len();
+        fits
+    });
     // A full page may be the last one; then the next is empty and says so.
-    let next = entries.last().filter(|_| entries.len() == limit).map(|last| last.seq);
+    let next = entries.last().filter(|_| found == limit || entries.len() < found).map(|last| last.seq);
     let entries = entries.iter().map(LedgerEntryAnswer::new).collect();
     Ok(json(StatusCode::OK, &LedgerAnswer { key: text(&key)?, entries, next }))
 }

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::address::{self, Query};
 use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
-use super::body::{self, Integer, amount};
+use super::body::{self, Integer, amount, present};
 use super::problem::{Asked, Kind, Problem};
 use super::reference::{Conflict, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
 use super::{App, idempotency};
@@ -28,15 +28,19 @@ pub struct Amount {
     #[schema(value_type = i64, required = false, minimum = 1, default = 1, example = 5)]
     pub amount: Option<Integer>,
     /// Names the request, so that sending it again counts once.
+    #[serde(default, deserialize_with = "present")]
     #[schema(min_length = 1, max_length = 255)]
     pub request_id: Option<String>,
     /// The value may not fall below this.
+    #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<i64>)]
     pub floor: Option<Integer>,
     /// The value may not rise above this.
+    #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<i64>)]
     pub ceiling: Option<Integer>,
     /// What happens at a bound; `refuse` when left out.
+    #[serde(default, deserialize_with = "present")]
     pub on_bound: Option<AtBound>,
 }
 

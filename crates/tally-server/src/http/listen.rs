@@ -14,11 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Door;
 use super::problem::{Kind, Problem};
-use crate::limits::{ACCEPT_RETRY, HEAD_BYTES_MAX, HEAD_READ_MAX};
+use crate::limits::{ACCEPT_RETRY, HEAD_BYTES_MAX, HEAD_READ_MAX, WRITE_STALL_MAX};
 
 /// Where a request came from.
 #[derive(Clone, Copy)]
@@ -75,7 +76,9 @@ pub async fn listen(
 /// Serves one connection on a task of its own.
 fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &GracefulShutdown) {
     // Answers are small and awaited: waiting to fill a packet only delays them.
-    if let Err(error) = stream.set_nodelay(true) {
+    let stall_max = u32::try_from(WRITE_STALL_MAX.as_millis()).unwrap_or(u32::MAX);
+    let set = stream.set_nodelay(true).and_then(|()| Ok(set_tcp_user_timeout(&stream, stall_max)?));
+    if let Err(error) = set {
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
