@@ -188,9 +188,6 @@ impl Shared {
             if self.machine.needs_tending() {
                 self.machine.tend_journal();
             }
-            // Let whoever has something to add go first: costs nothing when the processors are idle, and makes
-            // batches larger when they are not.
-            thread::yield_now();
             let sealed = self.machine.seal();
             self.heed(Some(sealed));
             match self.machine.flush() {
