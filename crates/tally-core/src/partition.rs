@@ -29,6 +29,25 @@ use crate::time::Millis;
 /// Events whose counters are looked up before the first of them is applied.
 const LOOK_AHEAD: usize = 16;
 
+/// Counters and request ids of events that were put off: what comes after one of them has to wait for it.
+#[derive(Default)]
+struct PutOff<'a> {
+    keys: BTreeSet<KeyRef<'a>>,
+    requests: BTreeSet<RequestId>,
+}
+
+impl<'a> PutOff<'a> {
+    fn concerns(&self, event: &EventRef<'a>) -> bool {
+        let none = self.keys.is_empty();
+        !none && (self.keys.contains(&event.key) || event.request_id.is_some_and(|id| self.requests.contains(&id)))
+    }
+
+    fn add(&mut self, event: &EventRef<'a>) {
+        self.keys.insert(event.key);
+        self.requests.extend(event.request_id);
+    }
+}
+
 /// What is known of an event before it is applied.
 #[derive(Clone, Copy, Default)]
 struct Hint {
@@ -93,23 +112,25 @@ impl Partition {
     /// Applies a batch and appends one outcome per event. Everything the batch [`wants`](Self::wants) must have been
     /// restored. A batch that claims an earlier time than the one before happens at the time of the one before.
     ///
-    /// Where several adds combined into one overflow, none of them is applied and nothing after them in the batch is
-    /// done to that counter: [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
+    /// Where several adds combined into one overflow, none of them is applied, and nothing after them in the batch is done
+    /// to that counter or under the request ids of what is put off: [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
         self.clock = self.clock.max(at);
         outcomes.reserve(batch.len());
-        let mut put_off = BTreeSet::new();
+        let mut put_off = PutOff::default();
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
             let hints = self.look_ahead(&mut ahead);
             for (hint, event) in hints.into_iter().zip(&mut events) {
-                let outcome = match put_off.is_empty() || !put_off.contains(&event.key) {
-                    true => self.apply_event(&event, &hint),
-                    false => Outcome::PUT_OFF,
-                };
+                if put_off.concerns(&event) {
+                    put_off.add(&event);
+                    outcomes.push(Outcome::PUT_OFF);
+                    continue;
+                }
+                let outcome = self.apply_event(&event, &hint);
                 if event.combined && outcome.refusal.is_some() {
-                    put_off.insert(event.key);
+                    put_off.add(&event);
                 }
                 outcomes.push(outcome);
             }
