@@ -8,15 +8,16 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use tally_contract::block_on;
 use tally_core::batch::Events;
 use tally_core::event::{Change, RequestId};
 use tally_core::key::KeyRef;
 use tally_core::surface::{Durability, Engine};
 use tally_engine::Embedded;
+use tally_sim::Rng;
 
 use crate::Failure;
-use crate::block_on::block_on;
-use crate::stopwatch::{Numbers, Stopwatch};
+use crate::stopwatch::Stopwatch;
 
 /// What the events of a run look like.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +70,7 @@ pub fn throughput(engine: &Embedded, work: Work, seconds: f64, seed: u64) -> Res
 type Call<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
 
 fn submit_until(engine: &Embedded, work: Work, seed: u64, stop: &AtomicBool, done: &AtomicU64) -> Result<(), Failure> {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Rng::new(seed);
     let mut in_flight: VecDeque<Call<'_>> = VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
         if in_flight.len() == CALLS_IN_FLIGHT
@@ -103,7 +104,7 @@ fn submit(engine: &Embedded, events: Events) -> Call<'_> {
     })
 }
 
-fn fill(engine: &Embedded, work: Work, numbers: &mut Numbers) -> Events {
+fn fill(engine: &Embedded, work: Work, numbers: &mut Rng) -> Events {
     let mut events = engine.events();
     let mut key = [0; 20];
     for _ in 0..CALL_EVENTS {
@@ -116,7 +117,7 @@ fn fill(engine: &Embedded, work: Work, numbers: &mut Numbers) -> Events {
         match work {
             Work::Hot | Work::Random(_) => events.add(key, 1),
             Work::Ids(_) => {
-                let id = [numbers.next().to_le_bytes(), numbers.next().to_le_bytes()].concat();
+                let id = [numbers.next_u64().to_le_bytes(), numbers.next_u64().to_le_bytes()].concat();
                 let id = RequestId::new(key, &id).ok();
                 events.push(key, Change::Add(1), id, None);
             }

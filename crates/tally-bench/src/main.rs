@@ -1,6 +1,5 @@
 //! `tally-bench`: what Tally does per second, in how much memory, on this machine.
 
-mod block_on;
 mod engine;
 mod http;
 mod in_process;

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tally_contract::block_on;
 use tally_core::key::KeyRef;
 use tally_core::limits::MEMORY_BYTES_DEFAULT;
 use tally_core::surface::{Durability, Engine};
@@ -14,7 +15,6 @@ use tally_engine::clock::SystemClock;
 use tally_engine::disk::{Disk, RealDisk};
 use tally_engine::{Embedded, Machine, Nudge, Settings, Step};
 
-use crate::block_on::block_on;
 use crate::engine::open;
 use crate::in_process::{CALL_EVENTS, Work, key_of, throughput};
 use crate::progress::Progress;

@@ -91,11 +91,4 @@ impl Combiner {
         let joined = self.batch.slots[at].merging == Merging::Joined;
         SlotOutcome { outcome: outcomes[at], base: placed.base, joined }
     }
-
-    /// Forgets the events, keeps the memory.
-    pub fn clear(&mut self) {
-        self.batch.clear();
-        self.index.clear();
-        self.events = 0;
-    }
 }

@@ -64,13 +64,6 @@ impl Events {
         self.marks.is_empty()
     }
 
-    /// Forgets the events, keeps the memory.
-    pub fn clear(&mut self) {
-        self.batch.clear();
-        self.marks.clear();
-        self.recent = [NO_SLOT; RECENT];
-    }
-
     /// Adds `delta` to `key`: the hot path.
     pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
         let hash = key_hash(self.seed, key.as_bytes());
