@@ -35,6 +35,9 @@ struct Options {
     /// Only these suites.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
+    /// Only the engine's loads whose name contains this.
+    #[arg(long, default_value = "")]
+    load: String,
     /// Rounds; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -76,7 +79,8 @@ impl Options {
 
     fn steps(&self) -> u64 {
         let steps_of = |suite| match suite {
-            Suite::Engine | Suite::Http => 4 * self.rounds as u64,
+            Suite::Engine => (engine::loads(self).count() * self.rounds) as u64,
+            Suite::Http => 4 * self.rounds as u64,
             Suite::Scale => 5,
         };
         Suite::value_variants().iter().filter(|suite| self.wants(**suite)).map(|suite| steps_of(*suite)).sum()
