@@ -1,0 +1,236 @@
+//! Commands about the connection itself.
+
+use tally_core::time::Millis;
+
+use super::clients::Client;
+use super::commands;
+use super::door::Door;
+use super::errors::{NOT_AN_INTEGER, SYNTAX};
+use super::reply::{Reply, Version};
+use super::session::Session;
+use super::turn::Turn;
+use super::wire::{Args, integer};
+
+/// The version of Redis whose replies these are.
+pub const REDIS_VERSION: &str = "7.0.15";
+
+const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the default user. Are you \
+    sure your configuration is correct?";
+const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+
+/// `TIME`: seconds and microseconds.
+pub fn time(now: Millis, reply: &mut Reply<'_>) {
+    reply.array(2);
+    reply.bulk((now.0 / 1000).to_string().as_bytes());
+    reply.bulk((now.0 % 1000 * 1000).to_string().as_bytes());
+}
+
+/// `SELECT`: there is one database.
+pub fn select(index: &[u8], reply: &mut Reply<'_>) {
+    match integer(index) {
+        Some(0) => reply.ok(),
+        Some(_) => reply.error("ERR DB index is out of range"),
+        None => reply.error(NOT_AN_INTEGER),
+    }
+}
+
+/// `AUTH`: there is nobody to be yet.
+pub fn auth(args: Args<'_>, reply: &mut Reply<'_>) {
+    match args.len() {
+        2 => reply.error(NO_PASSWORD),
+        3 => authenticate(args.get(1).unwrap_or_default(), reply),
+        _ => reply.error(SYNTAX),
+    }
+}
+
+/// The default user needs no password, so any will do; nobody else exists.
+fn authenticate(user: &[u8], reply: &mut Reply<'_>) {
+    if user == b"default" { reply.ok() } else { reply.error(WRONG_PASSWORD) }
+}
+
+/// `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
+pub fn hello(client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) {
+    match greeted(args) {
+        Ok(Greeting { version, name }) => {
+            if let Some(version) = version {
+                session.version = version;
+                client.set_version(number(version));
+            }
+            if let Some(name) = name {
+                client.set_name(name);
+            }
+            let version = session.version;
+            turn.reply(version, |reply| welcome(client, version, reply));
+        }
+        Err(text) => turn.reply(session.version, |reply| reply.error(text)),
+    }
+}
+
+fn number(version: Version) -> u8 {
+    match version {
+        Version::V2 => 2,
+        Version::V3 => 3,
+    }
+}
+
+struct Greeting<'a> {
+    version: Option<Version>,
+    name: Option<&'a [u8]>,
+}
+
+fn greeted(args: Args<'_>) -> Result<Greeting<'_>, String> {
+    let version = match args.get(1).map(integer) {
+        None => None,
+        Some(Some(2)) => Some(Version::V2),
+        Some(Some(3)) => Some(Version::V3),
+        Some(Some(_)) => return Err("NOPROTO unsupported protocol version".to_owned()),
+        Some(None) => return Err("ERR Protocol version is not an integer or out of range".to_owned()),
+    };
+    let mut name = None;
+    let mut options = args.iter().skip(2);
+    while let Some(word) = options.next() {
+        let left = options.len();
+        if word.eq_ignore_ascii_case(b"AUTH") && left >= 2 {
+            let user = options.next();
+            options.next();
+            if user != Some(b"default") {
+                return Err(WRONG_PASSWORD.to_owned());
+            }
+        } else if word.eq_ignore_ascii_case(b"SETNAME") && left >= 1 {
+            name = options.next();
+        } else {
+            return Err(format!("ERR Syntax error in HELLO option '{}'", String::from_utf8_lossy(word)));
+        }
+    }
+    match name {
+        Some(name) if !is_name(name) => Err(BAD_NAME.to_owned()),
+        _ => Ok(Greeting { version, name }),
+    }
+}
+
+fn welcome(client: &Client, version: Version, reply: &mut Reply<'_>) {
+    reply.map(7);
+    for (name, value) in [(&b"server"[..], &b"redis"[..]), (b"version", REDIS_VERSION.as_bytes())] {
+        reply.bulk(name);
+        reply.bulk(value);
+    }
+    reply.bulk(b"proto");
+    reply.integer(i64::from(number(version)));
+    reply.bulk(b"id");
+    reply.integer(i64::try_from(client.id).unwrap_or(i64::MAX));
+    for (name, value) in [(&b"mode"[..], &b"standalone"[..]), (b"role", b"master")] {
+        reply.bulk(name);
+        reply.bulk(value);
+    }
+    reply.bulk(b"modules");
+    reply.array(0);
+}
+
+/// Printable, and nothing that would break a line of `CLIENT LIST`.
+fn is_name(name: &[u8]) -> bool {
+    name.iter().all(|byte| (b'!'..=b'~').contains(byte))
+}
+
+/// `CLIENT` and its subcommands.
+pub fn client(door: &Door, client: &Client, args: Args<'_>, reply: &mut Reply<'_>) {
+    let subcommand = args.get(1).unwrap_or_default();
+    let is = |name: &[u8]| subcommand.eq_ignore_ascii_case(name);
+    let mut arity = |name: &str| reply_arity(name, reply);
+    if is(b"ID") {
+        match args.len() {
+            2 => reply.integer(i64::try_from(client.id).unwrap_or(i64::MAX)),
+            _ => arity("client|id"),
+        }
+    } else if is(b"GETNAME") {
+        match (args.len(), client.name()) {
+            (2, name) if name.is_empty() => reply.null(),
+            (2, name) => reply.bulk(&name),
+            _ => arity("client|getname"),
+        }
+    } else if is(b"SETNAME") {
+        match args.get(2).filter(|_| args.len() == 3) {
+            Some(name) if is_name(name) => {
+                client.set_name(name);
+                reply.ok();
+            }
+            Some(_) => reply.error(BAD_NAME),
+            None => arity("client|setname"),
+        }
+    } else if is(b"SETINFO") {
+        match (args.len(), args.get(2), args.get(3)) {
+            (4, Some(attribute), Some(value)) => set_info(client, attribute, value, reply),
+            _ => arity("client|setinfo"),
+        }
+    } else if is(b"LIST") {
+        list(door, args, reply);
+    } else if is(b"INFO") {
+        match args.len() {
+            2 => reply.verbatim(&(client.line(door.now()) + "\n")),
+            _ => arity("client|info"),
+        }
+    } else if is(b"NO-EVICT") || is(b"NO-TOUCH") {
+        match args.get(2).filter(|_| args.len() == 3) {
+            Some(word) if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => reply.ok(),
+            Some(_) => reply.error(SYNTAX),
+            None => arity(if is(b"NO-EVICT") { "client|no-evict" } else { "client|no-touch" }),
+        }
+    } else {
+        reply.error(commands::unknown_subcommand("CLIENT", subcommand));
+    }
+}
+
+fn reply_arity(name: &str, reply: &mut Reply<'_>) {
+    reply.error(commands::wrong_arity(name));
+}
+
+fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Reply<'_>) {
+    let shown = String::from_utf8_lossy(attribute).to_lowercase();
+    let set: fn(&Client, &[u8]) = match shown.as_str() {
+        "lib-name" => Client::set_library,
+        "lib-ver" => Client::set_library_version,
+        _ => return reply.error(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(attribute))),
+    };
+    if !is_name(value) {
+        return reply.error(format!("ERR {shown} cannot contain spaces, newlines or special characters."));
+    }
+    set(client, value);
+    reply.ok();
+}
+
+fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
+    let mut wanted = door.clients.all();
+    match args.get(2) {
+        None => {}
+        Some(word) if word.eq_ignore_ascii_case(b"TYPE") && args.len() == 4 => {
+            let kind = args.get(3).unwrap_or_default();
+            let known: [&[u8]; 5] = [b"normal", b"master", b"replica", b"slave", b"pubsub"];
+            if !known.iter().any(|name| kind.eq_ignore_ascii_case(name)) {
+                return reply.error(format!("ERR Unknown client type '{}'", String::from_utf8_lossy(kind)));
+            }
+            wanted.retain(|_| kind.eq_ignore_ascii_case(b"normal"));
+        }
+        Some(word) if word.eq_ignore_ascii_case(b"ID") && args.len() > 3 => {
+            let ids: Option<Vec<i64>> = args.iter().skip(3).map(integer).collect();
+            let Some(ids) = ids else { return reply.error("ERR Invalid client ID") };
+            wanted.retain(|client| i64::try_from(client.id).is_ok_and(|id| ids.contains(&id)));
+        }
+        Some(_) => return reply.error(SYNTAX),
+    }
+    let now = door.now();
+    let lines: String = wanted.iter().map(|client| client.line(now) + "\n").collect();
+    reply.verbatim(&lines);
+}
+
+/// `FUNCTION FLUSH`: there are no functions to forget.
+pub fn function(args: Args<'_>, reply: &mut Reply<'_>) {
+    let subcommand = args.get(1).unwrap_or_default();
+    let how = args.get(2).unwrap_or_default();
+    if !subcommand.eq_ignore_ascii_case(b"FLUSH") {
+        reply.error(commands::unknown_subcommand("FUNCTION", subcommand));
+    } else if args.len() == 2 || how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC") {
+        reply.ok();
+    } else {
+        reply.error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option");
+    }
+}

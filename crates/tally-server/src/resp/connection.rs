@@ -1,0 +1,201 @@
+//! One connection: its socket, what waits to be written, and when it may be read.
+//!
+//! A connection is read only while none of its commands is under way and all its answers have left. That keeps its
+//! replies in order and bounds what it can make the server hold: a client that does not read its answers is not read
+//! either. Answers are written by whoever settles the turn; the connection's own task only takes over what
+//! the socket did not take at once.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tokio::net::TcpStream;
+
+use super::clients::Client;
+use super::worker::Worker;
+use crate::limits::{RESP_OUTPUT_BYTES_KEPT, RESP_WORKER_OUTPUT_BYTES_MAX};
+
+/// The socket of one client.
+pub struct Connection {
+    stream: TcpStream,
+    worker: Rc<Worker>,
+    /// What others may know about it.
+    pub client: Arc<Client>,
+    out: RefCell<Out>,
+    /// Shares of it in turns that are not settled.
+    under_way: Cell<usize>,
+    /// It is not to be read any more.
+    over: Cell<bool>,
+    /// Its task waits for more than the socket.
+    waker: RefCell<Option<Waker>>,
+}
+
+/// What waits to be written.
+#[derive(Default)]
+struct Out {
+    bytes: Vec<u8>,
+    written: usize,
+    /// Bytes the worker was told of: what the socket did not take.
+    counted: usize,
+}
+
+impl Out {
+    fn rest(&self) -> &[u8] {
+        self.bytes.get(self.written..).unwrap_or_default()
+    }
+}
+
+/// Why a connection woke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// The socket has bytes, or its end.
+    Read,
+    /// It is to be closed: the server stops, or the client is gone.
+    Close,
+}
+
+impl Connection {
+    /// A connection over an accepted socket.
+    pub fn new(stream: TcpStream, worker: Rc<Worker>, client: Arc<Client>) -> Self {
+        Connection {
+            stream,
+            worker,
+            client,
+            out: RefCell::default(),
+            under_way: Cell::new(0),
+            over: Cell::new(false),
+            waker: RefCell::default(),
+        }
+    }
+
+    /// Reads what has arrived; 0 at the end of the stream.
+    pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.try_read(into)
+    }
+
+    /// One more share of it is under way.
+    pub fn begin(&self) {
+        self.under_way.set(self.under_way.get() + 1);
+    }
+
+    /// Writes the answer of one share, as far as the socket takes it.
+    pub fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.under_way.set(self.under_way.get().saturating_sub(1));
+        self.put(write);
+    }
+
+    /// Writes without a share: the answer of a command that the connection's own task carried out.
+    pub fn put(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.over.get() {
+            return;
+        }
+        let mut out = self.out.borrow_mut();
+        let out = &mut *out;
+        write(&mut out.bytes);
+        // More shares follow: one write for all.
+        if self.under_way.get() == 0 && self.write(out).is_err() {
+            self.over.set(true);
+        }
+        if self.over.get() || !out.rest().is_empty() || self.under_way.get() == 0 {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    /// The connection is to be closed as soon as its answers have left.
+    pub fn stop(&self) {
+        self.wake();
+    }
+
+    /// Writes what waits, as far as the socket takes it.
+    fn write(&self, out: &mut Out) -> io::Result<()> {
+        while !out.rest().is_empty() {
+            match self.stream.try_write(out.rest()) {
+                Ok(taken) => out.written += taken,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if out.rest().is_empty() {
+            out.bytes.clear();
+            out.bytes.shrink_to(RESP_OUTPUT_BYTES_KEPT);
+            out.written = 0;
+        }
+        let left = out.rest().len();
+        self.worker.output_changed(out.counted, left);
+        out.counted = left;
+        if self.worker.output_bytes() > RESP_WORKER_OUTPUT_BYTES_MAX {
+            tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Ok(())
+    }
+
+    /// Resolves when there is something to read and nothing of it under way or left to write.
+    pub async fn ready(&self) -> Ready {
+        poll_fn(|context| self.poll_ready(context)).await
+    }
+
+    fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Ready> {
+        if self.poll_settled(context).is_pending() {
+            return Poll::Pending;
+        }
+        if self.over.get() || self.worker.is_stopping() {
+            return Poll::Ready(Ready::Close);
+        }
+        match self.stream.poll_read_ready(context) {
+            Poll::Ready(Ok(())) => Poll::Ready(Ready::Read),
+            Poll::Ready(Err(_)) => Poll::Ready(Ready::Close),
+            Poll::Pending => {
+                // To be told when the server stops.
+                self.remember(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Resolves when nothing of it is under way and all answers have left, or never will.
+    pub async fn settled(&self) {
+        poll_fn(|context| self.poll_settled(context)).await;
+    }
+
+    fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.under_way.get() > 0 {
+                self.remember(context);
+                return Poll::Pending;
+            }
+            let mut out = self.out.borrow_mut();
+            if self.over.get() || out.rest().is_empty() {
+                return Poll::Ready(());
+            }
+            match self.stream.poll_write_ready(context) {
+                Poll::Ready(Ok(())) if self.write(&mut out).is_ok() => {}
+                Poll::Ready(_) => self.over.set(true),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn remember(&self, context: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let counted = self.out.borrow().counted;
+        self.worker.output_changed(counted, 0);
+    }
+}

@@ -1,0 +1,31 @@
+//! What goes wrong, in the words Redis uses where it has any.
+
+use tally_core::surface::EngineError;
+
+use crate::service::Failure;
+
+/// `SET`, `INCRBY` and friends were given something else than a 64-bit integer.
+pub const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+/// Options that do not go together or do not exist.
+pub const SYNTAX: &str = "ERR syntax error";
+/// A cursor that no `SCAN` returned.
+pub const INVALID_CURSOR: &str = "ERR invalid cursor";
+/// A command that cannot be part of a transaction.
+pub const NOT_IN_TRANSACTION: &str = "ERR Command not allowed inside a transaction";
+
+/// Why the engine did not do it.
+pub fn failure(failure: &Failure) -> String {
+    match failure {
+        Failure::Recovering => "LOADING Redis is loading the dataset in memory".to_owned(),
+        Failure::Engine(error) => match error {
+            EngineError::DiskFull => format!("MISCONF {error}"),
+            EngineError::OutcomeUnknown(_) => format!("UNKNOWN {error}"),
+            EngineError::Poisoned(_) | EngineError::Closing | EngineError::Unreadable(_) => format!("ERR {error}"),
+        },
+    }
+}
+
+/// An expiry that lies outside of time.
+pub fn invalid_expiry(command: &str) -> String {
+    format!("ERR invalid expire time in '{command}' command")
+}

@@ -1,0 +1,225 @@
+//! What a request comes to: events in the turn, a reply that is known at once, or a command for later.
+
+use tally_core::surface::Durability;
+
+use super::clients::Client;
+use super::commands::{self, Command, Spec};
+use super::door::Door;
+use super::errors::{NOT_IN_TRANSACTION, failure};
+use super::op::{Asker, Op, Refused};
+use super::plan::Plan;
+use super::reply::Reply;
+use super::session::{Session, Transaction};
+use super::slow::Slow;
+use super::turn::Turn;
+use super::wire::{Args, Limits, Parsed, Parser};
+use super::{about, settings};
+use crate::limits::{RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+
+/// What to do after a request.
+pub enum Next {
+    /// Read on.
+    Go,
+    /// Carry this out once everything before it is answered.
+    Slow(Slow),
+    /// Close, once everything is answered.
+    Close,
+}
+
+/// Plans one request.
+#[inline]
+pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
+    let Some(spec) = commands::find(args.name()) else {
+        return refused(session, turn, commands::unknown_command(args));
+    };
+    if !spec.takes(args.len()) {
+        return refused(session, turn, commands::wrong_arity(spec.name));
+    }
+    if session.transaction.is_some() && !ends_transaction(spec.command) {
+        return queue(session, spec, args, turn);
+    }
+    let asker = Asker { peer: client.peer.ip(), now: door.now() };
+    if let Some(op) = Op::read(spec.command, args, asker) {
+        let planned = op.and_then(|op| {
+            let durability = op.durability(&door.service);
+            let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
+            op.push(events, asker)
+        });
+        match planned {
+            Ok(plan) => turn.plan(plan),
+            Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
+        }
+        return Next::Go;
+    }
+    client.set_last_command(spec.name);
+    client.heard(asker.now);
+    match spec.command {
+        Command::Multi => multi(client, session, turn),
+        Command::Exec => exec(door, client, session, turn, asker),
+        Command::Discard => discard(client, session, turn),
+        Command::Quit => {
+            turn.reply(session.version, Reply::ok);
+            Next::Close
+        }
+        command => match Slow::read(command, args) {
+            Some(Ok(slow)) => Next::Slow(slow),
+            Some(Err(text)) => refused(session, turn, text.as_bytes()),
+            None => {
+                answer_at_once(door, client, session, command, args, turn);
+                Next::Go
+            }
+        },
+    }
+}
+
+/// An error: it also spoils the transaction that is being queued.
+fn refused(session: &mut Session, turn: &mut Turn, text: impl AsRef<[u8]>) -> Next {
+    if let Some(transaction) = &mut session.transaction {
+        transaction.aborted = true;
+    }
+    turn.reply(session.version, |reply| reply.error(text));
+    Next::Go
+}
+
+/// Commands that are carried out although a transaction is being queued.
+fn ends_transaction(command: Command) -> bool {
+    matches!(command, Command::Exec | Command::Discard | Command::Multi | Command::Quit | Command::Reset)
+}
+
+fn multi(client: &Client, session: &mut Session, turn: &mut Turn) -> Next {
+    if session.transaction.is_some() {
+        turn.reply(session.version, |reply| reply.error("ERR MULTI calls can not be nested"));
+        return Next::Go;
+    }
+    session.transaction = Some(Transaction::default());
+    client.set_queueing(true);
+    turn.reply(session.version, Reply::ok);
+    Next::Go
+}
+
+fn discard(client: &Client, session: &mut Session, turn: &mut Turn) -> Next {
+    let was = session.transaction.take();
+    client.set_queueing(false);
+    turn.reply(session.version, |reply| match was {
+        Some(_) => reply.ok(),
+        None => reply.error("ERR DISCARD without MULTI"),
+    });
+    Next::Go
+}
+
+fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) -> Next {
+    if Slow::read(spec.command, args).is_some() {
+        return refused(session, turn, NOT_IN_TRANSACTION);
+    }
+    let Some(transaction) = &mut session.transaction else { return Next::Go };
+    let bytes: usize = args.iter().map(<[u8]>::len).sum();
+    if transaction.requests.len() + bytes > RESP_TRANSACTION_BYTES_MAX
+        || transaction.args + args.len() > RESP_TRANSACTION_ARGS_MAX
+    {
+        return refused(session, turn, "ERR the transaction is too large");
+    }
+    transaction.commands += 1;
+    transaction.args += args.len();
+    let mut request = Reply::new(&mut transaction.requests, session.version);
+    request.array(args.len());
+    args.iter().for_each(|arg| request.bulk(arg));
+    turn.reply(session.version, |reply| reply.simple("QUEUED"));
+    Next::Go
+}
+
+/// Carries out a queued transaction: all its events are one group, which the engine applies in a row.
+fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, asker: Asker) -> Next {
+    let Some(transaction) = session.transaction.take() else {
+        turn.reply(session.version, |reply| reply.error("ERR EXEC without MULTI"));
+        return Next::Go;
+    };
+    client.set_queueing(false);
+    if transaction.aborted {
+        let text = "EXECABORT Transaction discarded because of previous errors.";
+        turn.reply(session.version, |reply| reply.error(text));
+        return Next::Go;
+    }
+    turn.reply(session.version, |reply| reply.array(transaction.commands));
+    let mut replies = Turn::default();
+    let mut plans = Vec::with_capacity(transaction.commands);
+    let events = match turn.events(&door.service, Durability::Flushed) {
+        Ok(events) => events,
+        Err(error) => {
+            let text = failure(&error);
+            for _ in 0..transaction.commands {
+                turn.reply(session.version, |reply| reply.error(&text));
+            }
+            return Next::Go;
+        }
+    };
+    events.group(|events| {
+        let (mut parser, mut at) = (Parser::default(), 0);
+        while let Parsed::Request(args, bytes) =
+            parser.next(transaction.requests.get(at..).unwrap_or_default(), &Limits::KNOWN)
+        {
+            at += bytes;
+            let Some(spec) = commands::find(args.name()) else { continue };
+            match Op::read(spec.command, args, asker) {
+                Some(op) => plans.push(op.and_then(|op| op.push(events, asker))),
+                None => {
+                    let before = replies.reply_bytes();
+                    answer_at_once(door, client, session, spec.command, args, &mut replies);
+                    let len = u32::try_from(replies.reply_bytes() - before).unwrap_or(u32::MAX);
+                    plans.push(Ok(Plan::Bytes(len)));
+                }
+            }
+        }
+    });
+    let mut known = replies.known();
+    for plan in plans {
+        match plan {
+            Ok(Plan::Bytes(len)) => {
+                let (own, rest) = known.split_at_checked(len as usize).unwrap_or((known, &[]));
+                turn.reply_bytes_as(own);
+                known = rest;
+            }
+            Ok(plan) => turn.plan(plan),
+            Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
+        }
+    }
+    Next::Go
+}
+
+/// Commands whose reply needs no engine.
+fn answer_at_once(
+    door: &Door,
+    client: &Client,
+    session: &mut Session,
+    command: Command,
+    args: Args<'_>,
+    turn: &mut Turn,
+) {
+    let arg = |at: usize| args.get(at).unwrap_or_default();
+    match command {
+        Command::Ping if args.len() > 2 => {
+            turn.reply(session.version, |reply| reply.error(commands::wrong_arity("ping")));
+        }
+        Command::Ping => turn.reply(session.version, |reply| match args.get(1) {
+            Some(text) => reply.bulk(text),
+            None => reply.simple("PONG"),
+        }),
+        Command::Echo => turn.reply(session.version, |reply| reply.bulk(arg(1))),
+        Command::Time => turn.reply(session.version, |reply| about::time(door.now(), reply)),
+        Command::Select => turn.reply(session.version, |reply| about::select(arg(1), reply)),
+        Command::Auth => turn.reply(session.version, |reply| about::auth(args, reply)),
+        Command::Hello => about::hello(client, session, args, turn),
+        Command::Reset => {
+            *session = Session::default();
+            client.set_queueing(false);
+            client.set_name(b"");
+            client.set_version(2);
+            turn.reply(session.version, |reply| reply.simple("RESET"));
+        }
+        Command::Client => turn.reply(session.version, |reply| about::client(door, client, args, reply)),
+        Command::Config => turn.reply(session.version, |reply| settings::config(door, args, reply)),
+        Command::Command => turn.reply(session.version, |reply| commands::command(args, reply)),
+        Command::Info => turn.reply(session.version, |reply| reply.verbatim(&super::info::info(door, args))),
+        Command::Function => turn.reply(session.version, |reply| about::function(args, reply)),
+        _ => turn.reply(session.version, |reply| reply.error(commands::unknown_command(args))),
+    }
+}

@@ -1,0 +1,159 @@
+//! `INFO`: the sections and fields that tools look for.
+
+use std::fmt::Write;
+
+use tally_core::surface::{Figure, Health};
+
+use super::about::REDIS_VERSION;
+use super::door::Door;
+use super::wire::Args;
+
+/// Writes one section.
+type Section = fn(&Door, &mut String);
+
+const SECTIONS: [(&str, Section); 9] = [
+    ("server", server),
+    ("clients", clients),
+    ("memory", memory),
+    ("persistence", persistence),
+    ("stats", stats),
+    ("replication", replication),
+    ("cpu", cpu),
+    ("cluster", cluster),
+    ("keyspace", keyspace),
+];
+
+/// The sections asked for; all when none is, or by the names that mean all.
+pub fn info(door: &Door, args: Args<'_>) -> String {
+    let wanted = |name: &str| {
+        args.len() == 1
+            || args.iter().skip(1).any(|word| {
+                let all: [&[u8]; 3] = [b"all", b"default", b"everything"];
+                word.eq_ignore_ascii_case(name.as_bytes()) || all.iter().any(|all| word.eq_ignore_ascii_case(all))
+            })
+    };
+    let mut text = String::new();
+    for (name, write) in SECTIONS.into_iter().filter(|(name, _)| wanted(name)) {
+        if !text.is_empty() {
+            text.push_str("\r\n");
+        }
+        let (first, rest) = name.split_at(1);
+        line(&mut text, format_args!("# {}{rest}", if name == "cpu" { "CPU".into() } else { first.to_uppercase() }));
+        write(door, &mut text);
+    }
+    text
+}
+
+fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    // Writing to a string does not fail.
+    let _ = write!(text, "{line}\r\n");
+}
+
+/// A figure of the engine by its metric name.
+fn figure(door: &Door, name: &str) -> f64 {
+    let measures = door.service.measures();
+    let found = measures.iter().find(|measure| measure.name == name);
+    match found.map(|measure| &measure.figure) {
+        Some(Figure::Counter(count)) => *count as f64,
+        Some(Figure::Gauge(value)) => *value,
+        Some(Figure::Histogram { count, .. }) => *count as f64,
+        None => 0.0,
+    }
+}
+
+fn server(door: &Door, text: &mut String) {
+    let uptime = door.uptime.elapsed().as_secs();
+    line(text, format_args!("redis_version:{REDIS_VERSION}"));
+    line(text, format_args!("tally_version:{}", env!("CARGO_PKG_VERSION")));
+    line(text, format_args!("redis_mode:standalone"));
+    line(text, format_args!("os:{} {}", std::env::consts::OS, std::env::consts::ARCH));
+    line(text, format_args!("arch_bits:{}", usize::BITS));
+    line(text, format_args!("process_id:{}", std::process::id()));
+    line(text, format_args!("run_id:{}", door.run_id()));
+    line(text, format_args!("tcp_port:{}", door.about.port));
+    line(text, format_args!("server_time_usec:{}", door.now().0 * 1000));
+    line(text, format_args!("uptime_in_seconds:{uptime}"));
+    line(text, format_args!("uptime_in_days:{}", uptime / 86_400));
+}
+
+fn clients(door: &Door, text: &mut String) {
+    line(text, format_args!("connected_clients:{}", door.clients.count()));
+    line(text, format_args!("cluster_connections:0"));
+    line(text, format_args!("maxclients:{}", door.about.connections_max));
+    line(text, format_args!("blocked_clients:0"));
+    line(text, format_args!("tracking_clients:0"));
+}
+
+fn memory(door: &Door, text: &mut String) {
+    let used = figure(door, "tally_memory_bytes") as u64;
+    line(text, format_args!("used_memory:{used}"));
+    line(text, format_args!("used_memory_human:{}", human(used)));
+    if let Some(rss) = crate::metrics::resident_bytes() {
+        line(text, format_args!("used_memory_rss:{rss}"));
+        line(text, format_args!("used_memory_rss_human:{}", human(rss)));
+    }
+    line(text, format_args!("maxmemory:{}", door.about.memory_bytes));
+    line(text, format_args!("maxmemory_human:{}", human(door.about.memory_bytes)));
+    line(text, format_args!("maxmemory_policy:noeviction"));
+    line(text, format_args!("mem_fragmentation_ratio:1.00"));
+    line(text, format_args!("mem_allocator:mimalloc"));
+}
+
+fn human(bytes: u64) -> String {
+    let units = [(1u64 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.2}{name}", bytes as f64 / unit as f64),
+        None => format!("{bytes}B"),
+    }
+}
+
+fn persistence(door: &Door, text: &mut String) {
+    let health = door.service.health();
+    line(text, format_args!("loading:{}", u8::from(health == Health::Recovering)));
+    line(text, format_args!("async_loading:0"));
+    line(text, format_args!("rdb_changes_since_last_save:{}", figure(door, "tally_dirty_counters") as u64));
+    line(text, format_args!("rdb_bgsave_in_progress:0"));
+    line(text, format_args!("rdb_last_bgsave_status:ok"));
+    line(text, format_args!("aof_enabled:1"));
+    line(text, format_args!("aof_rewrite_in_progress:0"));
+    let writes_well = matches!(health, Health::Ready | Health::Recovering | Health::Closing);
+    line(text, format_args!("aof_last_write_status:{}", if writes_well { "ok" } else { "err" }));
+    line(text, format_args!("aof_current_size:{}", figure(door, "tally_persist_lag_bytes") as u64));
+}
+
+fn stats(door: &Door, text: &mut String) {
+    line(text, format_args!("total_connections_received:{}", door.clients.ever()));
+    line(text, format_args!("total_commands_processed:{}", door.clients.commands()));
+    line(text, format_args!("rejected_connections:{}", door.metrics.refused()));
+    line(text, format_args!("expired_keys:{}", figure(door, "tally_expired_total") as u64));
+    line(text, format_args!("evicted_keys:0"));
+    line(text, format_args!("keyspace_hits:0"));
+    line(text, format_args!("keyspace_misses:{}", figure(door, "tally_store_reads_total") as u64));
+}
+
+fn replication(door: &Door, text: &mut String) {
+    line(text, format_args!("role:master"));
+    line(text, format_args!("connected_slaves:0"));
+    line(text, format_args!("master_failover_state:no-failover"));
+    line(text, format_args!("master_replid:{}", door.run_id()));
+    line(text, format_args!("master_repl_offset:0"));
+}
+
+fn cpu(_: &Door, text: &mut String) {
+    use rustix::process::{getrusage_self_seconds as seconds};
+    let (system, user) = seconds();
+    line(text, format_args!("used_cpu_sys:{system:.6}"));
+    line(text, format_args!("used_cpu_user:{user:.6}"));
+}
+
+fn cluster(_: &Door, text: &mut String) {
+    line(text, format_args!("cluster_enabled:0"));
+}
+
+fn keyspace(door: &Door, text: &mut String) {
+    let keys = figure(door, "tally_counters") as u64;
+    let expires = figure(door, "tally_expiring_counters") as u64;
+    if keys > 0 {
+        line(text, format_args!("db0:keys={keys},expires={expires},avg_ttl=0"));
+    }
+}

@@ -1,0 +1,112 @@
+//! Listening: accepts connections and hands them to the workers, until it is time to stop.
+
+use std::future::Future;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_user_timeout};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::door::Door;
+use super::worker::{Accepted, Worker};
+use crate::limits::{ACCEPT_RETRY, RESP_KEEPALIVE, WRITE_STALL_MAX};
+
+/// One worker's thread, as the listener sees it.
+struct Thread {
+    connections: mpsc::UnboundedSender<Accepted>,
+    stop: oneshot::Sender<Duration>,
+    drained: oneshot::Receiver<bool>,
+    handle: JoinHandle<()>,
+}
+
+/// Accepts connections until `stopping` says how long what is under way may take to finish. Says whether all of it did.
+pub async fn listen(
+    listener: TcpListener,
+    door: Arc<Door>,
+    workers: usize,
+    stopping: impl Future<Output = Duration>,
+) -> io::Result<bool> {
+    let threads = (0..workers).map(|number| start(number, &door)).collect::<io::Result<Vec<_>>>()?;
+    let mut turns = threads.iter().cycle();
+    let mut stopping = std::pin::pin!(stopping);
+    let drain_max = loop {
+        tokio::select! {
+            biased;
+            drain_max = &mut stopping => break drain_max,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) if door.clients.count() >= door.about.connections_max => refuse(&door, stream),
+                Ok((stream, peer)) => match admit(&door, stream, peer) {
+                    Ok(accepted) => hand_over(&door, turns.next(), accepted),
+                    Err(error) => tracing::debug!(%error, "a connection was gone before it was served"),
+                },
+                Err(error) => pause_after(&error).await,
+            },
+        }
+    };
+    drop(listener);
+    let mut drained = true;
+    let mut ends = Vec::new();
+    for Thread { connections, stop, drained, handle } in threads {
+        drop(connections);
+        let _ = stop.send(drain_max);
+        ends.push((drained, handle));
+    }
+    for (end, handle) in ends {
+        drained &= end.await.unwrap_or(false);
+        // It has said its last word: there is nothing to wait for.
+        let _ = handle.join();
+    }
+    Ok(drained)
+}
+
+fn start(number: usize, door: &Arc<Door>) -> io::Result<Thread> {
+    let (connections, accepted) = mpsc::unbounded_channel();
+    let (stop, stopping) = oneshot::channel();
+    let (say_drained, drained) = oneshot::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let door = Arc::clone(door);
+    let handle = thread::Builder::new().name(format!("tally-resp-{number}")).spawn(move || {
+        let all = runtime.block_on(Worker::run(door, accepted, stopping));
+        let _ = say_drained.send(all);
+    })?;
+    Ok(Thread { connections, stop, drained, handle })
+}
+
+fn admit(door: &Door, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
+    stream.set_nodelay(true)?;
+    let local = stream.local_addr()?;
+    let stall_max = u32::try_from(WRITE_STALL_MAX.as_millis()).unwrap_or(u32::MAX);
+    set_tcp_user_timeout(&stream, stall_max)?;
+    // Idle connections stay open; those whose client is gone without a word do not.
+    set_socket_keepalive(&stream, true)?;
+    set_tcp_keepidle(&stream, RESP_KEEPALIVE)?;
+    let stream = stream.into_std()?;
+    Ok(Accepted { stream, client: door.clients.add(peer, local, door.now()) })
+}
+
+fn hand_over(door: &Door, thread: Option<&Thread>, accepted: Accepted) {
+    let id = accepted.client.id;
+    if thread.is_none_or(|thread| thread.connections.send(accepted).is_err()) {
+        door.clients.remove(id);
+    }
+}
+
+/// Tells one connection too many that it is, without waiting for it.
+fn refuse(door: &Door, stream: TcpStream) {
+    door.metrics.connection_refused();
+    let told = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));
+    tracing::debug!(?told, "a connection was turned away: too many are open");
+}
+
+/// Out of file descriptors or memory: going on at once would only spin.
+async fn pause_after(error: &io::Error) {
+    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+        return;
+    }
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_RETRY).await;
+}

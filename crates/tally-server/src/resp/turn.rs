@@ -1,0 +1,187 @@
+//! A turn: everything that arrived on one thread's connections while the last turn was being read, as one submission.
+//!
+//! Connections put their commands into the turn as they read them. When all that are ready have been read, the turn
+//! goes to the engine as a whole, and the next one fills while this one is flushed. Answers are written straight to the
+//! sockets, in the order of the commands.
+
+use std::rc::Rc;
+
+use tally_core::batch::Events;
+use tally_core::outcome::{Outcome, Receipt};
+use tally_core::surface::Durability;
+
+use super::connection::Connection;
+use super::plan::Plan;
+use super::reply::{Reply, Version};
+use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS};
+use crate::metrics::Stopwatch;
+use crate::service::{Failure, Service};
+
+/// Commands of many connections on their way to the engine.
+#[derive(Default)]
+pub struct Turn {
+    /// What is submitted, in order. Each is one submission with one durability.
+    segments: Vec<Segment>,
+    plans: Vec<Plan>,
+    /// Replies that were known at once, in order.
+    bytes: Vec<u8>,
+    shares: Vec<Share>,
+    /// Since the first command.
+    stopwatch: Option<Stopwatch>,
+}
+
+/// Events that are submitted together.
+struct Segment {
+    events: Events,
+    durability: Durability,
+}
+
+/// The commands of one connection.
+struct Share {
+    connection: Rc<Connection>,
+    version: Version,
+    plans: usize,
+}
+
+/// What became of a segment.
+struct Settled {
+    events: usize,
+    receipt: Result<Receipt, Failure>,
+}
+
+impl Turn {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.shares.is_empty()
+    }
+
+    /// How many commands wait.
+    pub fn commands(&self) -> usize {
+        self.plans.len()
+    }
+
+    /// Bytes of replies that are already known.
+    pub fn reply_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Where the next command's events go; they stay together.
+    #[inline]
+    pub fn events(&mut self, service: &Service, durability: Durability) -> Result<&mut Events, Failure> {
+        let fits = self.segments.last().is_some_and(|segment| {
+            segment.durability == durability
+                && segment.events.batch().len() < RESP_SEGMENT_EVENTS
+                && segment.events.batch().bytes() < RESP_SEGMENT_BYTES
+        });
+        if !fits {
+            self.segments.push(Segment { events: service.events()?, durability });
+        }
+        self.segments.last_mut().map(|segment| &mut segment.events).ok_or(Failure::Recovering)
+    }
+
+    /// Adds the reply of a command whose events were added.
+    #[inline]
+    pub fn plan(&mut self, plan: Plan) {
+        self.plans.push(plan);
+    }
+
+    /// Adds a reply that is known already.
+    pub fn reply(&mut self, version: Version, write: impl FnOnce(&mut Reply<'_>)) {
+        let before = self.bytes.len();
+        write(&mut Reply::new(&mut self.bytes, version));
+        let mut len = self.bytes.len() - before;
+        // Plans count in 32 bits; a longer reply is several.
+        while len > 0 {
+            let part = u32::try_from(len).unwrap_or(u32::MAX);
+            self.plans.push(Plan::Bytes(part));
+            len -= part as usize;
+        }
+    }
+
+    /// Hands all plans since `from` to a connection.
+    pub fn share(&mut self, connection: &Rc<Connection>, version: Version, from: usize) {
+        let plans = self.plans.len() - from;
+        if plans > 0 {
+            self.shares.push(Share { connection: Rc::clone(connection), version, plans });
+        }
+    }
+
+    /// Submits everything and answers every connection once it is settled. What is left is empty and can be used again.
+    pub async fn run(&mut self, service: &Service) {
+        let mut settled = Vec::with_capacity(self.segments.len());
+        let mut submitted = Vec::with_capacity(self.segments.len());
+        for Segment { events, durability } in self.segments.drain(..) {
+            let count = events.len();
+            let mut call = Box::pin(service.submit(events, durability));
+            // The first look submits, so that segments keep their order.
+            let first = std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context))).await;
+            submitted.push((count, call, first));
+        }
+        for (events, call, first) in submitted {
+            let receipt = match first {
+                std::task::Poll::Ready(receipt) => receipt,
+                std::task::Poll::Pending => call.await,
+            };
+            settled.push(Settled { events, receipt });
+        }
+        self.answer(&settled);
+        self.plans.clear();
+        self.bytes.clear();
+    }
+
+    fn answer(&mut self, settled: &[Settled]) {
+        let mut outcomes = Outcomes::new(settled);
+        let mut plans = self.plans.iter();
+        let mut bytes = &self.bytes[..];
+        for share in self.shares.drain(..) {
+            share.connection.answer(|out| {
+                for plan in plans.by_ref().take(share.plans) {
+                    if let Plan::Bytes(len) = plan {
+                        let (known, rest) = bytes.split_at_checked(*len as usize).unwrap_or((bytes, &[]));
+                        out.extend_from_slice(known);
+                        bytes = rest;
+                        continue;
+                    }
+                    let mut reply = Reply::new(out, share.version);
+                    match outcomes.take(plan.events()) {
+                        Ok(outcomes) => plan.write(outcomes, &mut reply),
+                        Err(failure) => reply.error(super::errors::failure(failure)),
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// The outcomes of all segments, in order.
+struct Outcomes<'a> {
+    settled: std::slice::Iter<'a, Settled>,
+    current: Option<&'a Settled>,
+    taken: usize,
+}
+
+impl<'a> Outcomes<'a> {
+    fn new(settled: &'a [Settled]) -> Self {
+        let mut settled = settled.iter();
+        let current = settled.next();
+        Outcomes { settled, current, taken: 0 }
+    }
+
+    /// The next `count` outcomes: those of one command, which never spans segments.
+    #[inline]
+    fn take(&mut self, count: usize) -> Result<&'a [Outcome], &'a Failure> {
+        while let Some(current) = self.current
+            && self.taken + count > current.events
+        {
+            self.current = self.settled.next();
+            self.taken = 0;
+        }
+        let from = self.taken;
+        self.taken += count;
+        match self.current.map(|current| &current.receipt) {
+            Some(Ok(receipt)) => Ok(receipt.outcomes.get(from..from + count).unwrap_or_default()),
+            Some(Err(failure)) => Err(failure),
+            None => Ok(&[]),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A worker: one thread that reads, combines and answers its share of the connections.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::TcpStream as StdStream;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::{LocalSet, spawn_local};
+
+use super::clients::Client;
+use super::connection::Connection;
+use super::door::Door;
+use super::session;
+use super::turn::Turn;
+use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_READ_BYTES};
+
+/// An accepted connection on its way to a worker.
+pub struct Accepted {
+    /// The socket, which does not block.
+    pub stream: StdStream,
+    /// Who it is.
+    pub client: Arc<Client>,
+}
+
+/// One thread's share of the front door.
+pub struct Worker {
+    /// What all workers share.
+    pub door: Arc<Door>,
+    /// Commands that gather for the next submission.
+    turn: RefCell<Turn>,
+    /// A turn whose memory can be used again.
+    spare: RefCell<Turn>,
+    /// What sockets are read into, one after the other.
+    buffer: RefCell<Vec<u8>>,
+    /// Commands submitted and not settled.
+    commands_under_way: Cell<usize>,
+    settled: Notify,
+    /// Bytes of answers that sockets did not take.
+    output_bytes: Cell<usize>,
+    /// Bytes of requests that are not complete.
+    input_bytes: Cell<usize>,
+    stopping: Cell<bool>,
+    connections: RefCell<BTreeMap<u64, Weak<Connection>>>,
+    closed: Notify,
+}
+
+impl Worker {
+    fn new(door: Arc<Door>) -> Self {
+        Worker {
+            door,
+            turn: RefCell::default(),
+            spare: RefCell::default(),
+            buffer: RefCell::new(vec![0; RESP_READ_BYTES]),
+            commands_under_way: Cell::new(0),
+            settled: Notify::new(),
+            output_bytes: Cell::new(0),
+            input_bytes: Cell::new(0),
+            stopping: Cell::new(false),
+            connections: RefCell::default(),
+            closed: Notify::new(),
+        }
+    }
+
+    /// Serves what arrives until told to stop, then lets what is under way finish, at most for the time it is told.
+    pub async fn run(
+        door: Arc<Door>,
+        mut accepted: mpsc::UnboundedReceiver<Accepted>,
+        mut stop: oneshot::Receiver<Duration>,
+    ) -> bool {
+        let worker = Rc::new(Worker::new(door));
+        LocalSet::new()
+            .run_until(async {
+                let drain_max = loop {
+                    tokio::select! {
+                        biased;
+                        drain_max = &mut stop => break drain_max.unwrap_or_default(),
+                        Some(Accepted { stream, client }) = accepted.recv() => worker.serve(stream, client),
+                    }
+                };
+                worker.stopping.set(true);
+                for connection in worker.connections.borrow().values().filter_map(Weak::upgrade) {
+                    connection.stop();
+                }
+                tokio::time::timeout(drain_max, worker.until_closed()).await.is_ok()
+            })
+            .await
+    }
+
+    async fn until_closed(&self) {
+        while !self.connections.borrow().is_empty() {
+            self.closed.notified().await;
+        }
+    }
+
+    fn serve(self: &Rc<Self>, stream: StdStream, client: Arc<Client>) {
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "a connection was gone before it was served");
+                return;
+            }
+        };
+        let id = client.id;
+        let connection = Rc::new(Connection::new(stream, Rc::clone(self), client));
+        self.connections.borrow_mut().insert(id, Rc::downgrade(&connection));
+        let worker = Rc::clone(self);
+        spawn_local(async move {
+            session::serve(&worker, connection).await;
+            worker.connections.borrow_mut().remove(&id);
+            worker.closed.notify_one();
+        });
+    }
+
+    /// Whether the server stops.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// Lends the buffer that sockets are read into. Nobody waits for anything while they have it.
+    pub fn with_buffer<T>(&self, read: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        read(&mut self.buffer.borrow_mut())
+    }
+
+    /// Lends the turn that gathers. Whoever adds the first commands has it submitted once all others had their chance.
+    pub fn with_turn<T>(self: &Rc<Self>, gather: impl FnOnce(&mut Turn) -> T) -> T {
+        let mut turn = self.turn.borrow_mut();
+        let was_empty = turn.is_empty();
+        let result = gather(&mut turn);
+        if was_empty && !turn.is_empty() {
+            let worker = Rc::clone(self);
+            spawn_local(async move { worker.submit().await });
+        }
+        result
+    }
+
+    async fn submit(&self) {
+        let mut turn = self.turn.replace(self.spare.take());
+        let commands = turn.commands();
+        self.commands_under_way.set(self.commands_under_way.get() + commands);
+        turn.run(&self.door).await;
+        self.commands_under_way.set(self.commands_under_way.get().saturating_sub(commands));
+        self.settled.notify_waiters();
+        self.spare.replace(turn);
+    }
+
+    /// Resolves when few enough commands are under way for more to be read.
+    pub async fn room(&self) {
+        while self.commands_under_way.get() > RESP_COMMANDS_UNDER_WAY_MAX {
+            self.settled.notified().await;
+        }
+    }
+
+    /// A connection's unwritten answers went from `before` to `after` bytes.
+    pub fn output_changed(&self, before: usize, after: usize) {
+        self.output_bytes.set(self.output_bytes.get() + after - before);
+    }
+
+    /// Bytes of answers that wait for sockets.
+    pub fn output_bytes(&self) -> usize {
+        self.output_bytes.get()
+    }
+
+    /// A connection's incomplete request went from `before` to `after` bytes.
+    pub fn input_changed(&self, before: usize, after: usize) {
+        self.input_bytes.set(self.input_bytes.get() + after - before);
+    }
+
+    /// Bytes of requests that are not complete.
+    pub fn input_bytes(&self) -> usize {
+        self.input_bytes.get()
+    }
+}
