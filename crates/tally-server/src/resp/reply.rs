@@ -224,3 +224,77 @@ fn shown(value: f64) -> String {
 fn without_trailing_zeros(digits: &str) -> &str {
     if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
+        let mut out = b"before ".to_vec();
+        write(&mut Reply::new(&mut out, version));
+        String::from_utf8_lossy(&out[7..]).into_owned()
+    }
+
+    /// The same reply in both versions.
+    fn both(write: impl Fn(&mut Reply<'_>)) -> [String; 2] {
+        [Version::V2, Version::V3].map(|version| written(version, &write))
+    }
+
+    #[test]
+    fn plain_replies_are_the_same_in_both_versions() {
+        for (write, bytes) in [
+            ((|reply| reply.ok()) as fn(&mut Reply<'_>), "+OK\r\n"),
+            (|reply| reply.simple("PONG"), "+PONG\r\n"),
+            (|reply| reply.integer(0), ":0\r\n"),
+            (|reply| reply.integer(-10), ":-10\r\n"),
+            (|reply| reply.integer(i64::MIN), ":-9223372036854775808\r\n"),
+            (|reply| reply.integer(i64::MAX), ":9223372036854775807\r\n"),
+            (|reply| reply.bulk(b""), "$0\r\n\r\n"),
+            (|reply| reply.bulk(b"0123456789"), "$10\r\n0123456789\r\n"),
+            (|reply| reply.bulk_integer(-42), "$3\r\n-42\r\n"),
+            (|reply| reply.array(12), "*12\r\n"),
+        ] {
+            assert_eq!(both(write), [bytes, bytes]);
+        }
+    }
+
+    #[test]
+    fn an_error_stays_on_one_line() {
+        assert_eq!(written(Version::V2, |reply| reply.error("ERR no")), "-ERR no\r\n");
+        assert_eq!(written(Version::V2, |reply| reply.error("ERR a\r\nb\n\r\n")), "-ERR a  b\r\n");
+    }
+
+    #[test]
+    fn what_version_two_lacks_is_replaced() {
+        assert_eq!(both(|reply| reply.null()), ["$-1\r\n", "_\r\n"]);
+        assert_eq!(both(|reply| reply.null_array()), ["*-1\r\n", "_\r\n"]);
+        assert_eq!(both(|reply| reply.map(3)), ["*6\r\n", "%3\r\n"]);
+        assert_eq!(both(|reply| reply.set(3)), ["*3\r\n", "~3\r\n"]);
+        assert_eq!(both(|reply| reply.boolean(true)), [":1\r\n", "#t\r\n"]);
+        assert_eq!(both(|reply| reply.boolean(false)), [":0\r\n", "#f\r\n"]);
+        assert_eq!(both(|reply| reply.double(1.5)), ["$3\r\n1.5\r\n", ",1.5\r\n"]);
+        assert_eq!(both(|reply| reply.verbatim("a\r\n")), ["$3\r\na\r\n\r\n", "=7\r\ntxt:a\r\n\r\n"]);
+    }
+
+    #[test]
+    fn doubles_look_as_c_prints_them() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (3.0, "3"),
+            (0.1, "0.10000000000000001"),
+            (-2.5, "-2.5"),
+            (1e16, "10000000000000000"),
+            (1e17, "1e+17"),
+            (1e21, "1e+21"),
+            (1.5e-7, "1.4999999999999999e-07"),
+            (0.0001, "0.0001"),
+            (f64::MAX, "1.7976931348623157e+308"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+            (f64::NAN, "nan"),
+        ] {
+            assert_eq!(shown(value), text);
+        }
+    }
+}

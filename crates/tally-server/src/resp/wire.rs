@@ -12,6 +12,8 @@
 mod error;
 mod inline;
 mod number;
+#[cfg(test)]
+mod tests;
 
 pub use error::ProtocolError;
 pub use number::integer;
