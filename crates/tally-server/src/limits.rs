@@ -26,6 +26,19 @@ pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// A request body must arrive within this time.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 
+/// Longest argument of a RESP request.
+pub const RESP_BULK_BYTES_MAX: usize = 1 << 20;
+/// Most arguments of a RESP request, the command's name included.
+pub const RESP_ARGS_MAX: usize = 1024;
+/// Longest argument of a RESP request before the client has said who it is.
+pub const RESP_STRANGER_BULK_BYTES_MAX: usize = 16 << 10;
+/// Most arguments of a RESP request before the client has said who it is.
+pub const RESP_STRANGER_ARGS_MAX: usize = 10;
+/// Longest line of RESP: an inline request, or the line that says a length.
+pub const RESP_LINE_BYTES_MAX: usize = 64 << 10;
+/// Room of a parser that an idle connection keeps; more is given back.
+pub const RESP_SCRATCH_BYTES_KEPT: usize = 512;
+
 /// How long requests under way may take to finish after SIGTERM.
 pub const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// How long answers under way may take to leave after a failed flush.
@@ -42,3 +55,5 @@ const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
+const _: () = assert!(RESP_STRANGER_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
+const _: () = assert!(RESP_STRANGER_ARGS_MAX <= RESP_ARGS_MAX);

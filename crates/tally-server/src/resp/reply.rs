@@ -1,0 +1,300 @@
+//! Writes replies, byte for byte as Redis does.
+
+/// The version of the protocol a connection speaks. `HELLO` changes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// What every connection starts with: no maps, sets, doubles or booleans, two kinds of null.
+    #[default]
+    V2,
+    /// What clients ask for with `HELLO 3`.
+    V3,
+}
+
+/// Digits and sign of the longest 64-bit integer.
+const INTEGER_BYTES_MAX: usize = 20;
+/// Digits after the first that are enough to tell any two doubles apart.
+const DOUBLE_DIGITS: usize = 16;
+
+/// Appends replies to the bytes that go out. Whoever opens an array, a map or a set writes its elements next.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    out: &'a mut Vec<u8>,
+    version: Version,
+}
+
+impl<'a> Reply<'a> {
+    /// A writer at the end of `out`.
+    pub fn new(out: &'a mut Vec<u8>, version: Version) -> Reply<'a> {
+        Reply { out, version }
+    }
+
+    /// The version that is written.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// `+OK`.
+    #[inline]
+    pub fn ok(&mut self) {
+        self.out.extend_from_slice(b"+OK\r\n");
+    }
+
+    /// A short text without line breaks, such as `PONG`.
+    pub fn simple(&mut self, text: &str) {
+        debug_assert!(!text.contains(['\r', '\n']), "a simple string is one line");
+        self.line(b'+', text.as_bytes());
+    }
+
+    /// An error. The text begins with its code, such as `ERR`; line breaks in it become blanks.
+    pub fn error(&mut self, text: impl AsRef<[u8]>) {
+        let text = text.as_ref();
+        let kept = text.iter().rposition(|byte| !is_line_break(*byte)).map_or(0, |last| last + 1);
+        self.out.push(b'-');
+        self.out.extend(text.iter().take(kept).map(|byte| if is_line_break(*byte) { b' ' } else { *byte }));
+        self.end();
+    }
+
+    /// An integer.
+    #[inline]
+    pub fn integer(&mut self, value: i64) {
+        self.out.push(b':');
+        self.digits(value);
+        self.end();
+    }
+
+    /// A string of any bytes.
+    #[inline]
+    pub fn bulk(&mut self, bytes: &[u8]) {
+        self.header(b'$', bytes.len());
+        self.out.extend_from_slice(bytes);
+        self.end();
+    }
+
+    /// An integer as a string, as `GET` answers.
+    #[inline]
+    pub fn bulk_integer(&mut self, value: i64) {
+        let mut room = [0; INTEGER_BYTES_MAX];
+        self.bulk(decimal(value, &mut room));
+    }
+
+    /// Nothing, where a string could stand.
+    #[inline]
+    pub fn null(&mut self) {
+        self.out.extend_from_slice(match self.version {
+            Version::V2 => b"$-1\r\n",
+            Version::V3 => b"_\r\n",
+        });
+    }
+
+    /// Nothing, where an array could stand.
+    pub fn null_array(&mut self) {
+        self.out.extend_from_slice(match self.version {
+            Version::V2 => b"*-1\r\n",
+            Version::V3 => b"_\r\n",
+        });
+    }
+
+    /// Opens an array of `len` elements.
+    #[inline]
+    pub fn array(&mut self, len: usize) {
+        self.header(b'*', len);
+    }
+
+    /// Opens a map of `len` pairs: key, value, key, value. In version 2 it is a flat array.
+    pub fn map(&mut self, len: usize) {
+        match self.version {
+            Version::V2 => self.header(b'*', len * 2),
+            Version::V3 => self.header(b'%', len),
+        }
+    }
+
+    /// Opens a set of `len` elements. In version 2 it is an array.
+    pub fn set(&mut self, len: usize) {
+        match self.version {
+            Version::V2 => self.header(b'*', len),
+            Version::V3 => self.header(b'~', len),
+        }
+    }
+
+    /// A double, with as many digits as tell it from its neighbours. In version 2 it is a string.
+    pub fn double(&mut self, value: f64) {
+        let text = shown(value);
+        match self.version {
+            Version::V2 => self.bulk(text.as_bytes()),
+            Version::V3 => self.line(b',', text.as_bytes()),
+        }
+    }
+
+    /// A truth value. In version 2 it is 1 or 0.
+    pub fn boolean(&mut self, value: bool) {
+        match self.version {
+            Version::V2 => self.integer(i64::from(value)),
+            Version::V3 => self.line(b'#', if value { b"t" } else { b"f" }),
+        }
+    }
+
+    /// A text for people, such as `INFO` answers. In version 2 it is a string.
+    pub fn verbatim(&mut self, text: &str) {
+        match self.version {
+            Version::V2 => self.bulk(text.as_bytes()),
+            Version::V3 => {
+                const FORMAT: &[u8] = b"txt:";
+                self.header(b'=', FORMAT.len() + text.len());
+                self.out.extend_from_slice(FORMAT);
+                self.out.extend_from_slice(text.as_bytes());
+                self.end();
+            }
+        }
+    }
+
+    fn line(&mut self, kind: u8, text: &[u8]) {
+        self.out.push(kind);
+        self.out.extend_from_slice(text);
+        self.end();
+    }
+
+    #[inline]
+    fn header(&mut self, kind: u8, len: usize) {
+        self.out.push(kind);
+        self.digits(i64::try_from(len).unwrap_or(i64::MAX));
+        self.end();
+    }
+
+    #[inline]
+    fn digits(&mut self, value: i64) {
+        // Most lengths and many counts are one digit.
+        if let Ok(digit @ 0..=9) = u8::try_from(value) {
+            self.out.push(b'0' + digit);
+            return;
+        }
+        let mut room = [0; INTEGER_BYTES_MAX];
+        self.out.extend_from_slice(decimal(value, &mut room));
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        self.out.extend_from_slice(b"\r\n");
+    }
+}
+
+fn is_line_break(byte: u8) -> bool {
+    matches!(byte, b'\r' | b'\n')
+}
+
+/// The decimal digits of `value`, at the end of `room`.
+#[inline]
+fn decimal(value: i64, room: &mut [u8; INTEGER_BYTES_MAX]) -> &[u8] {
+    let mut left = value.unsigned_abs();
+    let mut at = INTEGER_BYTES_MAX;
+    loop {
+        at -= 1;
+        room[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            break;
+        }
+    }
+    if value < 0 {
+        at -= 1;
+        room[at] = b'-';
+    }
+    &room[at..]
+}
+
+/// A double as C's `%.17g` prints it, which is what Redis 7 sends.
+fn shown(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{value:.DOUBLE_DIGITS$e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    match usize::try_from(DOUBLE_DIGITS as i32 - exponent) {
+        Ok(decimals) if exponent >= -4 => without_trailing_zeros(&format!("{value:.decimals$}")).to_owned(),
+        _ => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{}e{sign}{:02}", without_trailing_zeros(mantissa), exponent.unsigned_abs())
+        }
+    }
+}
+
+fn without_trailing_zeros(digits: &str) -> &str {
+    if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
+        let mut out = b"before ".to_vec();
+        write(&mut Reply::new(&mut out, version));
+        String::from_utf8_lossy(&out[7..]).into_owned()
+    }
+
+    /// The same reply in both versions.
+    fn both(write: impl Fn(&mut Reply<'_>)) -> [String; 2] {
+        [Version::V2, Version::V3].map(|version| written(version, &write))
+    }
+
+    #[test]
+    fn plain_replies_are_the_same_in_both_versions() {
+        for (write, bytes) in [
+            ((|reply| reply.ok()) as fn(&mut Reply<'_>), "+OK\r\n"),
+            (|reply| reply.simple("PONG"), "+PONG\r\n"),
+            (|reply| reply.integer(0), ":0\r\n"),
+            (|reply| reply.integer(-10), ":-10\r\n"),
+            (|reply| reply.integer(i64::MIN), ":-9223372036854775808\r\n"),
+            (|reply| reply.integer(i64::MAX), ":9223372036854775807\r\n"),
+            (|reply| reply.bulk(b""), "$0\r\n\r\n"),
+            (|reply| reply.bulk(b"0123456789"), "$10\r\n0123456789\r\n"),
+            (|reply| reply.bulk_integer(-42), "$3\r\n-42\r\n"),
+            (|reply| reply.array(12), "*12\r\n"),
+        ] {
+            assert_eq!(both(write), [bytes, bytes]);
+        }
+    }
+
+    #[test]
+    fn an_error_stays_on_one_line() {
+        assert_eq!(written(Version::V2, |reply| reply.error("ERR no")), "-ERR no\r\n");
+        assert_eq!(written(Version::V2, |reply| reply.error("ERR a\r\nb\n\r\n")), "-ERR a  b\r\n");
+    }
+
+    #[test]
+    fn what_version_two_lacks_is_replaced() {
+        assert_eq!(both(|reply| reply.null()), ["$-1\r\n", "_\r\n"]);
+        assert_eq!(both(|reply| reply.null_array()), ["*-1\r\n", "_\r\n"]);
+        assert_eq!(both(|reply| reply.map(3)), ["*6\r\n", "%3\r\n"]);
+        assert_eq!(both(|reply| reply.set(3)), ["*3\r\n", "~3\r\n"]);
+        assert_eq!(both(|reply| reply.boolean(true)), [":1\r\n", "#t\r\n"]);
+        assert_eq!(both(|reply| reply.boolean(false)), [":0\r\n", "#f\r\n"]);
+        assert_eq!(both(|reply| reply.double(1.5)), ["$3\r\n1.5\r\n", ",1.5\r\n"]);
+        assert_eq!(both(|reply| reply.verbatim("a\r\n")), ["$3\r\na\r\n\r\n", "=7\r\ntxt:a\r\n\r\n"]);
+    }
+
+    #[test]
+    fn doubles_look_as_c_prints_them() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (3.0, "3"),
+            (0.1, "0.10000000000000001"),
+            (-2.5, "-2.5"),
+            (1e16, "10000000000000000"),
+            (1e17, "1e+17"),
+            (1e21, "1e+21"),
+            (1.5e-7, "1.4999999999999999e-07"),
+            (0.0001, "0.0001"),
+            (f64::MAX, "1.7976931348623157e+308"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+            (f64::NAN, "nan"),
+        ] {
+            assert_eq!(shown(value), text);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Reads requests out of the bytes of a connection: without copying them, and without reading a byte twice.
+//!
+//! A request is either an array of bulk strings, `*2\r\n$4\r\nINCR\r\n$1\r\na\r\n`, or one line of words, `INCR a\r\n`.
+//! What is accepted and what is refused, and with which words, is what Redis does. Three things are stricter: a line
+//! longer than the limit is refused even if it arrives at once, the words of a line are bounded like the arguments
+//! of an array, and a byte of zero does not end a line.
+//!
+//! The caller keeps the bytes and hands in all that it has, from the first byte of the request on. When they are not
+//! enough, the parser remembers how far it got, so that a request that arrives in a thousand pieces costs no more
+//! than one that arrives whole. Nothing is allocated for a length that was only announced.
+
+mod error;
+mod inline;
+mod number;
+#[cfg(test)]
+mod tests;
+
+pub use error::ProtocolError;
+pub use number::integer;
+
+use crate::limits::{
+    RESP_ARGS_MAX, RESP_BULK_BYTES_MAX, RESP_LINE_BYTES_MAX, RESP_SCRATCH_BYTES_KEPT, RESP_STRANGER_ARGS_MAX,
+    RESP_STRANGER_BULK_BYTES_MAX,
+};
+
+/// Every element ends with these two bytes. As in Redis, nobody looks at what they are after a bulk string.
+const LINE_END: &[u8] = b"\r\n";
+
+/// How large a request may be. What one may send depends on whether one has said who one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest argument.
+    pub bulk_bytes_max: usize,
+    /// Most arguments, the command's name included.
+    pub args_max: usize,
+}
+
+impl Limits {
+    /// For clients that may use the server. Nobody gets more than this.
+    pub const KNOWN: Limits = Limits { bulk_bytes_max: RESP_BULK_BYTES_MAX, args_max: RESP_ARGS_MAX };
+    /// For clients that have yet to send `AUTH` or `HELLO`.
+    pub const STRANGER: Limits =
+        Limits { bulk_bytes_max: RESP_STRANGER_BULK_BYTES_MAX, args_max: RESP_STRANGER_ARGS_MAX };
+}
+
+/// What the bytes at hand amount to.
+#[derive(Debug)]
+pub enum Parsed<'a> {
+    /// A request with at least one argument, and how many bytes it took.
+    Request(Args<'a>, usize),
+    /// An empty request of this many bytes. It gets no answer.
+    Empty(usize),
+    /// The request goes on. At least `needed` more bytes are missing.
+    Incomplete {
+        /// At least one.
+        needed: usize,
+    },
+    /// The stream cannot be read any further: answer and close.
+    Broken(ProtocolError),
+}
+
+/// The arguments of one request, the command's name first.
+#[derive(Clone, Copy, Debug)]
+pub struct Args<'a> {
+    bytes: &'a [u8],
+    spans: &'a [Span],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl<'a> Args<'a> {
+    /// How many there are. Never zero.
+    #[expect(clippy::len_without_is_empty, reason = "a request without arguments is `Parsed::Empty`")]
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The argument at `index`; the command's name is at 0.
+    pub fn get(&self, index: usize) -> Option<&'a [u8]> {
+        let span = self.spans.get(index)?;
+        self.bytes.get(span.start..span.end)
+    }
+
+    /// The command's name.
+    pub fn name(&self) -> &'a [u8] {
+        self.get(0).unwrap_or_default()
+    }
+
+    /// All of them in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
+        let bytes = self.bytes;
+        self.spans.iter().map(move |span| bytes.get(span.start..span.end).unwrap_or_default())
+    }
+}
+
+/// Why there is no request yet, or never will be.
+enum Stop {
+    Incomplete(usize),
+    Broken(ProtocolError),
+}
+
+/// The parser of one connection.
+#[derive(Debug, Default)]
+pub struct Parser {
+    /// Where the arguments found so far are.
+    spans: Vec<Span>,
+    /// The words of an inline request, without their quotes. Spans point here instead of into the input.
+    words: Vec<u8>,
+    /// Arguments still to come. Zero between requests.
+    missing: usize,
+    /// Where the next element begins, when arguments are missing.
+    at: usize,
+    /// The length of the bulk string that begins at `at`, once its line was read.
+    bulk: Option<usize>,
+    /// How many bytes of the line under way were searched for its end.
+    searched: usize,
+}
+
+impl Parser {
+    /// The request at the front of `input`.
+    ///
+    /// After `Incomplete`, call again with the same bytes and more behind them. After `Request` and `Empty`, the next
+    /// input begins behind the bytes these took. After `Broken` there is no next time.
+    #[inline]
+    pub fn next<'a>(&'a mut self, input: &'a [u8], limits: &Limits) -> Parsed<'a> {
+        let is_inline = self.missing == 0 && input.first().is_some_and(|first| *first != b'*');
+        let taken = if is_inline { self.inline(input, limits) } else { self.array(input, limits) };
+        match taken {
+            Ok(taken) if self.spans.is_empty() => Parsed::Empty(taken),
+            Ok(taken) => {
+                let bytes = if is_inline { &self.words } else { input };
+                Parsed::Request(Args { bytes, spans: &self.spans }, taken)
+            }
+            Err(Stop::Incomplete(needed)) => Parsed::Incomplete { needed },
+            Err(Stop::Broken(error)) => Parsed::Broken(error),
+        }
+    }
+
+    /// Gives back memory that a large request took. For connections that fall idle between requests.
+    pub fn trim(&mut self) {
+        if self.missing == 0 {
+            self.spans.clear();
+            self.words.clear();
+            self.spans.shrink_to(RESP_SCRATCH_BYTES_KEPT / size_of::<Span>());
+            self.words.shrink_to(RESP_SCRATCH_BYTES_KEPT);
+        }
+    }
+
+    fn array(&mut self, input: &[u8], limits: &Limits) -> Result<usize, Stop> {
+        if self.missing == 0 {
+            self.spans.clear();
+            let (count, end) = self.count(input, limits)?;
+            if count == 0 {
+                return Ok(end);
+            }
+            (self.missing, self.at) = (count, end);
+        }
+        while self.missing > 0 {
+            let len = match self.bulk {
+                Some(len) => len,
+                None => self.bulk_len(input, limits)?,
+            };
+            let end = self.at + len;
+            let next = end + LINE_END.len();
+            if input.len() < next {
+                self.bulk = Some(len);
+                return Err(Stop::Incomplete(next - input.len()));
+            }
+            self.spans.push(Span { start: self.at, end });
+            self.at = next;
+            self.bulk = None;
+            self.missing -= 1;
+        }
+        Ok(self.at)
+    }
+
+    /// How many arguments `*…` announces, and where its line ends. Zero and less are none.
+    #[inline]
+    fn count(&mut self, input: &[u8], limits: &Limits) -> Result<(usize, usize), Stop> {
+        if let Some((count, end)) = number::short(input, 1)
+            && count <= limits.args_max
+        {
+            self.searched = 0;
+            return Ok((count, end));
+        }
+        let line = self.length_line(input, 0, ProtocolError::CountTooLong)?;
+        let count = number::integer(line.get(1..).unwrap_or_default())
+            .filter(|count| *count <= RESP_ARGS_MAX as i64)
+            .ok_or(Stop::Broken(ProtocolError::InvalidCount))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if count > limits.args_max {
+            return Err(Stop::Broken(ProtocolError::StrangersCount));
+        }
+        Ok((count, line.len() + LINE_END.len()))
+    }
+
+    /// The length that the line `$…` at `at` announces. Moves `at` behind that line.
+    #[inline]
+    fn bulk_len(&mut self, input: &[u8], limits: &Limits) -> Result<usize, Stop> {
+        if input.get(self.at) == Some(&b'$')
+            && let Some((len, end)) = number::short(input, self.at + 1)
+            && len <= limits.bulk_bytes_max
+        {
+            self.searched = 0;
+            self.at = end;
+            return Ok(len);
+        }
+        let line = self.length_line(input, self.at, ProtocolError::LengthTooLong)?;
+        let digits = match line.split_first() {
+            Some((b'$', digits)) => digits,
+            // An empty line: its first byte is the one that ends it.
+            other => return Err(Stop::Broken(ProtocolError::ExpectedBulk(other.map_or(b'\r', |(first, _)| *first)))),
+        };
+        let len = number::integer(digits)
+            .and_then(|len| usize::try_from(len).ok())
+            .filter(|len| *len <= RESP_BULK_BYTES_MAX)
+            .ok_or(Stop::Broken(ProtocolError::InvalidLength))?;
+        if len > limits.bulk_bytes_max {
+            return Err(Stop::Broken(ProtocolError::StrangersLength));
+        }
+        self.at += line.len() + LINE_END.len();
+        Ok(len)
+    }
+
+    /// The line that begins at `from`, without its end. As in Redis, `\r` ends it and one byte follows.
+    #[cold]
+    fn length_line<'i>(&mut self, input: &'i [u8], from: usize, too_long: ProtocolError) -> Result<&'i [u8], Stop> {
+        let rest = input.get(from..).unwrap_or_default();
+        let line = self.line(rest, b'\r', too_long)?;
+        if rest.len() < line.len() + LINE_END.len() {
+            self.searched = line.len();
+            return Err(Stop::Incomplete(1));
+        }
+        Ok(line)
+    }
+
+    /// What stands before the first `end`, which a line must have within its limit.
+    fn line<'i>(&mut self, rest: &'i [u8], end: u8, too_long: ProtocolError) -> Result<&'i [u8], Stop> {
+        let unsearched = rest.get(self.searched..).unwrap_or_default();
+        let found = unsearched.iter().position(|byte| *byte == end).map(|at| self.searched + at);
+        if found.unwrap_or(rest.len()) > RESP_LINE_BYTES_MAX {
+            return Err(Stop::Broken(too_long));
+        }
+        match found.and_then(|at| rest.get(..at)) {
+            Some(line) => {
+                self.searched = 0;
+                Ok(line)
+            }
+            None => {
+                self.searched = rest.len();
+                Err(Stop::Incomplete(1))
+            }
+        }
+    }
+}
