@@ -1,7 +1,7 @@
 //! One submission as a behaviour writes it: `engine.call().add("a", 1).set("a", 7).send()`.
 
 use tally_core::batch::Events;
-use tally_core::event::{Bounds, Change, Correction, Details, RequestId};
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, RequestId};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Receipt};
 use tally_core::surface::{Durability, Engine, EngineError};
@@ -74,13 +74,15 @@ impl<'e, E: Engine> Call<'e, E> {
     /// Sets the value.
     #[must_use]
     pub fn set(self, key: impl AsRef<[u8]>, value: i64) -> Self {
-        self.event(key, Change::Set { value, expected: None, why: why("set") }, None, None)
+        let when = Condition::Always;
+        self.event(key, Change::Set { value, when, expiry: Expiry::Keep, why: why("set") }, None, None)
     }
 
     /// Sets the value if another stands there.
     #[must_use]
     pub fn swap(self, key: impl AsRef<[u8]>, expected: i64, value: i64) -> Self {
-        self.event(key, Change::Set { value, expected: Some(expected), why: why("swap") }, None, None)
+        let when = Condition::Equals(expected);
+        self.event(key, Change::Set { value, when, expiry: Expiry::Keep, why: why("swap") }, None, None)
     }
 
     /// Sets the value to zero.

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use tally_core::event::{Change, Correction};
+use tally_core::event::{Change, Condition, Correction, Expiry};
 use tally_core::outcome::{Outcome, Refusal};
 
 use crate::call::why;
@@ -43,7 +43,7 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
 pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add_once("id", "ns:a", 5)?;
-    let set = Change::Set { value: 5, expected: None, why: why("set") };
+    let set = Change::Set { value: 5, when: Condition::Always, expiry: Expiry::Keep, why: why("set") };
     let adjust = Change::Adjust { delta: 5, why: why("adjust") };
     for (key, change, stands) in
         [("ns:a", Change::Add(6), 5), ("ns:b", Change::Add(5), 0), ("ns:a", set, 5), ("ns:a", adjust, 5)]
@@ -116,7 +116,7 @@ pub fn a_request_is_remembered_across_a_restart<H: Host>(host: &H) -> Verdict {
 pub fn a_refused_request_stays_refused<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.call().set("n", i64::MAX).send()?;
-    let swap = || Change::Set { value: 1, expected: Some(7), why: why("swap") };
+    let swap = || Change::Set { value: 1, when: Condition::Equals(7), expiry: Expiry::Keep, why: why("swap") };
     let first = running.add_once("over", "n", 1)?;
     assert_eq!((first.refusal, first.value), (Some(Refusal::Overflow), i64::MAX));
     let unexpected = running.event("n", swap(), Some("swap"), None)?;

@@ -29,6 +29,7 @@ pub struct Batch {
     slots: Vec<Slot>,
     extras: Vec<Extra>,
     extra_bytes: usize,
+    looks: usize,
 }
 
 /// One event of a batch; the key lies in the batch's buffer.
@@ -41,6 +42,8 @@ struct Slot {
     extra: u32,
     key_len: u16,
     has_request_id: bool,
+    /// Belongs to one group with the slot before it.
+    follows: bool,
     merging: Merging,
 }
 
@@ -75,7 +78,7 @@ impl Slot {
 }
 
 impl Batch {
-    /// Number of events as journalled, after combining.
+    /// Number of events, after combining.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len()
@@ -93,6 +96,31 @@ impl Batch {
         self.slots.clear();
         self.extras.clear();
         self.extra_bytes = 0;
+        self.looks = 0;
+    }
+
+    /// How many of the events only look.
+    #[must_use]
+    pub fn looks(&self) -> usize {
+        self.looks
+    }
+
+    /// Number of events that the journal gets.
+    #[must_use]
+    pub fn journalled_len(&self) -> usize {
+        if self.looks == 0 { self.slots.len() } else { self.journalled().count() }
+    }
+
+    /// The slots that the journal gets: all but looks. A look within a group that changes something is among them,
+    /// because its key has a say in whether the group is put off, and a replay has to come to the same conclusion.
+    fn journalled(&self) -> impl Iterator<Item = &Slot> {
+        let groups = self.slots.chunk_by(|_, next| next.follows);
+        groups.filter(|group| !group.iter().all(|slot| self.is_look(slot))).flatten()
+    }
+
+    fn is_look(&self, slot: &Slot) -> bool {
+        let extra = self.extras.get(slot.extra as usize);
+        extra.is_some_and(|extra| matches!(extra.change, Some(Change::Look(_))))
     }
 
     /// The events in order.
@@ -126,6 +154,7 @@ impl Batch {
             request_id: slot.has_request_id.then_some(RequestId(slot.request_id)),
             details: extra.and_then(|extra| extra.details.as_ref()),
             combined: slot.merging == Merging::Joined,
+            follows: slot.follows,
         }
     }
 
@@ -137,6 +166,7 @@ impl Batch {
 
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
+        self.looks += usize::from(matches!(extra.change, Some(Change::Look(_))));
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
     }
@@ -151,6 +181,7 @@ impl Batch {
             extra: NO_EXTRA,
             key_len,
             has_request_id: false,
+            follows: false,
             merging,
         });
     }
@@ -163,7 +194,10 @@ impl Batch {
         id: Option<RequestId>,
         details: Option<Details>,
     ) {
-        let details = details.filter(|details| !details.is_empty());
+        // A look leaves no trace, so there is nothing to remember under an id.
+        let is_look = matches!(change, Change::Look(_));
+        let id = id.filter(|_| !is_look);
+        let details = details.filter(|details| !is_look && !details.is_empty());
         let (key_start, key_len) = self.push_key(key);
         let (delta, change) = match change {
             Change::Add(delta) => (delta, None),
@@ -179,6 +213,7 @@ impl Batch {
             extra,
             key_len,
             has_request_id: id.is_some(),
+            follows: false,
             merging: if plain && id.is_none() { Merging::Open } else { Merging::Closed },
         });
     }

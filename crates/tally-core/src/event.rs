@@ -12,12 +12,14 @@ use crate::time::Millis;
 pub enum Change {
     /// Adds a delta; the only change that combines.
     Add(i64),
-    /// Makes the value what it says, if the current value is as expected (or nothing is expected).
+    /// Makes the value what it says, if what stands there now allows it.
     Set {
         /// The value afterwards.
         value: i64,
-        /// The value that must stand there now: compare-and-set.
-        expected: Option<i64>,
+        /// What must stand there now; otherwise nothing changes.
+        when: Condition,
+        /// What becomes of the moment the counter expires.
+        expiry: Expiry,
         /// Who and why.
         why: Correction,
     },
@@ -32,6 +34,66 @@ pub enum Change {
     },
     /// Removes the counter; its ledger stays.
     Delete(Correction),
+    /// Sets or removes the moment the counter expires. Changes no value and writes no ledger entry. `applied` is 1 if
+    /// it was set or removed, and 0 if the condition was not met, there was no counter or nothing to remove.
+    Expire {
+        /// When the counter expires; `None` is never.
+        at: Option<Millis>,
+        /// What must hold of the moment that stands there now.
+        when: ExpiryCondition,
+    },
+    /// Changes nothing and is not remembered under a request id: tells what stands at this place among the events.
+    Look(Look),
+}
+
+/// What must stand where a value is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Anything.
+    Always,
+    /// This value; a counter that does not exist stands at zero.
+    Equals(i64),
+    /// No counter.
+    Absent,
+    /// A counter.
+    Present,
+}
+
+/// What setting a value does to the moment the counter expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// It stays.
+    Keep,
+    /// The counter no longer expires.
+    Never,
+    /// The counter expires then; a moment in the past means at once.
+    At(Millis),
+}
+
+/// When an expiry may be changed. A counter without one counts as expiring infinitely late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpiryCondition {
+    /// Always.
+    Always,
+    /// If the counter has none.
+    IfNone,
+    /// If the counter has one.
+    IfSome,
+    /// If the new one is later.
+    IfLater,
+    /// If the new one is earlier.
+    IfEarlier,
+    /// If the counter has one and the new one is earlier.
+    IfSomeAndEarlier,
+}
+
+/// What a look asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The value.
+    Value,
+    /// When the counter expires, as the outcome's value: milliseconds since the epoch, or -1 for never.
+    Expiry,
 }
 
 /// Who corrects a counter, and why.
@@ -74,6 +136,17 @@ pub struct Details {
     pub at: Option<Millis>,
     /// Limits for this change.
     pub bounds: Option<Bounds>,
+    /// When the counter expires from now on, if the add is applied.
+    pub expiry: Option<AddExpiry>,
+}
+
+/// The expiry that an add brings along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddExpiry {
+    /// When the counter expires; a moment in the past means at once.
+    pub at: Millis,
+    /// Leaves an expiry that the counter already has as it is.
+    pub only_if_none: bool,
 }
 
 impl Details {
@@ -136,6 +209,8 @@ pub struct EventRef<'a> {
     pub details: Option<&'a Details>,
     /// Whether it stands for several events.
     pub combined: bool,
+    /// Whether it belongs to one group with the event before it.
+    pub follows: bool,
 }
 
 impl EventRef<'_> {

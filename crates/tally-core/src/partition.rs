@@ -18,7 +18,7 @@ use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::book::Book;
 use crate::counter::{Counter, Overflow};
-use crate::event::{Bounds, Change, ChangeRef, Correction, EventRef, OnBound, RequestId};
+use crate::event::{Bounds, Change, ChangeRef, Condition, Correction, EventRef, Look, OnBound, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::ledger::{CorrectionKind, LedgerEntry};
 use crate::outcome::{Outcome, Refusal};
@@ -212,8 +212,14 @@ impl Partition {
         match event.change {
             ChangeRef::Add(delta) => self.add(event, delta, hint),
             ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta, hint),
-            ChangeRef::Other(Change::Set { value, expected, why }) => {
-                if expected.is_some_and(|expected| expected != self.value(event)) {
+            ChangeRef::Other(Change::Set { value, when, why, .. }) => {
+                let met = match when {
+                    Condition::Always => true,
+                    Condition::Equals(expected) => *expected == self.value(event),
+                    Condition::Absent => self.table.find(event.hash, event.key.as_bytes()).is_none(),
+                    Condition::Present => self.table.find(event.hash, event.key.as_bytes()).is_some(),
+                };
+                if !met {
                     return self.refused(event, Refusal::NotExpected);
                 }
                 self.correct(event, *value, CorrectionKind::Set, why)
@@ -224,6 +230,11 @@ impl Partition {
                 None => self.refused(event, Refusal::Overflow),
             },
             ChangeRef::Other(Change::Delete(why)) => self.delete(event, why),
+            ChangeRef::Other(Change::Expire { .. } | Change::Look(Look::Value)) => self.standing(event),
+            ChangeRef::Other(Change::Look(Look::Expiry)) => {
+                let standing = self.standing(event);
+                Outcome { value: if standing.exists { -1 } else { 0 }, ..standing }
+            }
         }
     }
 
@@ -315,6 +326,12 @@ impl Partition {
 
     fn value(&self, event: &EventRef<'_>) -> i64 {
         self.table.find(event.hash, event.key.as_bytes()).map_or(0, |id| self.table.counter(id).value())
+    }
+
+    fn standing(&self, event: &EventRef<'_>) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let value = found.map_or(0, |id| self.table.counter(id).value());
+        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: None, at: self.clock }
     }
 
     fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use tally_core::counter::Counter;
-use tally_core::event::{Bounds, Change, Correction, Details, OnBound, RequestId};
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Look, OnBound, RequestId};
 use tally_core::key::Key;
 use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
@@ -52,7 +52,7 @@ impl Event {
             Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
                 why.actor = Box::default();
             }
-            Change::Add(_) => {}
+            Change::Add(_) | Change::Expire { .. } | Change::Look(_) => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -113,7 +113,8 @@ impl Model {
     /// Applies one event.
     pub fn apply(&mut self, at: Millis, event: &Event) -> Outcome {
         self.clock = self.clock.max(at.0);
-        let Some(id) = &event.id else { return self.change(event) };
+        let remembered = !matches!(event.change, Change::Look(_));
+        let Some(id) = event.id.as_ref().filter(|_| remembered) else { return self.change(event) };
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
         if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
             return if answered.payload == event.payload() {
@@ -143,9 +144,7 @@ impl Model {
                     Some(delta) => self.shift(event, delta, Shift::Increment),
                 }
             }
-            Change::Set { expected: Some(expected), .. } if *expected != value => {
-                self.refused(event, Refusal::NotExpected)
-            }
+            Change::Set { when, .. } if !self.allows(*when, &event.key) => self.refused(event, Refusal::NotExpected),
             Change::Set { value: target, why, .. } => {
                 self.shift(event, i128::from(*target) - i128::from(value), Shift::Correction(CorrectionKind::Set, why))
             }
@@ -160,6 +159,21 @@ impl Model {
                 let applied = 0i64.saturating_sub(value);
                 Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None, at: self.clock() }
             }
+            Change::Expire { .. } | Change::Look(_) => {
+                let exists = self.counters.contains_key(&event.key);
+                let value = if exists && event.change == Change::Look(Look::Expiry) { -1 } else { value };
+                Outcome { value, applied: 0, exists, duplicate: false, refusal: None, at: self.clock() }
+            }
+        }
+    }
+
+    fn allows(&self, when: Condition, key: &Key) -> bool {
+        let found = self.counters.get(key);
+        match when {
+            Condition::Always => true,
+            Condition::Equals(expected) => expected == found.map_or(0, |life| life.value),
+            Condition::Absent => found.is_none(),
+            Condition::Present => found.is_some(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What simulated callers ask for, drawn from a seed.
 
-use tally_core::event::{Bounds, Change, Correction, Details, OnBound};
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound};
 use tally_core::key::Key;
 
 use crate::model::Event;
@@ -70,8 +70,11 @@ fn change(rng: &mut Rng) -> Change {
         Correction { actor: format!("actor {}", rng.below(3)).into(), reason: reason.into() }
     };
     match rng.below(24) {
-        0 => Change::Set { value: amount(rng), expected: None, why: why(rng) },
-        1 => Change::Set { value: amount(rng), expected: Some(rng.below(4) as i64), why: why(rng) },
+        0 => Change::Set { value: amount(rng), when: Condition::Always, expiry: Expiry::Keep, why: why(rng) },
+        1 => {
+            let when = Condition::Equals(rng.below(4) as i64);
+            Change::Set { value: amount(rng), when, expiry: Expiry::Keep, why: why(rng) }
+        }
         2 => Change::Reset(why(rng)),
         3 => Change::Adjust { delta: amount(rng), why: why(rng) },
         4 | 5 => Change::Delete(why(rng)),

@@ -4,18 +4,26 @@
 //! batch   = version:u8  at:varint  count:varint  event*  crc32:u32le (over everything before it)
 //! event   = flags:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
 //! flags   = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 stands for several adds
-//!           (and has neither) · bits 6-7 must be 0
-//! change  = Add delta | Set value,has_expected,[expected],why | Reset why | Adjust delta,why | Delete why
+//!           (and has none of the others) · bit 6 in one group with the event before · bit 7 must be 0
+//! change  = Add delta | Set value,terms:u8,[expected],[expires],why | Reset why | Adjust delta,why | Delete why
+//!         | Expire terms:u8,[expires] | Look what:u8
+//! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry stays, goes, is given
+//!           of Expire: bits 0-2 condition · bit 3 expiry is given
 //! why     = actor:bytes reason:bytes
-//! details = (tag:u8 value:bytes)*       tags: 1 member · 2 dimensions · 3 at · 4 bounds
+//! details = (tag:u8 value:bytes)*       tags: 1 member · 2 dimensions · 3 at · 4 bounds · 5 expiry
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
+//!
+//! A look is written only within a group that changes something.
 //!
 //! A reader that meets a version, flag, kind or tag it does not know refuses the batch: guessing at somebody's
 //! counts is worse than stopping.
 
-use super::{Batch, Extra, Merging, NO_EXTRA};
-use crate::event::{Bounds, Change, ChangeRef, Correction, Details, OnBound, RequestId};
+use super::{Batch, Extra, Merging, NO_EXTRA, Slot};
+use crate::event::{
+    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
+    RequestId,
+};
 use crate::key::KeyRef;
 use crate::limits::{
     BATCH_EVENTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX, EVENT_BYTES_MAX, KEY_BYTES_MAX, MEMBER_BYTES_MAX,
@@ -31,15 +39,34 @@ const KIND_SET: u8 = 1;
 const KIND_RESET: u8 = 2;
 const KIND_ADJUST: u8 = 3;
 const KIND_DELETE: u8 = 4;
+const KIND_EXPIRE: u8 = 5;
+const KIND_LOOK: u8 = 6;
 const KIND_MASK: u8 = 0b111;
 const HAS_REQUEST_ID: u8 = 1 << 3;
 const HAS_DETAILS: u8 = 1 << 4;
 const COMBINED: u8 = 1 << 5;
+const FOLLOWS: u8 = 1 << 6;
+
+const TERMS_CONDITION: u8 = 0b11;
+const TERMS_NEVER: u8 = 1 << 2;
+const TERMS_AT: u8 = 2 << 2;
+const TERMS_EXPIRES: u8 = 1 << 3;
+
+/// The conditions of an expiry by their number.
+const EXPIRY_CONDITIONS: [ExpiryCondition; 6] = [
+    ExpiryCondition::Always,
+    ExpiryCondition::IfNone,
+    ExpiryCondition::IfSome,
+    ExpiryCondition::IfLater,
+    ExpiryCondition::IfEarlier,
+    ExpiryCondition::IfSomeAndEarlier,
+];
 
 const TAG_MEMBER: u8 = 1;
 const TAG_DIMENSIONS: u8 = 2;
 const TAG_AT: u8 = 3;
 const TAG_BOUNDS: u8 = 4;
+const TAG_EXPIRY: u8 = 5;
 
 /// Why bytes are not a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,36 +82,47 @@ pub enum CodecError {
     Malformed(usize),
 }
 
-/// Appends the binary form of `batch` to `out`.
+/// Appends the binary form of `batch` to `out`; looks outside groups are left out.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     let start = out.len();
     out.push(VERSION);
     put_u64(out, at.0);
-    put_u64(out, batch.slots.len() as u64);
-    for slot in &batch.slots {
-        let extra = batch.extras.get(slot.extra as usize);
-        let change = extra.and_then(|extra| extra.change.as_ref());
-        let details = extra.and_then(|extra| extra.details.as_ref());
-        let id_flag = if slot.has_request_id { HAS_REQUEST_ID } else { 0 };
-        let details_flag = if details.is_some() { HAS_DETAILS } else { 0 };
-        let combined_flag = if slot.merging == Merging::Joined { COMBINED } else { 0 };
-        out.push(kind_of(change) | id_flag | details_flag | combined_flag);
-        put_bytes(out, batch.key(slot));
-        match change {
-            None => put_i64(out, slot.delta),
-            Some(change) => put_change(out, change),
+    put_u64(out, batch.journalled_len() as u64);
+    if batch.looks == 0 {
+        for slot in &batch.slots {
+            put_event(out, batch, slot);
         }
-        if slot.has_request_id {
-            out.extend_from_slice(&slot.request_id);
-        }
-        if let Some(details) = details {
-            let mut coded = Vec::new();
-            put_details(&mut coded, details);
-            put_bytes(out, &coded);
+    } else {
+        for slot in batch.journalled() {
+            put_event(out, batch, slot);
         }
     }
     let crc = crc32fast::hash(&out[start..]);
     out.extend_from_slice(&crc.to_le_bytes());
+}
+
+fn put_event(out: &mut Vec<u8>, batch: &Batch, slot: &Slot) {
+    let extra = batch.extras.get(slot.extra as usize);
+    let change = extra.and_then(|extra| extra.change.as_ref());
+    let details = extra.and_then(|extra| extra.details.as_ref());
+    let id_flag = if slot.has_request_id { HAS_REQUEST_ID } else { 0 };
+    let details_flag = if details.is_some() { HAS_DETAILS } else { 0 };
+    let combined_flag = if slot.merging == Merging::Joined { COMBINED } else { 0 };
+    let follows_flag = if slot.follows { FOLLOWS } else { 0 };
+    out.push(kind_of(change) | id_flag | details_flag | combined_flag | follows_flag);
+    put_bytes(out, batch.key(slot));
+    match change {
+        None => put_i64(out, slot.delta),
+        Some(change) => put_change(out, change),
+    }
+    if slot.has_request_id {
+        out.extend_from_slice(&slot.request_id);
+    }
+    if let Some(details) = details {
+        let mut coded = Vec::new();
+        put_details(&mut coded, details);
+        put_bytes(out, &coded);
+    }
 }
 
 /// Appends what an event asks for, without its key and id: what its fingerprint covers.
@@ -137,7 +175,9 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
 fn read_event(cursor: &mut Cursor<'_>, seed: u64, batch: &mut Batch) -> Option<()> {
     let flags = cursor.u8()?;
     let combined = flags == KIND_ADD | COMBINED;
-    if !combined && flags & !(KIND_MASK | HAS_REQUEST_ID | HAS_DETAILS) != 0 {
+    let follows = flags & FOLLOWS != 0;
+    let nothing_before = batch.slots.is_empty();
+    if !combined && flags & !(KIND_MASK | HAS_REQUEST_ID | HAS_DETAILS | FOLLOWS) != 0 || follows && nothing_before {
         return None;
     }
     let key = KeyRef::new(cursor.bytes(KEY_BYTES_MAX)?).ok()?;
@@ -146,8 +186,11 @@ fn read_event(cursor: &mut Cursor<'_>, seed: u64, batch: &mut Batch) -> Option<(
     let details = if flags & HAS_DETAILS != 0 { Some(read_details(cursor.bytes(EVENT_BYTES_MAX)?)?) } else { None };
     let hash = super::key_hash(seed, key.as_bytes());
     batch.push_event(key, hash, change, id, details);
-    if combined && let Some(slot) = batch.slots.last_mut() {
-        slot.merging = Merging::Joined;
+    if let Some(slot) = batch.slots.last_mut() {
+        slot.follows = follows;
+        if combined {
+            slot.merging = Merging::Joined;
+        }
     }
     Some(())
 }
@@ -159,15 +202,17 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Reset(_)) => KIND_RESET,
         Some(Change::Adjust { .. }) => KIND_ADJUST,
         Some(Change::Delete(_)) => KIND_DELETE,
+        Some(Change::Expire { .. }) => KIND_EXPIRE,
+        Some(Change::Look(_)) => KIND_LOOK,
     }
 }
 
 fn put_change(out: &mut Vec<u8>, change: &Change) {
     match change {
         Change::Add(delta) => put_i64(out, *delta),
-        Change::Set { value, expected, why } => {
+        Change::Set { value, when, expiry, why } => {
             put_i64(out, *value);
-            put_optional(out, *expected);
+            put_terms(out, *when, *expiry);
             put_why(out, why);
         }
         Change::Reset(why) | Change::Delete(why) => put_why(out, why),
@@ -175,7 +220,62 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
             put_i64(out, *delta);
             put_why(out, why);
         }
+        Change::Expire { at, when } => {
+            let number = EXPIRY_CONDITIONS.iter().position(|condition| condition == when).unwrap_or_default();
+            out.push(number as u8 | if at.is_some() { TERMS_EXPIRES } else { 0 });
+            if let Some(at) = at {
+                put_u64(out, at.0);
+            }
+        }
+        Change::Look(look) => out.push(u8::from(*look == Look::Expiry)),
     }
+}
+
+fn put_terms(out: &mut Vec<u8>, when: Condition, expiry: Expiry) {
+    let condition = match when {
+        Condition::Always => 0,
+        Condition::Equals(_) => 1,
+        Condition::Absent => 2,
+        Condition::Present => 3,
+    };
+    out.push(
+        condition
+            | match expiry {
+                Expiry::Keep => 0,
+                Expiry::Never => TERMS_NEVER,
+                Expiry::At(_) => TERMS_AT,
+            },
+    );
+    if let Condition::Equals(expected) = when {
+        put_i64(out, expected);
+    }
+    if let Expiry::At(at) = expiry {
+        put_u64(out, at.0);
+    }
+}
+
+fn read_terms(cursor: &mut Cursor<'_>) -> Option<(Condition, Expiry)> {
+    let terms = cursor.u8()?;
+    let when = match terms & TERMS_CONDITION {
+        0 => Condition::Always,
+        1 => Condition::Equals(cursor.i64()?),
+        2 => Condition::Absent,
+        _ => Condition::Present,
+    };
+    let expiry = match terms & !TERMS_CONDITION {
+        0 => Expiry::Keep,
+        TERMS_NEVER => Expiry::Never,
+        TERMS_AT => Expiry::At(Millis(cursor.u64()?)),
+        _ => return None,
+    };
+    Some((when, expiry))
+}
+
+fn read_expire(cursor: &mut Cursor<'_>) -> Option<Change> {
+    let terms = cursor.u8()?;
+    let when = *EXPIRY_CONDITIONS.get(usize::from(terms & !TERMS_EXPIRES))?;
+    let at = if terms & TERMS_EXPIRES != 0 { Some(Millis(cursor.u64()?)) } else { None };
+    Some(Change::Expire { at, when })
 }
 
 fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
@@ -183,12 +283,18 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
         KIND_ADD => Change::Add(cursor.i64()?),
         KIND_SET => {
             let value = cursor.i64()?;
-            let expected = read_optional(cursor)?;
-            Change::Set { value, expected, why: read_why(cursor)? }
+            let (when, expiry) = read_terms(cursor)?;
+            Change::Set { value, when, expiry, why: read_why(cursor)? }
         }
         KIND_RESET => Change::Reset(read_why(cursor)?),
         KIND_ADJUST => Change::Adjust { delta: cursor.i64()?, why: read_why(cursor)? },
         KIND_DELETE => Change::Delete(read_why(cursor)?),
+        KIND_EXPIRE => read_expire(cursor)?,
+        KIND_LOOK => Change::Look(match cursor.u8()? {
+            0 => Look::Value,
+            1 => Look::Expiry,
+            _ => return None,
+        }),
         _ => return None,
     })
 }
@@ -246,6 +352,12 @@ fn put_details(out: &mut Vec<u8>, details: &Details) {
             value.push(u8::from(bounds.on_bound == OnBound::Saturate));
         });
     }
+    if let Some(expiry) = details.expiry {
+        put(out, TAG_EXPIRY, &|value| {
+            put_u64(value, expiry.at.0);
+            value.push(u8::from(expiry.only_if_none));
+        });
+    }
 }
 
 fn read_details(bytes: &[u8]) -> Option<Details> {
@@ -271,6 +383,15 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
                 };
                 details.bounds = Some(Bounds { floor, ceiling, on_bound });
             }
+            TAG_EXPIRY => {
+                let at = Millis(value.u64()?);
+                let only_if_none = match value.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                };
+                details.expiry = Some(AddExpiry { at, only_if_none });
+            }
             _ => return None,
         }
         if !value.is_done() {
@@ -292,7 +413,7 @@ impl Extra {
             Some(Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why)) => {
                 why.actor.len() + why.reason.len()
             }
-            Some(Change::Add(_)) | None => 0,
+            Some(Change::Add(_) | Change::Expire { .. } | Change::Look(_)) | None => 0,
         };
         let details = self.details.as_ref().map_or(0, |details| {
             let dimensions: usize = details.dimensions.iter().map(|(name, of)| name.len() + of.len() + 4).sum();

@@ -24,7 +24,7 @@ pub struct Events {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Combining {
     Allowed,
-    /// Every event is to be judged alone.
+    /// Every event is to be judged alone, and none joins an earlier one.
     Off,
 }
 
@@ -68,7 +68,8 @@ impl Events {
     pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
         let hash = key_hash(self.seed, key.as_bytes());
         let recent = &mut self.recent[hash as usize % RECENT];
-        if let Some(slot) = self.batch.slots.get(*recent as usize)
+        if self.combining == Combining::Allowed
+            && let Some(slot) = self.batch.slots.get(*recent as usize)
             && slot.hash == hash
             && let Some(joined) = slot.joined_delta(delta)
             && self.batch.key(slot) == key.as_bytes()
@@ -91,6 +92,7 @@ impl Events {
 
     /// Adds any event.
     pub fn push(&mut self, key: KeyRef<'_>, change: Change, id: Option<RequestId>, details: Option<Details>) {
+        let details = details.filter(|details| !details.is_empty());
         if let (Change::Add(delta), None, None) = (&change, id, &details) {
             return self.add(key, *delta);
         }
@@ -101,6 +103,27 @@ impl Events {
         let delta = if let Change::Add(delta) = change { delta } else { 0 };
         self.marks.push(Mark { slot, delta, prior: 0 });
         self.batch.push_event(key, hash, change, id, details);
+    }
+
+    /// What `fill` adds is one group: its events are applied in a row, each with its own outcome, and nothing comes
+    /// between them. None of them combines with anything. A group within a group is part of it.
+    pub fn group(&mut self, fill: impl FnOnce(&mut Events)) {
+        let first = self.batch.slots.len();
+        let outside = std::mem::replace(&mut self.combining, Combining::Off);
+        fill(self);
+        self.combining = outside;
+        // `fill` may have cleared the call.
+        for slot in self.batch.slots.iter_mut().skip(first + 1) {
+            slot.follows = true;
+        }
+    }
+
+    /// Forgets the events, keeps the memory.
+    pub fn clear(&mut self) {
+        self.batch.clear();
+        self.marks.clear();
+        self.combining = Combining::Allowed;
+        self.recent = [NO_SLOT; RECENT];
     }
 
     /// The batch as filled so far.
@@ -127,7 +150,8 @@ impl Events {
         })
     }
 
-    /// The events at `places`, in order, as a call whose events are judged one by one.
+    /// The events at `places`, in order, as a call whose events are judged one by one. Groups stay groups: they are
+    /// put off as a whole, so all of one is among the places or none of it.
     #[must_use]
     pub fn alone(&self, places: impl Iterator<Item = usize>) -> Events {
         let mut events = Events { combining: Combining::Off, ..Events::new(self.seed) };

@@ -3,10 +3,15 @@
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use tally_core::event::{Bounds, Change, Correction, Details, OnBound};
+use tally_core::event::{
+    AddExpiry, Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
+};
 use tally_core::key::Key;
 use tally_core::time::Millis;
 use tally_sim::model::Event;
+
+/// When tests begin.
+pub const START_MS: u64 = 18_000_000;
 
 /// The keys in play: two namespaces and none, prefixes of each other, inline and long.
 pub fn keys() -> Vec<Key> {
@@ -31,14 +36,47 @@ fn why() -> impl Strategy<Value = Correction> {
 }
 
 fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> {
-    let set = (amount.clone(), option::of(-2i64..6), why());
+    let set = (amount.clone(), condition(), expiry(), why());
+    let expire = (option::weighted(0.8, moment()), expiry_condition());
     prop_oneof![
         12 => amount.clone().prop_map(Change::Add),
-        2 => set.prop_map(|(value, expected, why)| Change::Set { value, expected, why }),
+        3 => set.prop_map(|(value, when, expiry, why)| Change::Set { value, when, expiry, why }),
         1 => why().prop_map(Change::Reset),
         1 => (amount.clone(), why()).prop_map(|(delta, why)| Change::Adjust { delta, why }),
         2 => why().prop_map(Change::Delete),
+        2 => expire.prop_map(|(at, when)| Change::Expire { at, when }),
+        2 => prop::sample::select(vec![Look::Value, Look::Expiry]).prop_map(Change::Look),
     ]
+}
+
+fn condition() -> impl Strategy<Value = Condition> {
+    prop_oneof![
+        2 => Just(Condition::Always),
+        2 => (-2i64..6).prop_map(Condition::Equals),
+        1 => Just(Condition::Absent),
+        1 => Just(Condition::Present),
+    ]
+}
+
+fn expiry() -> impl Strategy<Value = Expiry> {
+    prop_oneof![2 => Just(Expiry::Keep), 1 => Just(Expiry::Never), 2 => moment().prop_map(Expiry::At)]
+}
+
+fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
+    prop::sample::select(vec![
+        ExpiryCondition::Always,
+        ExpiryCondition::IfNone,
+        ExpiryCondition::IfSome,
+        ExpiryCondition::IfLater,
+        ExpiryCondition::IfEarlier,
+        ExpiryCondition::IfSomeAndEarlier,
+    ])
+}
+
+/// Moments at which counters expire: around the time that tests begin at, and for ever.
+fn moment() -> impl Strategy<Value = Millis> {
+    prop_oneof![1 => Just(0), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()]
+        .prop_map(Millis)
 }
 
 fn bounds() -> impl Strategy<Value = Bounds> {
@@ -52,11 +90,13 @@ pub fn details() -> impl Strategy<Value = Details> {
     let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}").prop_map(|(name, of)| (name.into(), of.into()));
     let parts =
         (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
-    parts.prop_map(|(member, dimensions, at, bounds)| Details {
+    let expiry = option::of((moment(), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
+    (parts, expiry).prop_map(|((member, dimensions, at, bounds), expiry)| Details {
         member: member.map(Into::into),
         dimensions,
         at: at.map(Millis),
         bounds,
+        expiry,
     })
 }
 

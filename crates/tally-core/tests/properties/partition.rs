@@ -46,7 +46,7 @@ proptest! {
         let mut beside = Beside::new(1);
         // The same batches with nothing in between, hashed otherwise.
         let mut plain = Beside::new(2);
-        let mut now = 5 * GENERATION_MS + 17;
+        let mut now = drawn::START_MS + 17;
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Batch { pause, events } => {

@@ -4,7 +4,7 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use tally_core::event::Change;
+use tally_core::event::{Change, Condition, Expiry};
 use utoipa::ToSchema;
 
 use super::address::{self, Query};
@@ -87,10 +87,10 @@ const DELETED_WITHOUT_REASON: &str = "deleted without a reason";
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn set(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let expected = |input: &SetValue| input.expected.map(|expected| expected.0);
+    let when = |input: &SetValue| input.expected.map_or(Condition::Always, |expected| Condition::Equals(expected.0));
     correct(&app, request, |input: &SetValue, peer| {
         let why = admission::correction(peer, &input.reason)?;
-        Ok(Change::Set { value: input.value.0, expected: expected(input), why })
+        Ok(Change::Set { value: input.value.0, when: when(input), expiry: Expiry::Keep, why })
     })
     .await
 }

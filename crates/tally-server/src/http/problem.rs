@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use tally_core::event::{Bounds, Change};
+use tally_core::event::{Bounds, Change, Condition};
 use tally_core::outcome::{Outcome, Refusal};
 use tally_core::surface::EngineError;
 use utoipa::ToSchema;
@@ -223,7 +223,7 @@ impl Asked {
     pub fn of(intent: &Intent) -> Self {
         let (delta, expected) = match &intent.change {
             Change::Add(delta) => (*delta, None),
-            Change::Set { expected, .. } => (0, *expected),
+            Change::Set { when: Condition::Equals(expected), .. } => (0, Some(*expected)),
             _ => (0, None),
         };
         Asked { delta, bounds: intent.details.as_ref().and_then(|details| details.bounds), expected }
