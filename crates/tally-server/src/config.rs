@@ -47,6 +47,8 @@ pub struct Typed {
     pub data: Option<Setting>,
     /// The HTTP address.
     pub http: Option<Setting>,
+    /// The address of the Redis protocol.
+    pub resp: Option<Setting>,
     /// The memory budget.
     pub memory: Option<Setting>,
     /// The format of the log.
@@ -66,6 +68,7 @@ impl Typed {
         Typed {
             data: self.data.or(lower.data),
             http: self.http.or(lower.http),
+            resp: self.resp.or(lower.resp),
             memory: self.memory.or(lower.memory),
             log: self.log.or(lower.log),
             log_level: self.log_level.or(lower.log_level),
@@ -92,6 +95,8 @@ pub struct Config {
     pub data: PathBuf,
     /// Where HTTP listens: what the address stands for, in order of preference.
     pub http: Vec<SocketAddr>,
+    /// Where the Redis protocol listens; nowhere when empty.
+    pub resp: Vec<SocketAddr>,
     /// The memory budget.
     pub memory_bytes: u64,
     /// The format of the log.
@@ -116,12 +121,19 @@ impl std::error::Error for ConfigError {}
 
 const DATA_DEFAULT: &str = "./tally-data";
 const HTTP_DEFAULT: &str = "127.0.0.1:7300";
+const RESP_DEFAULT: &str = "127.0.0.1:7379";
+/// What is typed instead of an address to have no Redis protocol.
+const RESP_OFF: &str = "off";
 
 /// Checks every setting and fills in the defaults.
 pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
+    let exposure = validate_insecure(typed.insecure.as_ref())?;
+    let is_off = typed.resp.as_ref().is_some_and(|setting| setting.text == RESP_OFF);
+    let resp = if is_off { Vec::new() } else { validate_address("resp", typed.resp.as_ref(), RESP_DEFAULT, exposure)? };
     Ok(Config {
         data: validate_data(typed.data.as_ref())?,
-        http: validate_http(typed.http.as_ref(), validate_insecure(typed.insecure.as_ref())?)?,
+        http: validate_address("http", typed.http.as_ref(), HTTP_DEFAULT, exposure)?,
+        resp,
         memory_bytes: validate_memory(typed.memory.as_ref())?,
         log: validate_log(typed.log.as_ref())?,
         log_level: validate_log_level(typed.log_level.as_ref())?,
@@ -163,16 +175,21 @@ fn validate_insecure(typed: Option<&Setting>) -> Result<Exposure, ConfigError> {
     }
 }
 
-fn validate_http(typed: Option<&Setting>, exposure: Exposure) -> Result<Vec<SocketAddr>, ConfigError> {
-    let default = Setting { text: HTTP_DEFAULT.into(), source: Source::Flag };
-    let setting = typed.unwrap_or(&default);
-    let hint = "write an address and a port, such as 127.0.0.1:7300";
+fn validate_address(
+    key: &str,
+    typed: Option<&Setting>,
+    default: &str,
+    exposure: Exposure,
+) -> Result<Vec<SocketAddr>, ConfigError> {
+    let unset = Setting { text: default.into(), source: Source::Flag };
+    let setting = typed.unwrap_or(&unset);
+    let hint = &format!("write an address and a port, such as {default}");
     let addresses: Vec<SocketAddr> = match setting.text.to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
-        Err(error) => return Err(unusable("http", setting, &format!("{error}; {hint}"))),
+        Err(error) => return Err(unusable(key, setting, &format!("{error}; {hint}"))),
     };
     let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) else {
-        return if addresses.is_empty() { Err(unusable("http", setting, hint)) } else { Ok(addresses) };
+        return if addresses.is_empty() { Err(unusable(key, setting, hint)) } else { Ok(addresses) };
     };
     match exposure {
         Exposure::Insecure => Ok(addresses),
@@ -183,7 +200,7 @@ fn validate_http(typed: Option<&Setting>, exposure: Exposure) -> Result<Vec<Sock
                 open.ip(),
                 open.port()
             );
-            Err(unusable("http", setting, &hint))
+            Err(unusable(key, setting, &hint))
         }
     }
 }

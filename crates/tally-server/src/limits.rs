@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tally_core::limits::{BODY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use tally_core::limits::{BODY_BYTES_MAX, CALL_EVENTS_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
-/// Most connections open at once. One more is told so and closed.
-pub const CONNECTIONS_MAX: usize = 10_000;
+/// Most connections of a front door open at once. One more is told so and closed.
+pub const CONNECTIONS_MAX: usize = 16_384;
 /// File descriptors kept back from connections, for the data directory and the process itself.
 pub const FILES_RESERVED: usize = 128;
 /// Fewest connections worth starting with.
@@ -51,7 +51,40 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// How long a client command waits for the server.
 pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Most threads that serve Redis connections.
+pub const RESP_WORKERS_MAX: usize = 16;
+/// Bytes read from a Redis connection at once.
+pub const RESP_READ_BYTES: usize = 64 << 10;
+/// Most commands of one Redis connection under way at once; further ones wait until these are answered.
+pub const RESP_SHARE_COMMANDS_MAX: usize = 8_192;
+/// Bytes of replies known at once after which a connection has to wait until they are written.
+pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
+/// Largest request over the Redis protocol, all arguments together.
+pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
+/// Events after which a submission of gathered commands is closed and another begun.
+pub const RESP_SEGMENT_EVENTS: usize = 4_096;
+/// Bytes after which a submission of gathered commands is closed and another begun.
+pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
+/// Most arguments of all commands of a transaction together.
+pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
+/// Most bytes of all commands of a transaction together.
+pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
+/// Commands of one thread under way at once; connections are not read while there are more.
+pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
+/// Bytes of unfinished requests that one thread keeps. A connection that needs more than is left is closed.
+pub const RESP_WORKER_INPUT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of unread answers that one thread keeps. A connection that needs more than is left is closed.
+pub const RESP_WORKER_OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// Memory for answers that an idle connection keeps.
+pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
+/// Most cursors of `SCAN` remembered; the oldest is forgotten first.
+pub const RESP_CURSORS_MAX: usize = 16_384;
+/// How long a connection may be silent before the system asks whether its client is still there.
+pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
+
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
+const _: () = assert!(RESP_SEGMENT_EVENTS + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);

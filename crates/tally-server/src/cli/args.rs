@@ -68,6 +68,9 @@ pub struct ServeArgs {
     /// Where HTTP listens [default: 127.0.0.1:7300]
     #[arg(long, value_name = "ADDR", env = "TALLY_HTTP")]
     pub http: Option<String>,
+    /// Where the Redis protocol listens, or off [default: 127.0.0.1:7379]
+    #[arg(long, value_name = "ADDR", env = "TALLY_RESP")]
+    pub resp: Option<String>,
     /// Memory budget for counters and request ids; colder ones stay on disk [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TALLY_MEMORY")]
     pub memory: Option<String>,

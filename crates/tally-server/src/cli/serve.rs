@@ -41,6 +41,7 @@ fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
     let typed = Typed {
         data: setting(matches, "data"),
         http: setting(matches, "http"),
+        resp: setting(matches, "resp"),
         memory: setting(matches, "memory"),
         log: setting(matches, "log"),
         log_level: setting(matches, "log_level"),

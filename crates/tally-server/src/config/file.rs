@@ -8,7 +8,7 @@ use super::{ConfigError, Setting, Source, Typed};
 use crate::hint::did_you_mean;
 use crate::limits::CONFIG_BYTES_MAX;
 
-const KEYS: [&str; 7] = ["data", "http", "memory", "log", "log_level", "insecure", "namespaces"];
+const KEYS: [&str; 8] = ["data", "http", "resp", "memory", "log", "log_level", "insecure", "namespaces"];
 const NAMESPACE_KEYS: [&str; 1] = ["consistency"];
 
 /// Reads the settings a file types.
@@ -33,6 +33,7 @@ fn parse(text: &str, path: &Path) -> Result<Typed, ConfigError> {
         match key.as_str() {
             "data" => typed.data = Some(file.text(key, value)?),
             "http" => typed.http = Some(file.text(key, value)?),
+            "resp" => typed.resp = Some(file.text(key, value)?),
             "memory" => typed.memory = Some(file.size(key, value)?),
             "log" => typed.log = Some(file.text(key, value)?),
             "log_level" => typed.log_level = Some(file.text(key, value)?),

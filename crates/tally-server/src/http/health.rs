@@ -85,7 +85,7 @@ fn of_health(health: Health) -> Readiness {
             content_type = "application/problem+json")),
 )]
 pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
-    let text = metrics::render(&app.metrics, &app.service)
+    let text = metrics::render(&app.doors, &app.service)
         .map_err(|error| Problem::new(Kind::Internal, format!("the metrics could not be written: {error}")))?;
     let mut response = text.into_response();
     let content_type = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

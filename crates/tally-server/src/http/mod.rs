@@ -43,6 +43,8 @@ pub struct App {
     pub service: Arc<Service>,
     /// What this front door measures.
     pub metrics: Arc<DoorMetrics>,
+    /// What every front door measures.
+    pub doors: Arc<[Arc<DoorMetrics>]>,
     /// Memory for the bodies of batches.
     pub batch_room: Arc<body::BatchRoom>,
 }
@@ -55,10 +57,9 @@ pub struct Door {
 }
 
 impl Door {
-    /// Opens every route over `service`.
-    pub fn new(service: Arc<Service>) -> Self {
-        let metrics = Arc::new(DoorMetrics::default());
-        let app = App { service, metrics: Arc::clone(&metrics), batch_room: Arc::default() };
+    /// Opens every route over `service`; `metrics` are this door's own, and among those of all `doors`.
+    pub fn new(service: Arc<Service>, metrics: Arc<DoorMetrics>, doors: Arc<[Arc<DoorMetrics>]>) -> Self {
+        let app = App { service, metrics: Arc::clone(&metrics), doors, batch_room: Arc::default() };
         Door { router: router(app.clone()), app, metrics }
     }
 

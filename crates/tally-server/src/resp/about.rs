@@ -3,7 +3,6 @@
 use tally_core::time::Millis;
 
 use super::clients::Client;
-use super::commands;
 use super::door::Door;
 use super::errors::{NOT_AN_INTEGER, SYNTAX};
 use super::reply::{Reply, Version};
@@ -132,59 +131,31 @@ fn is_name(name: &[u8]) -> bool {
     name.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
 
-/// `CLIENT` and its subcommands.
-pub fn client(door: &Door, client: &Client, args: Args<'_>, reply: &mut Reply<'_>) {
-    let subcommand = args.get(1).unwrap_or_default();
-    let is = |name: &[u8]| subcommand.eq_ignore_ascii_case(name);
-    let mut arity = |name: &str| reply_arity(name, reply);
-    if is(b"ID") {
-        match args.len() {
-            2 => reply.integer(i64::try_from(client.id).unwrap_or(i64::MAX)),
-            _ => arity("client|id"),
-        }
-    } else if is(b"GETNAME") {
-        match (args.len(), client.name()) {
-            (2, name) if name.is_empty() => reply.null(),
-            (2, name) => reply.bulk(&name),
-            _ => arity("client|getname"),
-        }
-    } else if is(b"SETNAME") {
-        match args.get(2).filter(|_| args.len() == 3) {
-            Some(name) if is_name(name) => {
-                client.set_name(name);
-                reply.ok();
-            }
-            Some(_) => reply.error(BAD_NAME),
-            None => arity("client|setname"),
-        }
-    } else if is(b"SETINFO") {
-        match (args.len(), args.get(2), args.get(3)) {
-            (4, Some(attribute), Some(value)) => set_info(client, attribute, value, reply),
-            _ => arity("client|setinfo"),
-        }
-    } else if is(b"LIST") {
-        list(door, args, reply);
-    } else if is(b"INFO") {
-        match args.len() {
-            2 => reply.verbatim(&(client.line(door.now()) + "\n")),
-            _ => arity("client|info"),
-        }
-    } else if is(b"NO-EVICT") || is(b"NO-TOUCH") {
-        match args.get(2).filter(|_| args.len() == 3) {
-            Some(word) if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => reply.ok(),
-            Some(_) => reply.error(SYNTAX),
-            None => arity(if is(b"NO-EVICT") { "client|no-evict" } else { "client|no-touch" }),
-        }
-    } else {
-        reply.error(commands::unknown_subcommand("CLIENT", subcommand));
+/// `CLIENT SETNAME`.
+pub fn set_name(client: &Client, name: &[u8], reply: &mut Reply<'_>) {
+    if !is_name(name) {
+        return reply.error(BAD_NAME);
+    }
+    client.set_name(name);
+    reply.ok();
+}
+
+/// `CLIENT GETNAME`.
+pub fn get_name(client: &Client, reply: &mut Reply<'_>) {
+    match client.name() {
+        name if name.is_empty() => reply.null(),
+        name => reply.bulk(&name),
     }
 }
 
-fn reply_arity(name: &str, reply: &mut Reply<'_>) {
-    reply.error(commands::wrong_arity(name));
+/// `CLIENT NO-EVICT` and `CLIENT NO-TOUCH`: nobody is ever dropped to make room, and looking does not keep anything.
+pub fn switch(word: &[u8], reply: &mut Reply<'_>) {
+    let is_switch = word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF");
+    if is_switch { reply.ok() } else { reply.error(SYNTAX) }
 }
 
-fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Reply<'_>) {
+/// `CLIENT SETINFO`.
+pub fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Reply<'_>) {
     let shown = String::from_utf8_lossy(attribute).to_lowercase();
     let set: fn(&Client, &[u8]) = match shown.as_str() {
         "lib-name" => Client::set_library,
@@ -198,7 +169,8 @@ fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Reply<'
     reply.ok();
 }
 
-fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
+/// `CLIENT LIST [TYPE type | ID id …]`.
+pub fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
     let mut wanted = door.clients.all();
     match args.get(2) {
         None => {}
@@ -223,14 +195,10 @@ fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
 }
 
 /// `FUNCTION FLUSH`: there are no functions to forget.
-pub fn function(args: Args<'_>, reply: &mut Reply<'_>) {
-    let subcommand = args.get(1).unwrap_or_default();
-    let how = args.get(2).unwrap_or_default();
-    if !subcommand.eq_ignore_ascii_case(b"FLUSH") {
-        reply.error(commands::unknown_subcommand("FUNCTION", subcommand));
-    } else if args.len() == 2 || how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC") {
-        reply.ok();
-    } else {
-        reply.error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option");
+pub fn flush_functions(how: Option<&[u8]>, reply: &mut Reply<'_>) {
+    match how {
+        None => reply.ok(),
+        Some(how) if how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC") => reply.ok(),
+        Some(_) => reply.error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option"),
     }
 }

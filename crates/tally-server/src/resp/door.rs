@@ -1,5 +1,7 @@
 //! What all threads of the Redis front door share.
 
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tally_core::time::Millis;
@@ -25,6 +27,8 @@ pub struct Door {
     /// Since the start.
     pub uptime: Stopwatch,
     clock: SystemClock,
+    random: RandomState,
+    random_seed: u64,
 }
 
 /// What the server was started with.
@@ -36,15 +40,14 @@ pub struct About {
     pub memory_bytes: u64,
     /// Most connections at once.
     pub connections_max: usize,
-    /// The port it listens on.
-    pub port: u16,
-    /// The address it listens on.
-    pub address: String,
+    /// Where it listens.
+    pub address: SocketAddr,
 }
 
 impl Door {
     /// A door to the service.
     pub fn new(service: Arc<Service>, metrics: Arc<DoorMetrics>, about: About) -> Self {
+        let random = RandomState::new();
         Door {
             service,
             clients: Clients::default(),
@@ -53,7 +56,19 @@ impl Door {
             about,
             uptime: Stopwatch::start(),
             clock: SystemClock::new(),
+            random_seed: random.hash_one(0u8),
+            random,
         }
+    }
+
+    /// Names this run of the server: forty hexadecimal digits, as in Redis.
+    pub fn run_id(&self) -> String {
+        format!("{:040x}", (u128::from(self.random_seed) << 64) | u128::from(std::process::id()))
+    }
+
+    /// A number that differs every time.
+    pub fn random(&self) -> u64 {
+        self.random.hash_one(self.clients.commands())
     }
 
     /// The time on the server's clock.

@@ -5,7 +5,7 @@ use tally_core::surface::Durability;
 use super::clients::Client;
 use super::commands::{self, Command, Spec};
 use super::door::Door;
-use super::errors::{NOT_IN_TRANSACTION, failure};
+use super::errors::{NOT_IN_TRANSACTION, SYNTAX, failure};
 use super::op::{Asker, Op, Refused};
 use super::plan::Plan;
 use super::reply::Reply;
@@ -29,17 +29,15 @@ pub enum Next {
 /// Plans one request.
 #[inline]
 pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
-    let Some(spec) = commands::find(args.name()) else {
-        return refused(session, turn, commands::unknown_command(args));
+    let spec = match commands::resolve(&args) {
+        Ok(spec) => spec,
+        Err(text) => return refused(session, turn, text),
     };
-    if !spec.takes(args.len()) {
-        return refused(session, turn, commands::wrong_arity(spec.name));
-    }
-    if session.transaction.is_some() && !ends_transaction(spec.command) {
+    if session.transaction.is_some() && !ends_transaction(spec.id) {
         return queue(session, spec, args, turn);
     }
     let asker = Asker { peer: client.peer.ip(), now: door.now() };
-    if let Some(op) = Op::read(spec.command, args, asker) {
+    if let Some(op) = Op::read(spec.id, args, asker) {
         let planned = op.and_then(|op| {
             let durability = op.durability(&door.service);
             let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
@@ -53,19 +51,19 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
     }
     client.set_last_command(spec.name);
     client.heard(asker.now);
-    match spec.command {
+    match spec.id {
         Command::Multi => multi(client, session, turn),
         Command::Exec => exec(door, client, session, turn, asker),
         Command::Discard => discard(client, session, turn),
         Command::Quit => {
-            turn.reply(session.version, Reply::ok);
+            turn.reply(session.version, |reply| reply.ok());
             Next::Close
         }
         command => match Slow::read(command, args) {
             Some(Ok(slow)) => Next::Slow(slow),
             Some(Err(text)) => refused(session, turn, text.as_bytes()),
             None => {
-                answer_at_once(door, client, session, command, args, turn);
+                answer_at_once(door, client, session, spec, args, turn);
                 Next::Go
             }
         },
@@ -93,7 +91,7 @@ fn multi(client: &Client, session: &mut Session, turn: &mut Turn) -> Next {
     }
     session.transaction = Some(Transaction::default());
     client.set_queueing(true);
-    turn.reply(session.version, Reply::ok);
+    turn.reply(session.version, |reply| reply.ok());
     Next::Go
 }
 
@@ -108,7 +106,7 @@ fn discard(client: &Client, session: &mut Session, turn: &mut Turn) -> Next {
 }
 
 fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) -> Next {
-    if Slow::read(spec.command, args).is_some() {
+    if Slow::read(spec.id, args).is_some() {
         return refused(session, turn, NOT_IN_TRANSACTION);
     }
     let Some(transaction) = &mut session.transaction else { return Next::Go };
@@ -158,12 +156,12 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
             parser.next(transaction.requests.get(at..).unwrap_or_default(), &Limits::KNOWN)
         {
             at += bytes;
-            let Some(spec) = commands::find(args.name()) else { continue };
-            match Op::read(spec.command, args, asker) {
+            let Ok(spec) = commands::resolve(&args) else { continue };
+            match Op::read(spec.id, args, asker) {
                 Some(op) => plans.push(op.and_then(|op| op.push(events, asker))),
                 None => {
                     let before = replies.reply_bytes();
-                    answer_at_once(door, client, session, spec.command, args, &mut replies);
+                    answer_at_once(door, client, session, spec, args, &mut replies);
                     let len = u32::try_from(replies.reply_bytes() - before).unwrap_or(u32::MAX);
                     plans.push(Ok(Plan::Bytes(len)));
                 }
@@ -175,7 +173,7 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
         match plan {
             Ok(Plan::Bytes(len)) => {
                 let (own, rest) = known.split_at_checked(len as usize).unwrap_or((known, &[]));
-                turn.reply_bytes_as(own);
+                turn.known_reply(own);
                 known = rest;
             }
             Ok(plan) => turn.plan(plan),
@@ -190,14 +188,14 @@ fn answer_at_once(
     door: &Door,
     client: &Client,
     session: &mut Session,
-    command: Command,
+    spec: &'static Spec,
     args: Args<'_>,
     turn: &mut Turn,
 ) {
     let arg = |at: usize| args.get(at).unwrap_or_default();
-    match command {
+    match spec.id {
         Command::Ping if args.len() > 2 => {
-            turn.reply(session.version, |reply| reply.error(commands::wrong_arity("ping")));
+            turn.reply(session.version, |reply| reply.error(commands::wrong_arguments(spec)));
         }
         Command::Ping => turn.reply(session.version, |reply| match args.get(1) {
             Some(text) => reply.bulk(text),
@@ -215,11 +213,62 @@ fn answer_at_once(
             client.set_version(2);
             turn.reply(session.version, |reply| reply.simple("RESET"));
         }
-        Command::Client => turn.reply(session.version, |reply| about::client(door, client, args, reply)),
-        Command::Config => turn.reply(session.version, |reply| settings::config(door, args, reply)),
-        Command::Command => turn.reply(session.version, |reply| commands::command(args, reply)),
         Command::Info => turn.reply(session.version, |reply| reply.verbatim(&super::info::info(door, args))),
-        Command::Function => turn.reply(session.version, |reply| about::function(args, reply)),
-        _ => turn.reply(session.version, |reply| reply.error(commands::unknown_command(args))),
+        _ => turn.reply(session.version, |reply| answer_subcommand(door, client, spec, args, reply)),
+    }
+}
+
+/// Subcommands, and the containers they stand in.
+fn answer_subcommand(door: &Door, client: &Client, spec: &'static Spec, args: Args<'_>, reply: &mut Reply<'_>) {
+    let arg = |at: usize| args.get(at).unwrap_or_default();
+    match spec.id {
+        Command::ClientId => reply.integer(i64::try_from(client.id).unwrap_or(i64::MAX)),
+        Command::ClientGetName => about::get_name(client, reply),
+        Command::ClientSetName => about::set_name(client, arg(2), reply),
+        Command::ClientSetInfo => about::set_info(client, arg(2), arg(3), reply),
+        Command::ClientList => about::list(door, args, reply),
+        Command::ClientNoEvict | Command::ClientNoTouch => about::switch(arg(2), reply),
+        Command::Command => commands::info(reply, [].into_iter()),
+        Command::CommandCount => reply.integer(i64::try_from(commands::count()).unwrap_or(i64::MAX)),
+        Command::CommandInfo => commands::info(reply, names(args)),
+        Command::CommandDocs => commands::docs(reply, names(args)),
+        Command::CommandList => list_commands(args, reply),
+        Command::CommandGetKeys => {
+            let request: Vec<&[u8]> = args.iter().skip(2).collect();
+            match commands::keys_of(&request) {
+                Ok(keys) => {
+                    reply.array(keys.len());
+                    keys.iter().for_each(|key| reply.bulk(key));
+                }
+                Err(text) => reply.error(text),
+            }
+        }
+        Command::ConfigGet => settings::get(door, args, reply),
+        Command::ConfigSet => settings::set(door, args, reply),
+        Command::ConfigResetStat => reply.ok(),
+        Command::FunctionFlush => about::flush_functions(args.get(2), reply),
+        Command::ClientHelp | Command::CommandHelp | Command::ConfigHelp | Command::FunctionHelp => {
+            commands::help(reply, spec);
+        }
+        _ => reply.error(commands::wrong_arguments(spec)),
+    }
+}
+
+/// The names given to `COMMAND INFO` and `COMMAND DOCS`.
+fn names(args: Args<'_>) -> impl ExactSizeIterator<Item = &[u8]> {
+    args.iter().skip(2)
+}
+
+/// `COMMAND LIST [FILTERBY (MODULE | ACLCAT | PATTERN) value]`.
+fn list_commands(args: Args<'_>, reply: &mut Reply<'_>) {
+    let arg = |at: usize| args.get(at).unwrap_or_default();
+    match args.len() {
+        2 => commands::list(reply),
+        5 if arg(2).eq_ignore_ascii_case(b"FILTERBY") => {
+            if let Err(text) = commands::list_filtered(reply, arg(3), arg(4)) {
+                reply.error(text);
+            }
+        }
+        _ => reply.error(SYNTAX),
     }
 }

@@ -70,7 +70,7 @@ fn server(door: &Door, text: &mut String) {
     line(text, format_args!("arch_bits:{}", usize::BITS));
     line(text, format_args!("process_id:{}", std::process::id()));
     line(text, format_args!("run_id:{}", door.run_id()));
-    line(text, format_args!("tcp_port:{}", door.about.port));
+    line(text, format_args!("tcp_port:{}", door.about.address.port()));
     line(text, format_args!("server_time_usec:{}", door.now().0 * 1000));
     line(text, format_args!("uptime_in_seconds:{uptime}"));
     line(text, format_args!("uptime_in_days:{}", uptime / 86_400));
@@ -88,7 +88,7 @@ fn memory(door: &Door, text: &mut String) {
     let used = figure(door, "tally_memory_bytes") as u64;
     line(text, format_args!("used_memory:{used}"));
     line(text, format_args!("used_memory_human:{}", human(used)));
-    if let Some(rss) = crate::metrics::resident_bytes() {
+    if let Some(rss) = crate::metrics::process_usage().map(|usage| usage.resident_bytes) {
         line(text, format_args!("used_memory_rss:{rss}"));
         line(text, format_args!("used_memory_rss_human:{}", human(rss)));
     }
@@ -140,10 +140,10 @@ fn replication(door: &Door, text: &mut String) {
 }
 
 fn cpu(_: &Door, text: &mut String) {
-    use rustix::process::{getrusage_self_seconds as seconds};
-    let (system, user) = seconds();
-    line(text, format_args!("used_cpu_sys:{system:.6}"));
-    line(text, format_args!("used_cpu_user:{user:.6}"));
+    if let Some(usage) = crate::metrics::process_usage() {
+        line(text, format_args!("used_cpu_sys:{:.6}", usage.system_seconds));
+        line(text, format_args!("used_cpu_user:{:.6}", usage.user_seconds));
+    }
 }
 
 fn cluster(_: &Door, text: &mut String) {

@@ -13,7 +13,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::door::Door;
 use super::worker::{Accepted, Worker};
-use crate::limits::{ACCEPT_RETRY, RESP_KEEPALIVE, WRITE_STALL_MAX};
+use crate::http::Listening;
+use crate::limits::{ACCEPT_RETRY, RESP_KEEPALIVE, RESP_WORKERS_MAX, WRITE_STALL_MAX};
+
+/// The workers' threads.
+pub struct Threads(Vec<Thread>);
 
 /// One worker's thread, as the listener sees it.
 struct Thread {
@@ -23,14 +27,22 @@ struct Thread {
     handle: JoinHandle<()>,
 }
 
-/// Accepts connections until `stopping` says how long what is under way may take to finish. Says whether all of it did.
+impl Threads {
+    /// Starts a worker for every two cores: the other half is for the engine and the other front door.
+    pub fn start(door: &Arc<Door>) -> io::Result<Self> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let workers = (cores / 2).clamp(1, RESP_WORKERS_MAX);
+        (0..workers).map(|number| start(number, door)).collect::<io::Result<Vec<_>>>().map(Threads)
+    }
+}
+
+/// Accepts connections until `stopping` says how long what is under way may take to finish.
 pub async fn listen(
     listener: TcpListener,
     door: Arc<Door>,
-    workers: usize,
+    Threads(threads): Threads,
     stopping: impl Future<Output = Duration>,
-) -> io::Result<bool> {
-    let threads = (0..workers).map(|number| start(number, &door)).collect::<io::Result<Vec<_>>>()?;
+) -> Listening {
     let mut turns = threads.iter().cycle();
     let mut stopping = std::pin::pin!(stopping);
     let drain_max = loop {
@@ -48,7 +60,7 @@ pub async fn listen(
         }
     };
     drop(listener);
-    let mut drained = true;
+    let mut ended = Listening::Drained;
     let mut ends = Vec::new();
     for Thread { connections, stop, drained, handle } in threads {
         drop(connections);
@@ -56,11 +68,13 @@ pub async fn listen(
         ends.push((drained, handle));
     }
     for (end, handle) in ends {
-        drained &= end.await.unwrap_or(false);
+        if !end.await.unwrap_or(false) {
+            ended = Listening::CutOff;
+        }
         // It has said its last word: there is nothing to wait for.
         let _ = handle.join();
     }
-    Ok(drained)
+    ended
 }
 
 fn start(number: usize, door: &Arc<Door>) -> io::Result<Thread> {

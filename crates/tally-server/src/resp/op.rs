@@ -61,10 +61,10 @@ impl<'a> Op<'a> {
             Command::Get => look(args, Look::Value, Plan::Text),
             Command::Type => look(args, Look::Value, Plan::Kind),
             Command::Ttl => look(args, Look::Expiry, Plan::Expiry(Clock::SecondsLeft)),
-            Command::Pttl => look(args, Look::Expiry, Plan::Expiry(Clock::MillisLeft)),
+            Command::PTtl => look(args, Look::Expiry, Plan::Expiry(Clock::MillisLeft)),
             Command::ExpireTime => look(args, Look::Expiry, Plan::Expiry(Clock::Second)),
-            Command::PexpireTime => look(args, Look::Expiry, Plan::Expiry(Clock::Milli)),
-            Command::Mget => keys(args).map(|(keys, plan)| Op::Looks { keys, plan: Plan::Texts(plan) }),
+            Command::PExpireTime => look(args, Look::Expiry, Plan::Expiry(Clock::Milli)),
+            Command::MGet => keys(args).map(|(keys, plan)| Op::Looks { keys, plan: Plan::Texts(plan) }),
             Command::Exists => keys(args).map(|(keys, plan)| Op::Looks { keys, plan: Plan::Existing(plan) }),
             Command::Del | Command::Unlink => {
                 keys(args).map(|(keys, plan)| Op::Remove { keys, plan: Plan::Removed(plan) })
@@ -74,11 +74,11 @@ impl<'a> Op<'a> {
                 Ok(Op::Set { key: key(args)?, value, when: Condition::Always, expiry: Expiry::Never, before: true })
             }),
             Command::Set => set(args, asker),
-            Command::Increx => bounded(args, asker),
-            Command::Expire => expire(args, asker, Unit::Seconds, asker.now, "expire"),
-            Command::Pexpire => expire(args, asker, Unit::Millis, asker.now, "pexpire"),
-            Command::ExpireAt => expire(args, asker, Unit::Seconds, Millis(0), "expireat"),
-            Command::PexpireAt => expire(args, asker, Unit::Millis, Millis(0), "pexpireat"),
+            Command::IncrEx => bounded(args, asker),
+            Command::Expire => expire(args, Unit::Seconds, asker.now, "expire"),
+            Command::PExpire => expire(args, Unit::Millis, asker.now, "pexpire"),
+            Command::ExpireAt => expire(args, Unit::Seconds, Millis(0), "expireat"),
+            Command::PExpireAt => expire(args, Unit::Millis, Millis(0), "pexpireat"),
             Command::Persist => key(args).map(|key| Op::Expire { key, at: None, when: ExpiryCondition::Always }),
             Command::TallyAdd => tally_add(args),
             _ => return None,
@@ -289,7 +289,7 @@ fn set(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
     Ok(Op::Set { key: key(args)?, value: value(args, 2)?, when, expiry, before })
 }
 
-fn expire<'a>(args: Args<'a>, _: Asker, unit: Unit, base: Millis, command: &str) -> Result<Op<'a>, Refused> {
+fn expire<'a>(args: Args<'a>, unit: Unit, base: Millis, command: &str) -> Result<Op<'a>, Refused> {
     let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
     for word in args.iter().skip(3) {
         let options: [(&[u8], &mut bool); 4] = [(b"NX", &mut nx), (b"XX", &mut xx), (b"GT", &mut gt), (b"LT", &mut lt)];
@@ -319,21 +319,14 @@ fn bounded(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
     let mut options = args.iter().skip(2);
     while let Some(word) = options.next() {
         let is = |name: &[u8]| word.eq_ignore_ascii_case(name);
-        let mut once = |slot: &mut Option<&[u8]>| match (slot.is_none(), options.next()) {
-            (true, Some(text)) => {
-                *slot = Some(text);
-                Ok(())
-            }
-            _ => Err(SYNTAX),
-        };
         if is(b"BYFLOAT") {
             return Err("ERR BYFLOAT is not supported: counters are 64-bit integers".into());
         } else if is(b"BYINT") {
-            once(&mut by)?;
+            once(&mut by, options.next())?;
         } else if is(b"LBOUND") {
-            once(&mut floor)?;
+            once(&mut floor, options.next())?;
         } else if is(b"UBOUND") {
-            once(&mut ceiling)?;
+            once(&mut ceiling, options.next())?;
         } else if is(b"SATURATE") && !saturate {
             saturate = true;
         } else if is(b"PERSIST") && !persist && expiry.is_none() {
@@ -369,14 +362,25 @@ fn bounded(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
         return Err("ERR LBOUND can't be greater than UBOUND".into());
     }
     let expiry = match expiry {
-        Some(option) => Some(AddExpiry { at: Some(option.moment(asker.now, "increx")?), only_if_none }),
-        None if persist => Some(AddExpiry { at: None, only_if_none: false }),
+        Some(option) => Some(AddExpiry { at: option.moment(asker.now, "increx")?, only_if_none }),
+        None if persist => None,
         None => None,
     };
-    let on_bound = if saturate { OnBound::Clamp } else { OnBound::RefuseOutside };
+    let on_bound = if saturate { OnBound::Saturate } else { OnBound::Refuse };
     let bounds = Some(Bounds { floor, ceiling, on_bound });
     let details = Details { bounds, expiry, ..Details::default() };
     Ok(Op::AddWith { key: key(args)?, delta, id: None, details, plan: Plan::Bounded })
+}
+
+/// Takes the value of an option that may be given once.
+fn once<'a>(slot: &mut Option<&'a [u8]>, value: Option<&'a [u8]>) -> Result<(), Refused> {
+    match (slot.is_none(), value) {
+        (true, Some(_)) => {
+            *slot = value;
+            Ok(())
+        }
+        _ => Err(SYNTAX.into()),
+    }
 }
 
 /// `TALLY.ADD key delta [ID id]`

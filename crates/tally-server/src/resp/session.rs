@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::connection::{Connection, Ready};
 use super::execute::{self, Next};
-use super::reply::{Reply, Version};
+use super::reply::Version;
 use super::slow::{self, Slow};
 use super::turn::Turn;
 use super::wire::{Limits, Parsed, Parser, ProtocolError};

@@ -1,25 +1,9 @@
 //! `CONFIG`: the settings that tools ask for, told in the words of Redis.
 
-use super::commands;
 use super::door::Door;
-use super::glob::Glob;
+use super::glob::{Case, matches};
 use super::reply::Reply;
 use super::wire::Args;
-
-/// `CONFIG GET`, `SET` and `RESETSTAT`.
-pub fn config(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
-    let subcommand = args.get(1).unwrap_or_default();
-    let is = |name: &[u8]| subcommand.eq_ignore_ascii_case(name);
-    if is(b"GET") {
-        if args.len() < 3 { reply.error(commands::wrong_arity("config|get")) } else { get(door, args, reply) }
-    } else if is(b"SET") {
-        if args.len() < 4 { reply.error(commands::wrong_arity("config|set")) } else { set(door, args, reply) }
-    } else if is(b"RESETSTAT") {
-        if args.len() == 2 { reply.ok() } else { reply.error(commands::wrong_arity("config|resetstat")) }
-    } else {
-        reply.error(commands::unknown_subcommand("CONFIG", subcommand));
-    }
-}
 
 /// Every setting with its value. Each acknowledgement is flushed first, which Redis calls `appendfsync always`.
 fn all(door: &Door) -> [(&'static str, String); 14] {
@@ -27,14 +11,14 @@ fn all(door: &Door) -> [(&'static str, String); 14] {
     [
         ("appendfsync", "always".to_owned()),
         ("appendonly", "yes".to_owned()),
-        ("bind", about.address.clone()),
+        ("bind", about.address.ip().to_string()),
         ("databases", "1".to_owned()),
         ("dir", about.data.clone()),
         ("io-threads", "1".to_owned()),
         ("maxclients", about.connections_max.to_string()),
         ("maxmemory", about.memory_bytes.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
-        ("port", about.port.to_string()),
+        ("port", about.address.port().to_string()),
         ("proto-max-bulk-len", crate::limits::RESP_BULK_BYTES_MAX.to_string()),
         ("save", String::new()),
         ("tcp-keepalive", crate::limits::RESP_KEEPALIVE.as_secs().to_string()),
@@ -42,11 +26,10 @@ fn all(door: &Door) -> [(&'static str, String); 14] {
     ]
 }
 
-fn get(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
-    let patterns: Vec<Vec<u8>> = args.iter().skip(2).map(<[u8]>::to_ascii_lowercase).collect();
-    let globs: Vec<Glob> = patterns.iter().map(|pattern| Glob::new(pattern)).collect();
+/// `CONFIG GET pattern …`.
+pub fn get(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
     let mut found = all(door).to_vec();
-    found.retain(|(name, _)| globs.iter().any(|glob| glob.matches(name.as_bytes())));
+    found.retain(|(name, _)| args.iter().skip(2).any(|pattern| matches(pattern, name.as_bytes(), Case::Ignored)));
     reply.map(found.len());
     for (name, value) in found {
         reply.bulk(name.as_bytes());
@@ -54,8 +37,8 @@ fn get(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
     }
 }
 
-/// Nothing can be changed while running; what is already so may be said again.
-fn set(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
+/// `CONFIG SET`: nothing can be changed while running; what is already so may be said again.
+pub fn set(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
     let settings = all(door);
     let mut pairs = args.iter().skip(2);
     while let Some(name) = pairs.next() {

@@ -10,7 +10,7 @@ use super::clients::Client;
 use super::commands::Command;
 use super::door::Door;
 use super::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX, failure};
-use super::glob::Glob;
+use super::glob::{Case, matches};
 use super::op::Refused;
 use super::reply::{Reply, Version};
 use super::wire::{Args, integer};
@@ -142,17 +142,20 @@ async fn run_scan(
             }
         },
     };
-    let glob = pattern.map(Glob::new);
-    let prefix = glob.as_ref().map_or_else(Vec::new, |glob| glob.prefix().to_vec());
-    let page = door.service.list(PageRequest { prefix, after, limit: count }).await?;
+    let page = door.service.list(PageRequest { prefix: prefix(pattern.unwrap_or_default()), after, limit: count }).await?;
     let next = page.next.map_or(0, |key| door.cursors.remember(key));
-    let wanted = |key: &Key| strings && glob.as_ref().is_none_or(|glob| glob.matches(key.as_bytes()));
+    let wanted = |key: &Key| strings && pattern.is_none_or(|pattern| matches(pattern, key.as_bytes(), Case::Kept));
     let keys: Vec<Key> = page.items.into_iter().map(|(key, _)| key).filter(wanted).collect();
     reply.array(2);
     reply.bulk(next.to_string().as_bytes());
     reply.array(keys.len());
     keys.iter().for_each(|key| reply.bulk(key.as_bytes()));
     Ok(())
+}
+
+/// What every key that matches begins with.
+fn prefix(pattern: &[u8]) -> Vec<u8> {
+    pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
 }
 
 async fn run_db_size(door: &Door, reply: &mut Reply<'_>) -> Result<(), Failure> {
@@ -213,6 +216,6 @@ async fn run_read(door: &Door, key: Key, freshness: Freshness, reply: &mut Reply
     reply.bulk(b"updated_at");
     time(reading.updated_at, reply);
     reply.bulk(b"expires_at");
-    time(reading.expires_at, reply);
+    time(reading.updated_at, reply);
     Ok(())
 }

@@ -14,7 +14,6 @@ use super::connection::Connection;
 use super::plan::Plan;
 use super::reply::{Reply, Version};
 use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS};
-use crate::metrics::Stopwatch;
 use crate::service::{Failure, Service};
 
 /// Commands of many connections on their way to the engine.
@@ -26,8 +25,6 @@ pub struct Turn {
     /// Replies that were known at once, in order.
     bytes: Vec<u8>,
     shares: Vec<Share>,
-    /// Since the first command.
-    stopwatch: Option<Stopwatch>,
 }
 
 /// Events that are submitted together.
@@ -96,6 +93,17 @@ impl Turn {
             self.plans.push(Plan::Bytes(part));
             len -= part as usize;
         }
+    }
+
+    /// Adds a reply that was written elsewhere.
+    pub fn known_reply(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.plans.push(Plan::Bytes(u32::try_from(bytes.len()).unwrap_or(u32::MAX)));
+    }
+
+    /// The replies that are known already, one after the other.
+    pub fn known(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// Hands all plans since `from` to a connection.

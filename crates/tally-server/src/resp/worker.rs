@@ -111,6 +111,7 @@ impl Worker {
         spawn_local(async move {
             session::serve(&worker, connection).await;
             worker.connections.borrow_mut().remove(&id);
+            worker.door.clients.remove(id);
             worker.closed.notify_one();
         });
     }
@@ -141,7 +142,7 @@ impl Worker {
         let mut turn = self.turn.replace(self.spare.take());
         let commands = turn.commands();
         self.commands_under_way.set(self.commands_under_way.get() + commands);
-        turn.run(&self.door).await;
+        turn.run(&self.door.service).await;
         self.commands_under_way.set(self.commands_under_way.get().saturating_sub(commands));
         self.settled.notify_waiters();
         self.spare.replace(turn);
