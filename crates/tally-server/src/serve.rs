@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::config::Config;
-use crate::http::{Door, Listening, listen};
+use crate::http::{Door, Hosts, Listening, listen};
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
 use crate::metrics::Stopwatch;
 use crate::progress;
@@ -73,12 +73,15 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let mut signals = Signals::new()?;
     let listener = bind(&config.http).await?;
     let address = listener.local_addr()?;
-    if !address.ip().to_canonical().is_loopback() {
+    let hosts = if address.ip().to_canonical().is_loopback() {
+        Hosts::LoopbackAnd(config.allowed_hosts.clone())
+    } else {
         tracing::warn!(%address, "other machines can reach this address and there is no authentication: anyone there can \
             change every counter");
-    }
+        Hosts::Any
+    };
     let service = Arc::new(Service::new(config.policies.clone()));
-    let door = Arc::new(Door::new(Arc::clone(&service)));
+    let door = Arc::new(Door::new(Arc::clone(&service), hosts));
     let (stop, stopping) = oneshot::channel();
     let stopping = async { stopping.await.unwrap_or(Duration::ZERO) };
     let http = Front { stop, listening: tokio::spawn(listen(listener, door, connections_max(), stopping)) };

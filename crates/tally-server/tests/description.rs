@@ -73,7 +73,7 @@ fn every_call_names_the_problems_it_can_meet() {
     let api = described();
     for (method, path, operation) in operations(&api).into_iter().filter(|(_, path, _)| path.starts_with("/api/")) {
         let expected: &[&str] =
-            if method == "get" { &["400", "500", "503"] } else { &["400", "403", "500", "503", "507"] };
+            if method == "get" { &["400", "421", "500", "503"] } else { &["400", "403", "421", "500", "503", "507"] };
         for status in expected {
             let content = &operation["responses"][status]["content"]["application/problem+json"];
             assert_eq!(content["schema"]["$ref"], "#/components/schemas/ProblemJson", "{method} {path} {status}");
