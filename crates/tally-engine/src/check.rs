@@ -41,6 +41,12 @@ pub enum CheckError {
         /// What does not fit.
         what: String,
     },
+    /// A running server holds it, so its files change while they are read.
+    #[error("the data directory is in use{by}")]
+    InUse {
+        /// Who holds it, in brackets after a space; empty if that is not known.
+        by: String,
+    },
     /// It could not be read.
     #[error("{0}")]
     Unreadable(String),
@@ -69,7 +75,10 @@ impl From<JournalError> for CheckError {
 
 impl From<OpenError> for CheckError {
     fn from(error: OpenError) -> Self {
-        CheckError::Unreadable(error.to_string())
+        match error {
+            OpenError::InUse { by, .. } => CheckError::InUse { by },
+            other => CheckError::Unreadable(other.to_string()),
+        }
     }
 }
 

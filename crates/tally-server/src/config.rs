@@ -15,6 +15,7 @@ use tally_core::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use tracing::level_filters::LevelFilter;
 
 use crate::hint::did_you_mean;
+use crate::host::Host;
 use crate::policy::{Consistency, Policies};
 
 pub use environment::warnings as environment_warnings;
@@ -57,6 +58,8 @@ pub struct Typed {
     pub log_level: Option<Setting>,
     /// Whether to serve others without authentication.
     pub insecure: Option<Setting>,
+    /// Hosts to answer to besides those of the machine, each by itself.
+    pub allowed_hosts: Vec<Setting>,
     /// The consistency of each namespace, by name.
     pub namespaces: Vec<(String, Setting)>,
 }
@@ -73,6 +76,7 @@ impl Typed {
             log: self.log.or(lower.log),
             log_level: self.log_level.or(lower.log_level),
             insecure: self.insecure.or(lower.insecure),
+            allowed_hosts: if self.allowed_hosts.is_empty() { lower.allowed_hosts } else { self.allowed_hosts },
             // Only the file can name namespaces.
             namespaces: lower.namespaces,
         }
@@ -99,6 +103,8 @@ pub struct Config {
     pub resp: Vec<SocketAddr>,
     /// The memory budget.
     pub memory_bytes: u64,
+    /// Hosts to answer to besides those of the machine, when only the machine itself can reach the server.
+    pub allowed_hosts: Vec<Host<'static>>,
     /// The format of the log.
     pub log: LogFormat,
     /// The level of the log.
@@ -124,6 +130,7 @@ const HTTP_DEFAULT: &str = "127.0.0.1:7300";
 const RESP_DEFAULT: &str = "127.0.0.1:7379";
 /// What is typed instead of an address to have no Redis protocol.
 const RESP_OFF: &str = "off";
+const ALLOWED_HOSTS: &str = "allowed_hosts";
 
 /// Checks every setting and fills in the defaults.
 pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
@@ -135,6 +142,7 @@ pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
         http: validate_address("http", typed.http.as_ref(), HTTP_DEFAULT, exposure)?,
         resp,
         memory_bytes: validate_memory(typed.memory.as_ref())?,
+        allowed_hosts: typed.allowed_hosts.iter().map(validate_allowed_host).collect::<Result<_, _>>()?,
         log: validate_log(typed.log.as_ref())?,
         log_level: validate_log_level(typed.log_level.as_ref())?,
         policies: validate_namespaces(&typed.namespaces)?,
@@ -145,6 +153,8 @@ pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
 fn unusable(key: &str, setting: &Setting, hint: &str) -> ConfigError {
     let variable = format!("TALLY_{}", key.to_uppercase());
     let place = match &setting.source {
+        // A list is one setting and takes its flag once for each item.
+        Source::Flag if key == ALLOWED_HOSTS => "--allowed-host".to_owned(),
         Source::Flag => format!("--{}", key.replace('_', "-")),
         Source::Environment => format!("{variable} in the environment"),
         Source::File(path) => format!("`{key}` in {}", path.display()),
@@ -203,6 +213,11 @@ fn validate_address(
             Err(unusable(key, setting, &hint))
         }
     }
+}
+
+fn validate_allowed_host(setting: &Setting) -> Result<Host<'static>, ConfigError> {
+    let hint = "write a host alone, without scheme, port or wildcard, such as tally.internal";
+    Host::of_setting(setting.text.trim()).ok_or_else(|| unusable(ALLOWED_HOSTS, setting, hint))
 }
 
 fn validate_memory(typed: Option<&Setting>) -> Result<u64, ConfigError> {
@@ -288,6 +303,16 @@ mod tests {
         let flag = Typed { memory: typed("2GiB"), ..Typed::default() };
         let config = validate(&flag.over(file)).unwrap();
         assert_eq!((config.memory_bytes, config.log), (2 << 30, LogFormat::Json));
+    }
+
+    #[test]
+    fn allowed_hosts_come_from_one_place_alone() {
+        let hosts = |text: &str| Typed { allowed_hosts: typed(text).into_iter().collect(), ..Typed::default() };
+        let allowed = |typed: Typed| validate(&typed).unwrap().allowed_hosts;
+        assert_eq!(allowed(hosts("a.example").over(hosts("b.example"))), [Host::Name("a.example".into())]);
+        assert_eq!(allowed(Typed::default().over(hosts(" b.example"))), [Host::Name("b.example".into())]);
+        let refused = validate(&hosts("https://a.example")).unwrap_err();
+        assert!(refused.0.contains("--allowed-host is `https://a.example`"), "{refused}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod admission;
 mod cli;
 mod config;
 mod hint;
+mod host;
 mod http;
 mod limits;
 mod log;

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::config::Config;
-use crate::http::{Door, Listening, listen};
+use crate::http::{Door, Hosts, Listening, listen};
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
 use crate::metrics::{DoorMetrics, Stopwatch};
 use crate::progress;
@@ -178,7 +178,12 @@ impl Fronts {
         let (http_metrics, resp_metrics) = (DoorMetrics::new("http"), DoorMetrics::new("resp"));
         let doors: Arc<[_]> = [&http_metrics, &resp_metrics].into_iter().cloned().collect();
         warn_if_open(http.local_addr()?);
-        let door = Arc::new(Door::new(Arc::clone(service), http_metrics, doors));
+        let hosts = if http.local_addr()?.ip().to_canonical().is_loopback() {
+            Hosts::LoopbackAnd(config.allowed_hosts.clone())
+        } else {
+            Hosts::Any
+        };
+        let door = Arc::new(Door::new(Arc::clone(service), hosts, http_metrics, doors));
         let mut doors = vec![Front::open(|stopping| listen(http, door, connections_max, stopping))];
         let mut resp_address = None;
         if let Some(listener) = resp {

@@ -188,6 +188,30 @@ fn programs_get_fields_in_the_order_served_and_errors_as_json() {
 }
 
 #[test]
+fn programs_are_told_in_json_that_a_command_cannot_be_understood() {
+    let cases = [
+        (&["incr", "a", "-5", "-o", "json"][..], "tally decr KEY 5"),
+        (&["get", "-o", "json"], "<KEY>"),
+        (&["get", "a", "--sever", "x", "--output=json"], "--server"),
+        (&["get", "a", "--server", "https://localhost", "-ojson"], "TLS is not supported yet"),
+        (&["check", "--output", "json"], "<DIR>"),
+    ];
+    for (typed, says) in cases {
+        let ran = run(tally().args(typed));
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{typed:?}");
+        let problem: Value = serde_json::from_str(&ran.err).unwrap_or_else(|_| panic!("no JSON: {}", ran.err));
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains(says) && !detail.contains("Usage:"), "{typed:?}: {detail}");
+        assert!(!problem["title"].as_str().unwrap().is_empty());
+    }
+    let person = run(tally().args(["get"]));
+    assert!(person.err.starts_with("error: ") && person.err.contains("Usage:"), "{}", person.err);
+    let help = run(tally().args(["get", "-o", "json", "--help"]));
+    assert_eq!(help.code, 0);
+    assert!(help.out.contains("Examples:"), "{}", help.out);
+}
+
+#[test]
 fn a_variable_that_nothing_reads_is_warned_of() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = serve(dir.path());

@@ -73,7 +73,7 @@ fn every_call_names_the_problems_it_can_meet() {
     let api = described();
     for (method, path, operation) in operations(&api).into_iter().filter(|(_, path, _)| path.starts_with("/api/")) {
         let expected: &[&str] =
-            if method == "get" { &["400", "500", "503"] } else { &["400", "403", "500", "503", "507"] };
+            if method == "get" { &["400", "421", "500", "503"] } else { &["400", "403", "421", "500", "503", "507"] };
         for status in expected {
             let content = &operation["responses"][status]["content"]["application/problem+json"];
             assert_eq!(content["schema"]["$ref"], "#/components/schemas/ProblemJson", "{method} {path} {status}");
@@ -113,6 +113,64 @@ fn bodies_are_as_strict_as_the_server() {
     {
         let may_be_empty = path.ends_with("/increment") || path.ends_with("/decrement");
         assert_eq!(operation["requestBody"]["required"], !may_be_empty, "{path}");
+    }
+}
+
+/// The schema of a value, with its reference followed.
+fn followed<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
+    let reference = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
+    reference.map_or(schema, |pointer| api.pointer(pointer).unwrap())
+}
+
+/// The properties of an object and the names of those that are always there, put together from the parts of `allOf`.
+fn fields<'a>(api: &'a Value, schema: &'a Value) -> (Vec<(&'a String, &'a Value)>, Vec<&'a str>) {
+    let schema = followed(api, schema);
+    let parts = schema["allOf"].as_array();
+    let mut parts: Vec<_> = parts.into_iter().flatten().map(|part| followed(api, part)).collect();
+    parts.push(schema);
+    let properties = parts.iter().flat_map(|part| part["properties"].as_object().into_iter().flatten());
+    let required = parts.iter().flat_map(|part| part["required"].as_array().into_iter().flatten());
+    (properties.collect(), required.map(|name| name.as_str().unwrap()).collect())
+}
+
+/// Asserts that every field of an answer is described as always there, and one that is null as one that may be.
+fn assert_described(api: &Value, schema: &Value, answer: &Value) {
+    let (properties, required) = fields(api, schema);
+    for (name, value) in answer.as_object().unwrap() {
+        assert!(required.contains(&name.as_str()), "`{name}` is always there, and only {required:?} are said to be");
+        let (_, property) = properties.iter().find(|(known, _)| *known == name).unwrap();
+        let nullable = property["type"].as_array().is_some_and(|types| types.contains(&json!("null")));
+        assert!(nullable || !value.is_null(), "`{name}` may be null: {property}");
+    }
+}
+
+#[test]
+fn what_an_answer_always_has_is_required_even_if_it_may_be_null() {
+    let server = Server::start();
+    let api = server.send("GET", "/openapi.json", "").json;
+    server.send("PUT", "/api/v1/counters/a", r#"{"value":1,"reason":"r"}"#);
+    let answered = |method: &str, described: &str, path: &str, body: &str| {
+        let answer = server.send(method, &format!("/api/v1/counters{path}"), body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        let operation = &api["paths"][format!("/api/v1/counters{described}")][method.to_lowercase()];
+        let schema = operation["responses"]["200"]["content"]["application/json"]["schema"].clone();
+        assert_described(&api, &schema, &answer.json);
+        answer.json
+    };
+    assert!(answered("GET", "/{key}", "/nobody", "")["created_at"].is_null());
+    answered("GET", "/{key}/exact", "/a/exact", "");
+    answered("GET", "/{key}/stats", "/nobody/stats", "");
+    answered("POST", "/{key}/increment", "/a/increment", "");
+    assert!(answered("GET", "/{key}/ledger", "/a/ledger", "")["next"].is_null());
+    let listed = answered("GET", "", "?keys=nobody", "");
+    assert!(listed["next_cursor"].is_null());
+    assert_described(&api, &json!({ "$ref": "#/components/schemas/ReadAnswer" }), &listed["counters"][0]);
+    let batch = answered("POST", "/batch-increment", "/batch-increment", r#"{"increments":[{"key":"a"},{}]}"#);
+    assert!(batch["results"][1]["key"].is_null());
+    let results = &api["components"]["schemas"]["BatchAnswer"]["properties"]["results"];
+    let kinds = followed(&api, &results["items"])["oneOf"].as_array().unwrap();
+    for (kind, result) in kinds.iter().zip(batch["results"].as_array().unwrap()) {
+        assert_described(&api, kind, result);
     }
 }
 

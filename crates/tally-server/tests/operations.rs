@@ -205,7 +205,8 @@ fn sigterm_finishes_what_is_under_way_and_exits_zero() {
     server.send("POST", "/api/v1/counters/a/increment", "");
     // A request whose head has arrived and whose body has not.
     let mut slow = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
-    slow.write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n").unwrap();
+    slow.write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
+        .unwrap();
     pause(Duration::from_millis(200));
     server.signal();
     server.wait_for_log("draining");
@@ -232,7 +233,9 @@ fn an_idle_connection_does_not_hold_up_the_end() {
 fn a_second_signal_stops_at_once() {
     let mut server = Server::start();
     let mut stuck = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
-    stuck.write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n").unwrap();
+    stuck
+        .write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
+        .unwrap();
     pause(Duration::from_millis(200));
     server.signal();
     server.wait_for_log("draining");
@@ -257,7 +260,7 @@ fn a_client_that_leaves_before_the_answer_leaves_the_server_well() {
     for _ in 0..50 {
         let mut stream = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
         stream
-            .write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            .write_all(b"POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")
             .unwrap();
     }
     let counted = server.send("POST", "/api/v1/counters/a/increment", "").json["value"].as_i64().unwrap();
@@ -267,8 +270,8 @@ fn a_client_that_leaves_before_the_answer_leaves_the_server_well() {
 #[test]
 fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
     let server = Server::start();
-    let one = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
-    let last = "GET /api/v1/counters/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let one = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
+    let last = "GET /api/v1/counters/a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let answer = server.raw(format!("{}{last}", one.repeat(20)).as_bytes());
     let values: Vec<_> = answer.split("\"value\":").skip(1).map(|rest| rest.split(',').next().unwrap()).collect();
     let expected: Vec<String> = (1..=20).chain([20]).map(|value| value.to_string()).collect();
@@ -290,14 +293,14 @@ fn one_connection_too_many_is_told_so_and_the_others_go_on() {
     let (head, body) = refused.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("content-length: {}", body.len())));
     let first = open.first_mut().unwrap();
-    first.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    first.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     first.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     drop(open);
     let reachable = (0..100).any(|_| {
         pause(Duration::from_millis(20));
-        server.raw(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").starts_with("HTTP/1.1 200")
+        server.raw(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").starts_with("HTTP/1.1 200")
     });
     assert!(reachable, "connections that end make room for others");
 }

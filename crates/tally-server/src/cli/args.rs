@@ -87,6 +87,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", env = "TALLY_INSECURE", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub insecure: Option<String>,
+    /// A host to answer to on a loopback address, besides localhost, 127.0.0.1 and [::1]; may be given more than once
+    #[arg(long, value_name = "HOST", env = "TALLY_ALLOWED_HOSTS", value_delimiter = ',')]
+    pub allowed_host: Vec<String>,
 }
 
 /// Which server to talk to, and how to show its answers.

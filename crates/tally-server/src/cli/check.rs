@@ -24,7 +24,14 @@ pub fn run(args: &CheckArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(CheckError::Damaged { file, offset, what }) => damaged(args, &file, offset, &what),
-        Err(CheckError::Unreadable(why)) => unchecked(&explain(&args.dir, &why), args.output),
+        Err(CheckError::InUse { by }) => {
+            let dir = args.dir.display();
+            let why = format!("{dir} is in use{by}: stop the server first, or check a copy made while it was stopped");
+            unchecked(&why, args.output)
+        }
+        Err(CheckError::Unreadable(why)) => {
+            unchecked(&format!("{} cannot be checked: {why}", args.dir.display()), args.output)
+        }
     }
 }
 
@@ -34,18 +41,6 @@ fn look(dir: &Path) -> Result<(), String> {
         Ok(found) if !found.is_dir() => Err(format!("{} is not a directory", dir.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(format!("{} does not exist", dir.display())),
         _ => Ok(()),
-    }
-}
-
-/// The engine speaks to those who start a server; here somebody has to stop one. All it hands over is its message.
-fn explain(dir: &Path, why: &str) -> String {
-    let dir = dir.display();
-    match why.split_once(" is in use by another process") {
-        Some((_, rest)) => {
-            let by = rest.split(';').next().unwrap_or_default();
-            format!("{dir} is in use{by}: stop the server first, or check a copy made while it was stopped")
-        }
-        None => format!("{dir} cannot be checked: {why}"),
     }
 }
 

@@ -8,6 +8,7 @@ mod counters;
 mod output;
 mod serve;
 mod server;
+mod usage;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -27,10 +28,14 @@ const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Runs what was typed.
 pub fn run() -> ExitCode {
-    let matches = Cli::command().get_matches_from(typed());
+    let typed = typed();
+    let matches = match Cli::command().try_get_matches_from(&typed) {
+        Ok(matches) => matches,
+        Err(error) => return usage::refuse(&error, &typed),
+    };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
-        Err(error) => error.exit(),
+        Err(error) => return usage::refuse(&error, &typed),
     };
     match cli.command {
         Command::Serve(_) => serve::run(matches.subcommand_matches("serve")),

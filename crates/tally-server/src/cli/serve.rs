@@ -46,6 +46,7 @@ fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
         log: setting(matches, "log"),
         log_level: setting(matches, "log_level"),
         insecure: setting(matches, "insecure"),
+        allowed_hosts: settings(matches, "allowed_host"),
         namespaces: Vec::new(),
     };
     match setting(matches, "config") {
@@ -55,10 +56,15 @@ fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
 }
 
 fn setting(matches: &ArgMatches, name: &str) -> Option<Setting> {
-    let text = matches.get_one::<String>(name)?.clone();
+    settings(matches, name).into_iter().next()
+}
+
+/// Every value of a setting that may have several.
+fn settings(matches: &ArgMatches, name: &str) -> Vec<Setting> {
     let source = match matches.value_source(name) {
         Some(ValueSource::EnvVariable) => Source::Environment,
         _ => Source::Flag,
     };
-    Some(Setting { text, source })
+    let texts = matches.get_many::<String>(name).into_iter().flatten();
+    texts.map(|text| Setting { text: text.clone(), source: source.clone() }).collect()
 }

@@ -3,8 +3,17 @@
 use crate::hint::did_you_mean;
 
 /// The settings of a server.
-const SETTINGS: [&str; 8] =
-    ["TALLY_DATA", "TALLY_HTTP", "TALLY_RESP", "TALLY_MEMORY", "TALLY_CONFIG", "TALLY_LOG", "TALLY_LOG_LEVEL", "TALLY_INSECURE"];
+const SETTINGS: [&str; 9] = [
+    "TALLY_DATA",
+    "TALLY_HTTP",
+    "TALLY_RESP",
+    "TALLY_MEMORY",
+    "TALLY_CONFIG",
+    "TALLY_LOG",
+    "TALLY_LOG_LEVEL",
+    "TALLY_INSECURE",
+    "TALLY_ALLOWED_HOSTS",
+];
 
 /// What client commands and the tests of the tree read.
 const OTHERS: [&str; 4] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES"];

@@ -8,7 +8,8 @@ use super::{ConfigError, Setting, Source, Typed};
 use crate::hint::did_you_mean;
 use crate::limits::CONFIG_BYTES_MAX;
 
-const KEYS: [&str; 8] = ["data", "http", "resp", "memory", "log", "log_level", "insecure", "namespaces"];
+const KEYS: [&str; 9] =
+    ["data", "http", "resp", "memory", "log", "log_level", "insecure", "allowed_hosts", "namespaces"];
 const NAMESPACE_KEYS: [&str; 1] = ["consistency"];
 
 /// Reads the settings a file types.
@@ -38,6 +39,7 @@ fn parse(text: &str, path: &Path) -> Result<Typed, ConfigError> {
             "log" => typed.log = Some(file.text(key, value)?),
             "log_level" => typed.log_level = Some(file.text(key, value)?),
             "insecure" => typed.insecure = Some(file.truth(key, value)?),
+            "allowed_hosts" => typed.allowed_hosts = file.list(key, value)?,
             "namespaces" => typed.namespaces = file.namespaces(value)?,
             unknown => return Err(file.unknown(unknown, unknown, &KEYS)),
         }
@@ -74,6 +76,13 @@ impl File<'_> {
         match value {
             Value::Boolean(truth) => Ok(self.setting(truth.to_string())),
             other => Err(self.wrong(key, other, "true or false")),
+        }
+    }
+
+    fn list(&self, key: &str, value: &Value) -> Result<Vec<Setting>, ConfigError> {
+        match value {
+            Value::Array(items) => items.iter().map(|item| self.text(key, item)).collect(),
+            other => Err(self.wrong(key, other, "a list such as [\"tally.internal\"]")),
         }
     }
 
@@ -119,11 +128,12 @@ mod tests {
     fn every_key_is_read() {
         let typed = parsed(
             "data = \"d\"\nhttp = \"127.0.0.1:1\"\nmemory = 134217728\nlog = \"json\"\nlog_level = \"warn\"\n\
-             insecure = true\n[namespaces.views]\nconsistency = \"best-effort\"\n",
+             insecure = true\nallowed_hosts = [\"a\", \"b\"]\n[namespaces.views]\nconsistency = \"best-effort\"\n",
         )
         .unwrap();
         assert_eq!(typed.memory.unwrap().text, "134217728");
         assert_eq!(typed.insecure.unwrap().text, "true");
+        assert_eq!(typed.allowed_hosts.iter().map(|host| &*host.text).collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(typed.namespaces.first().unwrap().1.text, "best-effort");
     }
 
@@ -142,6 +152,8 @@ mod tests {
     fn a_value_of_the_wrong_type_is_named() {
         assert_eq!(parsed("http = 7300").unwrap_err(), "`http` in tally.toml is of type integer; it must be a string");
         assert!(parsed("insecure = \"yes\"").is_err());
+        assert!(parsed("allowed_hosts = \"a\"").unwrap_err().contains("a list such as"));
+        assert!(parsed("allowed_hosts = [1]").is_err());
         assert!(parsed("namespaces = 1").is_err());
         assert!(parsed("[namespaces]\nlikes = 1").is_err());
         assert!(parsed("data =").unwrap_err().contains("is not TOML"));

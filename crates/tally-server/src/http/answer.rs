@@ -85,7 +85,7 @@ impl<'a> WriteAnswer<'a> {
 #[derive(Serialize, ToSchema)]
 pub struct ReadAnswer<'a> {
     /// The counter; `null` for a key that is not UTF-8, which `key_hex` then spells out.
-    #[schema(example = "likes:post:42")]
+    #[schema(required, example = "likes:post:42")]
     key: Option<&'a str>,
     /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys come in through RESP.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,10 +105,10 @@ pub struct ReadAnswer<'a> {
     /// Sub-counters the value is summed from: always 1 in this version.
     shards: u32,
     /// First change; `null` when there was none.
-    #[schema(value_type = Option<String>, format = DateTime)]
+    #[schema(value_type = Option<String>, required, format = DateTime)]
     created_at: Option<Timestamp>,
     /// Last change; `null` when there was none.
-    #[schema(value_type = Option<String>, format = DateTime)]
+    #[schema(value_type = Option<String>, required, format = DateTime)]
     updated_at: Option<Timestamp>,
     /// What the reading rests on.
     #[schema(value_type = String, example = "eventual")]

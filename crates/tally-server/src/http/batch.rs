@@ -127,6 +127,7 @@ enum ItemAnswer<'a> {
     /// It was not.
     Failed {
         /// The counter, if the item named one.
+        #[schema(required)]
         key: Option<&'a str>,
         /// Why.
         error: ProblemJson<'a>,

@@ -194,6 +194,7 @@ struct LedgerAnswer<'a> {
     /// One page of corrections.
     entries: Vec<LedgerEntryAnswer<'a>>,
     /// What to send as `after` for the next page; `null` at the end.
+    #[schema(required)]
     next: Option<u64>,
 }
 

@@ -23,6 +23,7 @@ struct CountersAnswer<'a> {
     /// One reading per counter.
     counters: Vec<ReadAnswer<'a>>,
     /// What to send as `cursor` for the next page; `null` at the end.
+    #[schema(required)]
     next_cursor: Option<String>,
 }
 

@@ -13,6 +13,7 @@ mod listen;
 mod listing;
 mod origin;
 mod problem;
+mod rebinding;
 mod reference;
 mod verb;
 
@@ -35,14 +36,13 @@ use listen::Peer;
 use problem::{Kind, Problem};
 
 pub use listen::{Listening, listen};
+pub use rebinding::Hosts;
 
 /// What every handler can reach.
 #[derive(Clone)]
 pub struct App {
     /// Counters.
     pub service: Arc<Service>,
-    /// What this front door measures.
-    pub metrics: Arc<DoorMetrics>,
     /// What every front door measures.
     pub doors: Arc<[Arc<DoorMetrics>]>,
     /// Memory for the bodies of batches.
@@ -52,15 +52,22 @@ pub struct App {
 /// The front door: every route over one service.
 pub struct Door {
     app: App,
+    hosts: Hosts,
     router: Router,
     metrics: Arc<DoorMetrics>,
 }
 
 impl Door {
-    /// Opens every route over `service`; `metrics` are this door's own, and among those of all `doors`.
-    pub fn new(service: Arc<Service>, metrics: Arc<DoorMetrics>, doors: Arc<[Arc<DoorMetrics>]>) -> Self {
-        let app = App { service, metrics: Arc::clone(&metrics), doors, batch_room: Arc::default() };
-        Door { router: router(app.clone()), app, metrics }
+    /// Opens every route over `service`, to requests sent to one of `hosts`; `metrics` are this door's own, and among
+    /// those of all `doors`.
+    pub fn new(
+        service: Arc<Service>,
+        hosts: Hosts,
+        metrics: Arc<DoorMetrics>,
+        doors: Arc<[Arc<DoorMetrics>]>,
+    ) -> Self {
+        let app = App { service, doors, batch_room: Arc::default() };
+        Door { router: router(app.clone()), app, hosts, metrics }
     }
 
     /// Answers one request: route, name the place of a problem, measure.
@@ -68,7 +75,7 @@ impl Door {
         let stopwatch = Stopwatch::start();
         let verb = verb::of(request.method(), request.uri());
         let address = request.uri().path_and_query().cloned();
-        let mut response = match (origin::admit(request.method(), request.headers()), verb) {
+        let mut response = match (self.admit(&request), verb) {
             (Err(problem), _) => problem.into_response(),
             // The hot path: what the router would find is known already, and finding it costs as much as counting.
             (Ok(()), Verb::Increment) => counters::add(&self.app, request, Direction::Up).await.into_response(),
@@ -81,6 +88,12 @@ impl Door {
         }
         self.metrics.request(verb, response.status().as_u16(), &stopwatch);
         response
+    }
+
+    /// Whether the request may go on, whatever it asks for: what every path through the door begins with.
+    fn admit(&self, request: &Request) -> Result<(), Problem> {
+        self.hosts.admit(request.uri(), request.headers())?;
+        origin::admit(request.method(), request.headers())
     }
 
     async fn route(&self, mut request: Request, peer: Peer) -> Response {
@@ -156,7 +169,7 @@ mod tests {
 
     fn door() -> (Arc<Service>, Door) {
         let service = Arc::new(Service::new(Policies::default()));
-        (Arc::clone(&service), Door::new(service))
+        (Arc::clone(&service), Door::new(service, Hosts::Any))
     }
 
     fn ask(door: &Door, method: &str, path: &str) -> (Response, serde_json::Value) {

@@ -122,6 +122,10 @@ kinds! {
     MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "The address does not take this method",
         "The path is right and the method is not.",
         "Use a method that the `Allow` header names.";
+    MisdirectedHost = "misdirected-host", MISDIRECTED_REQUEST, "The request was sent to a host that is not this server",
+        "On a loopback address the server answers to names of its own machine and to those it is told of, so that no \
+         page can reach it by renaming it. Nothing changed.",
+        "Call it as `localhost` or `127.0.0.1`, or start it with `--allowed-host` and the name.";
     CrossOrigin = "cross-origin", FORBIDDEN, "A page of another origin may not change counters",
         "A browser says in `Origin` which page sent the request, and it is none of this server's. Nothing changed.",
         "Call Tally from your own server, or serve the page from the same host and port.";

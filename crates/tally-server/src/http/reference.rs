@@ -104,7 +104,7 @@ impl IntoResponses for WriteAnswered {
 
 impl IntoResponses for WriteProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 408, 413, 422, 500, 503, 507])
+        problems(&[400, 403, 408, 413, 421, 422, 500, 503, 507])
     }
 }
 
@@ -116,19 +116,19 @@ impl IntoResponses for Conflict {
 
 impl IntoResponses for BatchProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 408, 413, 500, 503, 507])
+        problems(&[400, 403, 408, 413, 421, 500, 503, 507])
     }
 }
 
 impl IntoResponses for DeleteProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 422, 500, 503, 507])
+        problems(&[400, 403, 421, 422, 500, 503, 507])
     }
 }
 
 impl IntoResponses for ReadProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 500, 503])
+        problems(&[400, 421, 500, 503])
     }
 }
 
@@ -164,6 +164,7 @@ fn meaning(status: u16) -> &'static str {
              changed, and `value` is the value that stands"
         }
         413 => "The body or the batch is too large. Nothing changed",
+        421 => "The request was sent to a host that is not this server. Nothing changed",
         422 => "The request id was used before for another key, call or amount. Nothing changed",
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {

@@ -143,6 +143,20 @@ impl Server {
         }
     }
 
+    /// The most memory the process has had so far.
+    pub fn memory_peak_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        peak.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// A connection of its own, that gives up on a read after a while.
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.base.strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
     /// A client of this server.
     pub fn client(&self) -> Client {
         Client::new(&self.base)
@@ -160,8 +174,7 @@ impl Server {
 
     /// Sends bytes as they are and reads the answer to the end.
     pub fn raw(&self, bytes: &[u8]) -> String {
-        let mut stream = TcpStream::connect(self.base.strip_prefix("http://").unwrap()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = self.connect();
         // The server may answer and close before everything is written.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
