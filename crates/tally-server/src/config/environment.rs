@@ -7,7 +7,7 @@ const SETTINGS: [&str; 7] =
     ["TALLY_DATA", "TALLY_HTTP", "TALLY_MEMORY", "TALLY_CONFIG", "TALLY_LOG", "TALLY_LOG_LEVEL", "TALLY_INSECURE"];
 
 /// What client commands and the tests of the tree read.
-const OTHERS: [&str; 4] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES"];
+const OTHERS: [&str; 5] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES", "TALLY_FUZZ_ROUNDS"];
 
 /// A warning for each variable whose name begins as those of Tally do and that nothing reads. They do not stop the
 /// start: an orchestrator may set them for reasons of its own.
