@@ -3,11 +3,13 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long bench lint fmt clean rust-tools test-tools bench-tools
+.PHONY: help test test-long fuzz bench lint fmt clean rust-tools test-tools bench-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
 SEEDS ?= 2000
+# Inputs of the fuzz test: `make fuzz FUZZ_ROUNDS=1000000`.
+FUZZ_ROUNDS ?= 20000000
 
 say = @printf '\n== %s\n' '$(1)'
 
@@ -37,6 +39,11 @@ test: test-tools lint ## Everything that must pass before a change goes in
 test-long: test-tools ## The same tests with 100 kill -9 cycles and thousands of crash seeds
 	$(call say,tests: $(KILL_CYCLES) kill cycles and $(SEEDS) seeds)
 	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) cargo test --workspace --locked
+
+fuzz: rust-tools ## Mutated requests for the RESP parser, others each time
+	$(call say,fuzz: $(FUZZ_ROUNDS) rounds)
+	@TALLY_SEED=$${TALLY_SEED:-$$RANDOM$$RANDOM} TALLY_FUZZ_ROUNDS=$(FUZZ_ROUNDS) \
+		cargo test -p tally-server --bin tally --locked resp::tests::fuzz -- --nocapture
 
 bench: bench-tools ## Benchmarks: `make bench ARGS=…` hands arguments on
 	$(call say,benchmarks)
@@ -69,7 +76,7 @@ rust-tools:
 	fi
 
 test-tools: rust-tools
-	$(call need,curl:curl)
+	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools)
 
 bench-tools: rust-tools
 	$(call need,curl:curl wrk:wrk)

@@ -16,7 +16,7 @@ const SETTINGS: [&str; 9] = [
 ];
 
 /// What client commands and the tests of the tree read.
-const OTHERS: [&str; 4] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES"];
+const OTHERS: [&str; 5] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES", "TALLY_FUZZ_ROUNDS"];
 
 /// A warning for each variable whose name begins as those of Tally do and that nothing reads. They do not stop the
 /// start: an orchestrator may set them for reasons of its own.

@@ -116,6 +116,11 @@ fn find_full(name: &[u8]) -> Option<&'static Spec> {
     }
 }
 
+/// All commands and subcommands.
+pub fn all() -> impl Iterator<Item = &'static Spec> {
+    SPECS.iter()
+}
+
 /// All commands that are not below another.
 fn top_level() -> impl Iterator<Item = &'static Spec> + Clone {
     SPECS.iter().filter(|spec| !spec.name.contains('|'))

@@ -74,7 +74,6 @@ struct Span {
 
 impl<'a> Args<'a> {
     /// How many there are. Never zero.
-    #[expect(clippy::len_without_is_empty, reason = "a request without arguments is `Parsed::Empty`")]
     pub fn len(&self) -> usize {
         self.spans.len()
     }

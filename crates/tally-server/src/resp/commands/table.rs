@@ -9,6 +9,7 @@ macro_rules! commands {
         , $group:literal $since:literal $complexity:literal, $summary:literal;)*) => {
         /// Every command and subcommand.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[expect(clippy::enum_variant_names, reason = "one of Redis's commands is called COMMAND")]
         pub enum Command {
             $(#[doc = $summary] $id,)*
         }

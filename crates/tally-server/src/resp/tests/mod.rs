@@ -1,3 +1,6 @@
 //! Tests of the protocol as a whole: against a naive parser, against a real Redis, and with mutated input.
 
+mod fuzz;
+mod like_redis;
 pub mod naive;
+mod redis;

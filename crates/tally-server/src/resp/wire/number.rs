@@ -9,20 +9,32 @@ const INTEGER_BYTES_MAX: usize = 20;
 /// Everything else, wrong or just unusual, is left to whoever reads the line.
 #[inline]
 pub fn short(input: &[u8], from: usize) -> Option<(usize, usize)> {
-    let digits = input.get(from..)?;
-    let mut value = 0;
-    for (at, &byte) in digits.iter().enumerate() {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            let is_whole = byte == b'\r' && at > 0 && at + 1 < digits.len();
-            return is_whole.then_some((value, from + at + 2));
+    match input.get(from..)? {
+        // One digit and two are nearly all there are.
+        [ones @ b'1'..=b'9', b'\r', _, ..] => Some((value(*ones), from + 3)),
+        [tens @ b'1'..=b'9', ones @ b'0'..=b'9', b'\r', _, ..] => Some((value(*tens) * 10 + value(*ones), from + 4)),
+        digits => longer(digits).map(|(number, end)| (number, from + end)),
+    }
+}
+
+#[inline(never)]
+fn longer(digits: &[u8]) -> Option<(usize, usize)> {
+    let mut number = 0;
+    for (at, byte) in digits.iter().enumerate() {
+        match byte {
+            b'1'..=b'9' if at < SHORT_DIGITS_MAX => number = number * 10 + value(*byte),
+            b'0' if at > 0 && at < SHORT_DIGITS_MAX => number *= 10,
+            b'\r' if at > 0 && at + 1 < digits.len() => return Some((number, at + 2)),
+            _ => return None,
         }
-        if at == SHORT_DIGITS_MAX || (at == 0 && digit == 0) {
-            return None;
-        }
-        value = value * 10 + usize::from(digit);
     }
     None
+}
+
+/// The value of a digit that is known to be one.
+#[inline]
+fn value(digit: u8) -> usize {
+    usize::from(digit - b'0')
 }
 
 /// A whole 64-bit integer, the way Redis reads one: no blanks, no plus sign, no leading zeros, no `-0`.

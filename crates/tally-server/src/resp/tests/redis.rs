@@ -1,0 +1,65 @@
+//! Starts a real Redis of its own and talks to it in bytes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// A running Redis that asks for a password. Dropping it kills it.
+pub struct Redis {
+    child: Child,
+    dir: TempDir,
+}
+
+/// What makes a stranger known. It answers `+OK`.
+pub const AUTH: &[u8] = b"AUTH secret\r\n";
+
+impl Redis {
+    /// A Redis without data, ready.
+    pub fn start() -> Redis {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--appendonly", "no", "--requirepass", "secret"])
+            .arg("--unixsocket")
+            .arg(dir.path().join("socket"))
+            .arg("--dir")
+            .arg(dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("redis-server is needed: `make test` installs it");
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("ready to accept connections") {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0, "redis-server ended before it was ready");
+        }
+        // What it says later goes nowhere, but must not block it.
+        let drain = move || std::io::copy(&mut said, &mut std::io::sink());
+        std::thread::Builder::new().name("redis-log".into()).spawn(drain).unwrap();
+        Redis { child, dir }
+    }
+
+    /// Everything that a new connection answers to these bytes until it is closed.
+    pub fn answer(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut stream = UnixStream::connect(self.dir.path().join("socket")).unwrap();
+        let mut writer = stream.try_clone().unwrap();
+        let bytes = bytes.to_vec();
+        // Redis may close before it has read everything, so errors here say nothing.
+        let write = move || writer.write_all(&bytes).and_then(|()| writer.shutdown(Shutdown::Write));
+        let writing = std::thread::Builder::new().name("redis-writer".into()).spawn(write).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        drop(stream);
+        let _ = writing.join();
+        answer
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
