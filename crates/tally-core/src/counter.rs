@@ -22,6 +22,34 @@ pub struct Counter {
     rates: Rates,
 }
 
+/// A counter with the moment it expires, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The counter.
+    pub counter: Counter,
+    /// From this moment on it does not exist, although it may still take room.
+    pub expires_at: Option<Millis>,
+}
+
+impl Held {
+    /// A counter at zero that does not expire, first touched at `now`.
+    #[must_use]
+    pub fn new(now: Millis) -> Self {
+        Held { counter: Counter::new(now), expires_at: None }
+    }
+
+    /// Whether the counter no longer exists at `now`.
+    #[must_use]
+    pub fn is_expired(&self, now: Millis) -> bool {
+        is_due(self.expires_at, now)
+    }
+}
+
+/// Whether an expiry has come at `now`.
+pub(crate) fn is_due(expires_at: Option<Millis>, now: Millis) -> bool {
+    expires_at.is_some_and(|at| at <= now)
+}
+
 const SUM_MAX: u128 = (1 << 80) - 1;
 const TIME_MAX: u64 = (1 << 48) - 1;
 

@@ -239,6 +239,16 @@ pub enum ChangeRef<'a> {
     Other(&'a Change),
 }
 
+impl ChangeRef<'_> {
+    /// Whether the ledger gets an entry.
+    pub(crate) fn is_correction(self) -> bool {
+        match self {
+            ChangeRef::Add(_) | ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Look(_)) => false,
+            ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

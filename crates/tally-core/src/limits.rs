@@ -59,6 +59,10 @@ pub const CAPTURE_SLICE: usize = 1_024;
 pub const WARM_SLICE: usize = 1_024;
 /// Pause between such turns.
 pub const WARM_PAUSE_MICROS: u64 = 200;
+/// Expiries looked at per turn of the lock when forgetting counters.
+pub const SWEEP_SLICE: usize = 256;
+/// Most expiries looked at before a checkpoint has to take what was forgotten out of memory.
+pub const SWEEP_MAX: usize = 8_192;
 /// Captured bytes held in memory before they are sorted and written as one run.
 pub const CAPTURE_BYTES_MAX: usize = 32 << 20;
 
@@ -68,6 +72,8 @@ pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * (BATCH_BYTES_SEAL + BODY_BYTES_MAX));
+const _: () = assert!(SWEEP_SLICE <= SWEEP_MAX);
+const _: () = assert!((SWEEP_MAX * 4 * KEY_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN / 4);
 const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);
 const _: () = assert!(IDEMPOTENCY_WINDOW_MS.is_multiple_of(GENERATION_MS));
 const _: () = assert!(CHECKPOINT_JOURNAL_BYTES >= SEGMENT_BYTES);

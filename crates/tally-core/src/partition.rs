@@ -6,22 +6,26 @@
 //! copies what changed for a checkpoint while batches go on, `make_room` lets go of what is cold.
 
 mod capture;
+mod change;
 mod residence;
+mod sweep;
 
 use std::collections::BTreeSet;
 
 pub use capture::Capture;
 use capture::Capturing;
 pub use residence::{Malformed, Room};
+pub use sweep::Probe;
 
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::book::Book;
-use crate::counter::{Counter, Overflow};
-use crate::event::{Bounds, Change, ChangeRef, Condition, Correction, EventRef, Look, OnBound, RequestId};
+use crate::counter::Held;
+use crate::event::{EventRef, RequestId};
 use crate::key::{Key, KeyRef};
-use crate::ledger::{CorrectionKind, LedgerEntry};
+use crate::ledger::LedgerEntry;
 use crate::outcome::{Outcome, Refusal};
+use crate::record::Meta;
 use crate::seen::{FirstOutcome, Seen};
 use crate::table::{CellId, Table};
 use crate::time::Millis;
@@ -37,9 +41,12 @@ struct PutOff<'a> {
 }
 
 impl<'a> PutOff<'a> {
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     fn concerns(&self, event: &EventRef<'a>) -> bool {
-        let none = self.keys.is_empty();
-        !none && (self.keys.contains(&event.key) || event.request_id.is_some_and(|id| self.requests.contains(&id)))
+        self.keys.contains(&event.key) || event.request_id.is_some_and(|id| self.requests.contains(&id))
     }
 
     fn add(&mut self, event: &EventRef<'a>) {
@@ -71,6 +78,10 @@ pub struct Partition {
     created: Bits,
     /// Keys deleted since the last capture began.
     removed: BTreeSet<Key>,
+    /// Expiry records of the store that are of no use any more.
+    outdated: BTreeSet<(Millis, Key)>,
+    /// Counters that take room, in memory or in the store.
+    counters: u64,
     capturing: Option<Capturing>,
     /// Whether the store may hold counters that the table does not.
     in_store_only: bool,
@@ -91,6 +102,8 @@ impl Partition {
             dirty: Bits::default(),
             created: Bits::default(),
             removed: BTreeSet::new(),
+            outdated: BTreeSet::new(),
+            counters: 0,
             capturing: None,
             in_store_only: false,
             warming: false,
@@ -99,8 +112,10 @@ impl Partition {
 
     /// A partition whose state is in the store, to be brought to memory as it is used.
     #[must_use]
-    pub fn beside_store(seed: u64) -> Self {
+    pub fn beside_store(seed: u64, meta: Meta) -> Self {
         Partition {
+            clock: meta.clock,
+            counters: meta.counters,
             seen: Seen::beside_store(),
             book: Book::beside_store(),
             in_store_only: true,
@@ -113,17 +128,25 @@ impl Partition {
     /// restored. A batch that claims an earlier time than the one before happens at the time of the one before.
     ///
     /// Where several adds combined into one overflow, none of them is applied, and nothing after them in the batch is done
-    /// to that counter or under the request ids of what is put off: [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
+    /// to that counter or under the request ids of what is put off. A group is put off as a whole. [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
         self.clock = self.clock.max(at);
         outcomes.reserve(batch.len());
         let mut put_off = PutOff::default();
+        let mut group_waits = false;
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
-            let hints = self.look_ahead(&mut ahead);
-            for (hint, event) in hints.into_iter().zip(&mut events) {
-                if put_off.concerns(&event) {
+            for hint in self.look_ahead(&mut ahead) {
+                let Some(event) = events.next() else {
+                    break;
+                };
+                if !event.follows {
+                    let rest = || events.clone().take_while(|next| next.follows);
+                    group_waits =
+                        !put_off.is_empty() && (put_off.concerns(&event) || rest().any(|next| put_off.concerns(&next)));
+                }
+                if group_waits {
                     put_off.add(&event);
                     outcomes.push(Outcome::PUT_OFF);
                     continue;
@@ -150,11 +173,17 @@ impl Partition {
         self.seed
     }
 
-    /// The counter, if it is in memory.
+    /// The counter, if it is in memory, whether or not it has expired.
     #[must_use]
-    pub fn counter(&self, key: KeyRef<'_>) -> Option<Counter> {
+    pub fn held(&self, key: KeyRef<'_>) -> Option<Held> {
         let hash = key_hash(self.seed, key.as_bytes());
-        self.table.find(hash, key.as_bytes()).map(|id| self.table.counter(id))
+        self.table.find(hash, key.as_bytes()).map(|id| self.table.held(id))
+    }
+
+    /// Counters in memory and in the store. Those that have expired count until they are forgotten.
+    #[must_use]
+    pub fn counters(&self) -> u64 {
+        self.counters
     }
 
     /// Ledger entries of `key` that the store may not hold yet, oldest first.
@@ -208,112 +237,6 @@ impl Partition {
         }
     }
 
-    fn change(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
-        match event.change {
-            ChangeRef::Add(delta) => self.add(event, delta, hint),
-            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta, hint),
-            ChangeRef::Other(Change::Set { value, when, why, .. }) => {
-                let met = match when {
-                    Condition::Always => true,
-                    Condition::Equals(expected) => *expected == self.value(event),
-                    Condition::Absent => self.table.find(event.hash, event.key.as_bytes()).is_none(),
-                    Condition::Present => self.table.find(event.hash, event.key.as_bytes()).is_some(),
-                };
-                if !met {
-                    return self.refused(event, Refusal::NotExpected);
-                }
-                self.correct(event, *value, CorrectionKind::Set, why)
-            }
-            ChangeRef::Other(Change::Reset(why)) => self.correct(event, 0, CorrectionKind::Reset, why),
-            ChangeRef::Other(Change::Adjust { delta, why }) => match self.value(event).checked_add(*delta) {
-                Some(target) => self.correct(event, target, CorrectionKind::Adjust, why),
-                None => self.refused(event, Refusal::Overflow),
-            },
-            ChangeRef::Other(Change::Delete(why)) => self.delete(event, why),
-            ChangeRef::Other(Change::Expire { .. } | Change::Look(Look::Value)) => self.standing(event),
-            ChangeRef::Other(Change::Look(Look::Expiry)) => {
-                let standing = self.standing(event);
-                Outcome { value: if standing.exists { -1 } else { 0 }, ..standing }
-            }
-        }
-    }
-
-    fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
-        // The event before may have created or removed the counter since it was looked up.
-        let found = match hint {
-            Some(id) if self.table.holds(id, event.key.as_bytes()) => hint,
-            _ => self.table.find(event.hash, event.key.as_bytes()),
-        };
-        let mut counter = found.map_or_else(|| Counter::new(self.clock), |id| self.table.counter(id));
-        let delta = match event.details.and_then(|details| details.bounds) {
-            None => delta,
-            Some(bounds) => match within(bounds, counter.value(), delta) {
-                Some(delta) => delta,
-                None => return self.refused(event, Refusal::Bound),
-            },
-        };
-        if counter.add(self.clock, delta) == Err(Overflow) {
-            return self.refused(event, Refusal::Overflow);
-        }
-        self.keep(found, event, &counter);
-        Outcome {
-            value: counter.value(),
-            applied: delta,
-            exists: true,
-            duplicate: false,
-            refusal: None,
-            at: self.clock,
-        }
-    }
-
-    fn correct(&mut self, event: &EventRef<'_>, target: i64, kind: CorrectionKind, why: &Correction) -> Outcome {
-        let found = self.table.find(event.hash, event.key.as_bytes());
-        let mut counter = found.map_or_else(|| Counter::new(self.clock), |id| self.table.counter(id));
-        let before = counter.value();
-        if counter.correct(self.clock, target) == Err(Overflow) {
-            return self.refused(event, Refusal::Overflow);
-        }
-        self.keep(found, event, &counter);
-        self.book.append(event.key, self.clock, kind, why, (before, target));
-        // A swing across the whole range does not fit; the value afterwards says what happened.
-        let applied = target.saturating_sub(before);
-        Outcome { value: target, applied, exists: true, duplicate: false, refusal: None, at: self.clock }
-    }
-
-    fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
-        let gone = Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None, at: self.clock };
-        let Some(id) = self.table.find(event.hash, event.key.as_bytes()) else {
-            return gone;
-        };
-        let before = self.table.counter(id).value();
-        self.save_preimage(id);
-        self.free(id);
-        self.removed.insert(event.key.to_key());
-        self.book.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
-        Outcome { applied: 0i64.saturating_sub(before), ..gone }
-    }
-
-    /// Writes a changed counter to its cell, old or new.
-    fn keep(&mut self, found: Option<CellId>, event: &EventRef<'_>, counter: &Counter) {
-        let id = match found {
-            Some(id) => {
-                self.save_preimage(id);
-                self.table.put(id, counter);
-                self.table.touch(id);
-                id
-            }
-            None => {
-                if !self.removed.is_empty() {
-                    self.removed.remove(&event.key.to_key());
-                }
-                let id = self.table.insert(event.hash, event.key.as_bytes(), counter);
-                self.created.set(id as usize);
-                id
-            }
-        };
-        self.dirty.set(id as usize);
-    }
-
     /// Lets go of a cell; nothing that is noted about it may outlive it.
     fn free(&mut self, id: CellId) {
         self.table.remove(id);
@@ -322,42 +245,5 @@ impl Partition {
         if let Some(capturing) = &mut self.capturing {
             capturing.forget(id);
         }
-    }
-
-    fn value(&self, event: &EventRef<'_>) -> i64 {
-        self.table.find(event.hash, event.key.as_bytes()).map_or(0, |id| self.table.counter(id).value())
-    }
-
-    fn standing(&self, event: &EventRef<'_>) -> Outcome {
-        let found = self.table.find(event.hash, event.key.as_bytes());
-        let value = found.map_or(0, |id| self.table.counter(id).value());
-        Outcome { value, applied: 0, exists: found.is_some(), duplicate: false, refusal: None, at: self.clock }
-    }
-
-    fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
-        let found = self.table.find(event.hash, event.key.as_bytes());
-        let value = found.map_or(0, |id| self.table.counter(id).value());
-        let (exists, at) = (found.is_some(), self.clock);
-        Outcome { value, applied: 0, exists, duplicate: false, refusal: Some(refusal), at }
-    }
-}
-
-/// The part of `delta` that the bounds allow, or `None` when they refuse it. A bound stops movement towards the far
-/// side of it; a value that already lies beyond may come back.
-fn within(bounds: Bounds, value: i64, delta: i64) -> Option<i64> {
-    let target = i128::from(value) + i128::from(delta);
-    let limit = if delta < 0 {
-        bounds.floor.map(i128::from).filter(|&floor| target < floor).map(|floor| floor.min(value.into()))
-    } else {
-        bounds.ceiling.map(i128::from).filter(|&ceiling| target > ceiling).map(|ceiling| ceiling.max(value.into()))
-    };
-    match (limit, bounds.on_bound) {
-        (None, OnBound::Refuse) => Some(delta),
-        (None, OnBound::Saturate) => {
-            let clamped = target.clamp(i64::MIN.into(), i64::MAX.into());
-            Some((clamped - i128::from(value)) as i64)
-        }
-        (Some(_), OnBound::Refuse) => None,
-        (Some(limit), OnBound::Saturate) => Some((limit - i128::from(value)) as i64),
     }
 }

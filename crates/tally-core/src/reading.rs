@@ -19,6 +19,8 @@ pub struct Reading {
     pub created_at: Option<Millis>,
     /// Last change, if any.
     pub updated_at: Option<Millis>,
+    /// When the counter expires, if it does.
+    pub expires_at: Option<Millis>,
     /// Sub-counters the value is summed from.
     pub shards: u32,
 }

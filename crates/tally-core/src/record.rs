@@ -1,16 +1,18 @@
 //! What the store holds: one codec for its keys and one for its values.
 //!
 //! ```text
-//! 'c' key                              → version, counter
+//! 'c' key                              → version, counter, its expiry if the version is 2
+//! 'e' expires at:u64be, key            → nothing: the counter may expire then
 //! 'i' request id (16 bytes)            → version, first outcome
 //! 'l' key length:u16be, key, seq:u64be → version, ledger entry
 //! 'h' key                              → version, end of the key's ledger chain
+//! 'm'                                  → version, what holds of the partition as a whole
 //! ```
 //!
 //! The first byte of a store key is its family, so each family is one range in key order; the first byte of a
 //! value is its version. A new layout gets a new version or a new family, never another meaning for an old one.
 
-use crate::counter::Counter;
+use crate::counter::{Counter, Held};
 use crate::event::RequestId;
 use crate::key::{Key, KeyRef};
 use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
@@ -20,11 +22,29 @@ use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
 const VERSION: u8 = 1;
+/// Version of a counter that expires.
+const VERSION_EXPIRES: u8 = 2;
 
 const COUNTER: u8 = b'c';
 const REQUEST: u8 = b'i';
 const LEDGER: u8 = b'l';
 const HEAD: u8 = b'h';
+const EXPIRY: u8 = b'e';
+const META: u8 = b'm';
+
+/// Store key of what holds of the partition as a whole; its records begin with it.
+pub const META_KEY: &[u8] = &[META];
+/// Store keys of expiries begin with this, and sort by time.
+pub const EXPIRY_PREFIX: &[u8] = &[EXPIRY];
+
+/// What holds of a partition as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// The time of its last batch.
+    pub clock: Millis,
+    /// Counters that take room, in memory or in the store.
+    pub counters: u64,
+}
 
 /// Store key of a counter; also, for a prefix of keys, the prefix of their store keys.
 #[must_use]
@@ -36,6 +56,19 @@ pub fn counter_key(key: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn counter_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
     store_key.strip_prefix(&[COUNTER]).and_then(|key| KeyRef::new(key).ok())
+}
+
+/// Store key of an expiry.
+#[must_use]
+pub fn expiry_key(expires_at: Millis, key: KeyRef<'_>) -> Vec<u8> {
+    [EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key.as_bytes()].concat()
+}
+
+/// When which counter may expire, if a store key says so.
+#[must_use]
+pub fn expiry_of(store_key: &[u8]) -> Option<(Millis, KeyRef<'_>)> {
+    let (at, key) = store_key.strip_prefix(EXPIRY_PREFIX)?.split_first_chunk::<8>()?;
+    Some((Millis(u64::from_be_bytes(*at)), KeyRef::new(key).ok()?))
 }
 
 /// Store key of a request id.
@@ -68,8 +101,22 @@ pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
 
 /// Reads a counter.
 #[must_use]
-pub fn read_counter(value: &[u8]) -> Option<Counter> {
-    read(value, Counter::decode)
+pub fn read_counter(value: &[u8]) -> Option<Held> {
+    let mut cursor = Cursor::new(value);
+    let version = cursor.u8()?;
+    let counter = Counter::decode(&mut cursor)?;
+    let expires_at = match version {
+        VERSION => None,
+        VERSION_EXPIRES => Some(Millis(cursor.u64()?)),
+        _ => return None,
+    };
+    cursor.is_done().then_some(Held { counter, expires_at })
+}
+
+/// Reads what holds of the partition as a whole.
+#[must_use]
+pub fn read_meta(value: &[u8]) -> Option<Meta> {
+    read(value, |cursor| Some(Meta { clock: Millis(cursor.u64()?), counters: cursor.u64()? }))
 }
 
 /// Reads the first outcome of a request.
@@ -195,17 +242,35 @@ impl Records {
         self.places.extend(other.places.drain(..).map(|place| Place { start: place.start + shift, ..place }));
     }
 
-    /// Adds a counter.
-    pub fn put_counter(&mut self, key: &[u8], counter: &Counter) {
-        self.put(&[&[COUNTER], key], |out| counter.encode(out));
+    /// Adds a counter, and its expiry if it has one.
+    pub fn put_counter(&mut self, key: &[u8], held: &Held) {
+        let Some(expires_at) = held.expires_at else {
+            return self.put(&[&[COUNTER], key], |out| held.counter.encode(out));
+        };
+        self.put_raw(&[&[COUNTER], key], |out| {
+            out.push(VERSION_EXPIRES);
+            held.counter.encode(out);
+            put_u64(out, expires_at.0);
+        });
+        self.put_raw(&[EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key], |_| {});
     }
 
     /// Removes a counter.
     pub fn remove_counter(&mut self, key: &Key) {
-        let start = self.bytes.len() as u32;
-        self.bytes.push(COUNTER);
-        self.bytes.extend_from_slice(key.as_bytes());
-        self.places.push(Place { start, key_len: (key.as_bytes().len() + 1) as u16, value_len: None });
+        self.remove(&[&[COUNTER], key.as_bytes()]);
+    }
+
+    /// Removes an expiry.
+    pub fn remove_expiry(&mut self, expires_at: Millis, key: &Key) {
+        self.remove(&[EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key.as_bytes()]);
+    }
+
+    /// Adds what holds of the partition as a whole.
+    pub fn put_meta(&mut self, meta: &Meta) {
+        self.put(&[META_KEY], |out| {
+            put_u64(out, meta.clock.0);
+            put_u64(out, meta.counters);
+        });
     }
 
     /// Adds a request id with its first outcome.
@@ -237,16 +302,29 @@ impl Records {
     }
 
     fn put(&mut self, key: &[&[u8]], value: impl FnOnce(&mut Vec<u8>)) {
+        self.put_raw(key, |out| {
+            out.push(VERSION);
+            value(out);
+        });
+    }
+
+    fn put_raw(&mut self, key: &[&[u8]], value: impl FnOnce(&mut Vec<u8>)) {
+        self.remove(key);
+        let value_start = self.bytes.len();
+        value(&mut self.bytes);
+        let value_len = (self.bytes.len() - value_start) as u32;
+        if let Some(place) = self.places.last_mut() {
+            place.value_len = Some(value_len);
+        }
+    }
+
+    fn remove(&mut self, key: &[&[u8]]) {
         let start = self.bytes.len();
         for part in key {
             self.bytes.extend_from_slice(part);
         }
         let key_len = (self.bytes.len() - start) as u16;
-        let value_start = self.bytes.len();
-        self.bytes.push(VERSION);
-        value(&mut self.bytes);
-        let value_len = Some((self.bytes.len() - value_start) as u32);
-        self.places.push(Place { start: start as u32, key_len, value_len });
+        self.places.push(Place { start: start as u32, key_len, value_len: None });
     }
 }
 
@@ -289,7 +367,7 @@ mod tests {
             }
             let mut records = Records::default();
             for key in &shuffled {
-                records.put_counter(key, &Counter::default());
+                records.put_counter(key, &Held::new(Millis(0)));
             }
             records.sort();
             let sorted: Vec<Vec<u8>> = records.iter().map(|(key, _)| key[1..].to_vec()).collect();

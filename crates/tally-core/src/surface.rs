@@ -80,6 +80,10 @@ pub enum EngineError {
 /// A counter engine.
 ///
 /// * Events of one submission are applied in order. Each succeeds or is refused on its own.
+/// * Events of one group ([`Events::group`]) are applied in a row: no other event comes between them, in whatever order
+///   submissions are applied.
+/// * A look tells what stands at its place: it sees the events before it and not those after it.
+/// * From the moment it expires on, a counter does not exist, for events and for readings.
 /// * `submit` resolves once every event rests on `durability`; dropping the future does not take the events back.
 /// * Submissions whose futures are outstanding at once are applied in some order, each as a whole before or after
 ///   another event by event; what one has acknowledged, every later `read` sees.
@@ -116,6 +120,12 @@ pub trait Engine: Send + Sync + 'static {
         after: u64,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<LedgerEntry>, EngineError>> + Send;
+
+    /// How many counters there are. Those that have expired count until they are swept, which happens soon after.
+    fn count(&self, durability: Durability) -> impl Future<Output = Result<u64, EngineError>> + Send;
+
+    /// Some counter that exists, chosen by `number`, or nothing if there is none.
+    fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;
 
     /// How the engine fares now.
     fn health(&self) -> Health;

@@ -1,19 +1,24 @@
 //! The counters in memory: fixed cells in chunks, found through small hash tables.
 //!
 //! A counter with a key of up to 21 bytes costs one 102-byte cell and about eight bytes of index. Longer keys live
-//! beside the cells. The index is split so that growing it never stops the partition for long: a table of a
+//! beside the cells, and so do the expiries of the few counters that have one. The index is split so that growing it never stops the partition for long: a table of a
 //! hundred thousand entries is rehashed in milliseconds, one of ten million in a second.
+
+use std::collections::BTreeMap;
 
 use hashbrown::HashTable;
 
 use crate::batch::key_hash;
 use crate::bits::Bits;
-use crate::counter::{Counter, PACKED_BYTES, Packed};
+use crate::counter::{Counter, Held, PACKED_BYTES, Packed};
+use crate::time::Millis;
 
 const INLINE_MAX: usize = 21;
 const LONG: u8 = u8::MAX;
 /// What a long key costs beside its bytes: its place, and the allocator's share.
 const LONG_KEY_BYTES: usize = 32;
+/// What an expiry costs at the most: its entry in a tree whose nodes may be half empty.
+pub(crate) const EXPIRY_BYTES: usize = 40;
 const CHUNK_CELLS: usize = 1 << 13;
 const SHARDS: usize = 64;
 
@@ -42,6 +47,8 @@ pub(crate) struct Table {
     long_keys: Vec<Box<[u8]>>,
     free_long_keys: Vec<u32>,
     long_key_bytes: usize,
+    /// When counters expire, for those that do.
+    expiries: BTreeMap<CellId, Millis>,
     /// Touched since the eviction hand last passed.
     recent: Bits,
     /// Where the eviction hand stands, in words of bits.
@@ -60,6 +67,7 @@ impl Table {
             long_keys: Vec::new(),
             free_long_keys: Vec::new(),
             long_key_bytes: 0,
+            expiries: BTreeMap::new(),
             recent: Bits::default(),
             hand: 0,
             live: Bits::default(),
@@ -76,7 +84,7 @@ impl Table {
         let cells = self.chunks.len() * CHUNK_CELLS * size_of::<Cell>();
         index
             + cells
-            + self.long_bytes()
+            + self.bytes_beside_cells()
             + self.free.capacity() * 4
             + self.recent.memory_bytes()
             + self.live.memory_bytes()
@@ -92,7 +100,7 @@ impl Table {
 
     /// Bytes of cells and index, which only ever grow.
     pub(crate) fn fixed_bytes(&self) -> usize {
-        self.memory_bytes() - self.long_bytes()
+        self.memory_bytes() - self.bytes_beside_cells()
     }
 
     /// Bytes a key takes beside its cell.
@@ -100,8 +108,8 @@ impl Table {
         if key.len() <= INLINE_MAX { 0 } else { key.len() + LONG_KEY_BYTES }
     }
 
-    fn long_bytes(&self) -> usize {
-        self.long_key_bytes + self.long_keys.len() * LONG_KEY_BYTES
+    fn bytes_beside_cells(&self) -> usize {
+        self.long_key_bytes + self.long_keys.len() * LONG_KEY_BYTES + self.expiries.len() * EXPIRY_BYTES
     }
 
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<CellId> {
@@ -136,16 +144,44 @@ impl Table {
         Counter::unpack(&self.cell(id).counter)
     }
 
-    pub(crate) fn put(&mut self, id: CellId, counter: &Counter) {
-        let id = id as usize;
-        counter.pack(&mut self.chunks[id / CHUNK_CELLS][id % CHUNK_CELLS].counter);
+    /// When the counter expires. Where none does, this is one branch.
+    pub(crate) fn expiry(&self, id: CellId) -> Option<Millis> {
+        if self.expiries.is_empty() { None } else { self.expiries.get(&id).copied() }
+    }
+
+    pub(crate) fn held(&self, id: CellId) -> Held {
+        Held { counter: self.counter(id), expires_at: self.expiry(id) }
+    }
+
+    pub(crate) fn put(&mut self, id: CellId, held: &Held) {
+        let at = id as usize;
+        held.counter.pack(&mut self.chunks[at / CHUNK_CELLS][at % CHUNK_CELLS].counter);
+        self.put_expiry(id, held.expires_at);
+    }
+
+    pub(crate) fn put_expiry(&mut self, id: CellId, expires_at: Option<Millis>) {
+        match expires_at {
+            Some(at) => drop(self.expiries.insert(id, at)),
+            None if self.expiries.is_empty() => {}
+            None => drop(self.expiries.remove(&id)),
+        }
+    }
+
+    /// The first cell in use at or after `from`.
+    pub(crate) fn next_live(&self, from: usize) -> Option<CellId> {
+        self.live.next(from).map(|at| at as CellId)
+    }
+
+    /// Cells that were ever in use.
+    pub(crate) fn used(&self) -> usize {
+        self.used
     }
 
     /// Adds a counter whose key is not in the table.
-    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], counter: &Counter) -> CellId {
+    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], held: &Held) -> CellId {
         let (key_field, key_len) = self.store_key(key);
         let mut cell = Cell { counter: [0; PACKED_BYTES], key: key_field, key_len };
-        counter.pack(&mut cell.counter);
+        held.counter.pack(&mut cell.counter);
         let id = self.free.pop().unwrap_or_else(|| {
             if self.used == self.chunks.len() * CHUNK_CELLS {
                 self.chunks.push(vec![cell; CHUNK_CELLS].into_boxed_slice());
@@ -156,6 +192,7 @@ impl Table {
         self.chunks[id as usize / CHUNK_CELLS][id as usize % CHUNK_CELLS] = cell;
         self.live.set(id as usize);
         self.recent.set(id as usize);
+        self.put_expiry(id, held.expires_at);
         let mut shard_index = std::mem::take(&mut self.index[shard(hash)]);
         shard_index.insert_unique(hash, id, |&other| key_hash(self.seed, self.key(other)));
         self.index[shard(hash)] = shard_index;
@@ -174,6 +211,7 @@ impl Table {
             self.long_keys[number as usize] = Box::default();
             self.free_long_keys.push(number);
         }
+        self.put_expiry(id, None);
         self.live.clear(id as usize);
         self.free.push(id);
     }

@@ -5,7 +5,7 @@ use tally_core::batch::Events;
 use tally_core::event::{Change, Correction, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::partition::{Partition, Room};
-use tally_core::record::Records;
+use tally_core::record::{Meta, Records};
 use tally_core::time::Millis;
 
 const SEED: u64 = 7;
@@ -66,7 +66,7 @@ fn corrections_stay_within_the_budget() {
 
 #[test]
 fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
-    let mut partition = Partition::beside_store(SEED);
+    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0 });
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Room::Enough);

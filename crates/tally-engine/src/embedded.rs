@@ -23,7 +23,7 @@ use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::{Disk, RealDisk};
 use crate::lock::{DirLock, Purpose};
-use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Warmth};
+use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};
 use crate::signal::{Signal, lock};
 use crate::store::StoreError;
 
@@ -193,7 +193,8 @@ impl Shared {
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
                 Ok(false) if sealed == Seal::Empty && self.is_told(&self.draining) => return,
-                Ok(false) if sealed == Seal::BackedUp => {}
+                // Looks were answered without a flush: what has gathered meanwhile comes next.
+                Ok(false) if matches!(sealed, Seal::BackedUp | Seal::Applied) => {}
                 Ok(false) => self.flusher.wait(),
                 Err(_) => return self.nudge_all(),
             }
@@ -208,6 +209,7 @@ impl Shared {
     }
 
     fn checkpoint_until_stopped(&self) {
+        self.sweep();
         while !self.is_stopping() {
             let lag = self.machine.journal_lag();
             let due = self.checkpoint_now.swap(false, Ordering::AcqRel)
@@ -219,6 +221,7 @@ impl Shared {
                 break;
             }
             self.checkpoint();
+            self.sweep();
         }
     }
 
@@ -247,6 +250,19 @@ impl Shared {
         // Room in memory and segments to recycle: both are the flusher's business.
         self.flusher.set();
         self.merger.set();
+    }
+
+    /// Forgets counters that have expired.
+    fn sweep(&self) {
+        let mut sweep = Sweep::default();
+        while !self.is_stopping() {
+            match self.machine.sweep(&mut sweep) {
+                Ok(Swept::More) => {}
+                Ok(Swept::Done) => return,
+                Ok(Swept::Enough) => return self.ask_for_checkpoint(),
+                Err(error) => return self.store_failed(&error),
+            }
+        }
     }
 
     fn checkpoint_failed(&self, error: &StoreError) {
@@ -315,6 +331,14 @@ impl Engine for Embedded {
 
     async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
         self.shared.machine.ledger(&key, after, limit).await
+    }
+
+    async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
+        self.shared.machine.count(durability).await
+    }
+
+    async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        self.shared.machine.sample(number).await
     }
 
     fn health(&self) -> Health {

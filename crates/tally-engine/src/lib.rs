@@ -15,4 +15,4 @@ mod ticket;
 
 pub use checkpoint::{Checkpoint, Step};
 pub use embedded::{Config, Embedded};
-pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Warmth};
+pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};

@@ -6,6 +6,7 @@
 //!
 //! Locks are taken in this order: writer, state, open batch.
 
+mod census;
 mod read;
 mod recover;
 mod seal;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
+pub use census::{Sweep, Swept};
 pub use read::Warmth;
 pub use recover::OpenError;
 pub use seal::Seal;

@@ -82,8 +82,10 @@ impl Meters {
 
     pub(crate) fn applied(&self, combiner: &Combiner, outcomes: &[Outcome]) {
         self.events.fetch_add(combiner.events() as u64, Relaxed);
-        self.journalled_events.fetch_add(combiner.batch().len() as u64, Relaxed);
-        self.batch_events.record(combiner.events() as u64);
+        self.journalled_events.fetch_add(combiner.batch().journalled_len() as u64, Relaxed);
+        if combiner.events() > 0 {
+            self.batch_events.record(combiner.events() as u64);
+        }
         let duplicates = outcomes.iter().filter(|outcome| outcome.duplicate).count();
         self.duplicates.fetch_add(duplicates as u64, Relaxed);
     }

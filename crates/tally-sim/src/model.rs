@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use tally_core::counter::Counter;
-use tally_core::event::{Bounds, Change, Condition, Correction, Details, Look, OnBound, RequestId};
+use tally_core::counter::Held;
+use tally_core::event::{
+    Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound, RequestId,
+};
 use tally_core::key::Key;
 use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
@@ -78,6 +80,8 @@ pub struct Life {
     pub updated: u64,
     /// Every increment and when it happened.
     increments: Vec<(u64, i64)>,
+    /// When it expires.
+    pub expires: Option<u64>,
 }
 
 /// What was answered to a request.
@@ -112,7 +116,28 @@ impl Model {
 
     /// Applies one event.
     pub fn apply(&mut self, at: Millis, event: &Event) -> Outcome {
+        self.advance(at);
+        let outcome = self.answer(event);
+        self.advance(at);
+        outcome
+    }
+
+    /// Lets time pass: what has expired is gone.
+    pub fn advance(&mut self, at: Millis) {
         self.clock = self.clock.max(at.0);
+        let now = self.clock;
+        self.counters.retain(|_, life| life.expires.is_none_or(|at| at > now));
+    }
+
+    /// The state as a reader at a later time sees it.
+    #[must_use]
+    pub fn seen_at(&self, now: Millis) -> Model {
+        let mut later = self.clone();
+        later.advance(now);
+        later
+    }
+
+    fn answer(&mut self, event: &Event) -> Outcome {
         let remembered = !matches!(event.change, Change::Look(_));
         let Some(id) = event.id.as_ref().filter(|_| remembered) else { return self.change(event) };
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
@@ -141,16 +166,30 @@ impl Model {
                 let bounds = event.details.as_ref().and_then(|details| details.bounds);
                 match bounds.map_or(Some(i128::from(*delta)), |bounds| allowed(bounds, value, *delta)) {
                     None => self.refused(event, Refusal::Bound),
-                    Some(delta) => self.shift(event, delta, Shift::Increment),
+                    Some(delta) => {
+                        let given = event.details.as_ref().and_then(|details| details.expiry);
+                        let expiry = match given {
+                            Some(given) if !given.only_if_none || self.expires(&event.key).is_none() => {
+                                Expiry::At(given.at)
+                            }
+                            _ => Expiry::Keep,
+                        };
+                        self.shift(event, delta, expiry, Shift::Increment)
+                    }
                 }
             }
             Change::Set { when, .. } if !self.allows(*when, &event.key) => self.refused(event, Refusal::NotExpected),
-            Change::Set { value: target, why, .. } => {
-                self.shift(event, i128::from(*target) - i128::from(value), Shift::Correction(CorrectionKind::Set, why))
+            Change::Set { value: target, expiry, why, .. } => {
+                let delta = i128::from(*target) - i128::from(value);
+                self.shift(event, delta, *expiry, Shift::Correction(CorrectionKind::Set, why))
             }
-            Change::Reset(why) => self.shift(event, -i128::from(value), Shift::Correction(CorrectionKind::Reset, why)),
+            Change::Reset(why) => {
+                let reset = Shift::Correction(CorrectionKind::Reset, why);
+                self.shift(event, -i128::from(value), Expiry::Keep, reset)
+            }
             Change::Adjust { delta, why } => {
-                self.shift(event, i128::from(*delta), Shift::Correction(CorrectionKind::Adjust, why))
+                let adjusted = Shift::Correction(CorrectionKind::Adjust, why);
+                self.shift(event, i128::from(*delta), Expiry::Keep, adjusted)
             }
             Change::Delete(why) => {
                 if self.counters.remove(&event.key).is_some() {
@@ -159,12 +198,45 @@ impl Model {
                 let applied = 0i64.saturating_sub(value);
                 Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None, at: self.clock() }
             }
-            Change::Expire { .. } | Change::Look(_) => {
-                let exists = self.counters.contains_key(&event.key);
-                let value = if exists && event.change == Change::Look(Look::Expiry) { -1 } else { value };
-                Outcome { value, applied: 0, exists, duplicate: false, refusal: None, at: self.clock() }
+            Change::Expire { at, when } => {
+                let applied = i64::from(self.expire(&event.key, *at, *when));
+                // A moment in the past takes effect at once.
+                self.advance(Millis(0));
+                Outcome { applied, ..self.standing(event) }
+            }
+            Change::Look(Look::Value) => self.standing(event),
+            Change::Look(Look::Expiry) => {
+                let standing = self.standing(event);
+                let never = if standing.exists { -1 } else { 0 };
+                let expires = self.expires(&event.key).map(|at| i64::try_from(at).unwrap_or(i64::MAX));
+                Outcome { value: expires.unwrap_or(never), ..standing }
             }
         }
+    }
+
+    fn expires(&self, key: &Key) -> Option<u64> {
+        self.counters.get(key)?.expires
+    }
+
+    /// Says whether the expiry was set or removed.
+    fn expire(&mut self, key: &Key, at: Option<Millis>, when: ExpiryCondition) -> bool {
+        let Some(life) = self.counters.get_mut(key) else { return false };
+        let at = at.map(|at| at.0);
+        // Never is later than any moment.
+        let late = |at: Option<u64>| at.map_or(u128::MAX, u128::from);
+        let met = match when {
+            ExpiryCondition::Always => true,
+            ExpiryCondition::IfNone => life.expires.is_none(),
+            ExpiryCondition::IfSome => life.expires.is_some(),
+            ExpiryCondition::IfLater => late(at) > late(life.expires),
+            ExpiryCondition::IfEarlier => late(at) < late(life.expires),
+            ExpiryCondition::IfSomeAndEarlier => life.expires.is_some_and(|now| at.is_some_and(|at| at < now)),
+        };
+        let done = met && (at.is_some() || life.expires.is_some());
+        if done {
+            life.expires = at;
+        }
+        done
     }
 
     fn allows(&self, when: Condition, key: &Key) -> bool {
@@ -177,7 +249,7 @@ impl Model {
         }
     }
 
-    fn shift(&mut self, event: &Event, delta: i128, what: Shift<'_>) -> Outcome {
+    fn shift(&mut self, event: &Event, delta: i128, expiry: Expiry, what: Shift<'_>) -> Outcome {
         let before = self.counters.get(&event.key).map_or(0, |life| life.value);
         let Ok(value) = i64::try_from(i128::from(before) + delta) else {
             return self.refused(event, Refusal::Overflow);
@@ -191,12 +263,18 @@ impl Model {
         life.min = life.min.min(value);
         life.max = life.max.max(value);
         life.updated = life.updated.max(now);
+        life.expires = match expiry {
+            Expiry::Keep => life.expires,
+            Expiry::Never => None,
+            Expiry::At(at) => Some(at.0),
+        };
+        let exists = life.expires.is_none_or(|at| at > now);
         match what {
             Shift::Increment => life.increments.push((life.updated, delta as i64)),
             Shift::Correction(kind, why) => self.record(&event.key, kind, why, (before, value)),
         }
         let applied = value.saturating_sub(before);
-        Outcome { value, applied, exists: true, duplicate: false, refusal: None, at: Millis(now) }
+        Outcome { value, applied, exists, duplicate: false, refusal: None, at: Millis(now) }
     }
 
     fn record(&mut self, key: &Key, kind: CorrectionKind, why: &Correction, (before, after): (i64, i64)) {
@@ -211,10 +289,14 @@ impl Model {
     }
 
     fn refused(&self, event: &Event, refusal: Refusal) -> Outcome {
+        Outcome { refusal: Some(refusal), ..self.standing(event) }
+    }
+
+    fn standing(&self, event: &Event) -> Outcome {
         let found = self.counters.get(&event.key);
         let value = found.map_or(0, |life| life.value);
         let (exists, at) = (found.is_some(), self.clock());
-        Outcome { value, applied: 0, exists, duplicate: false, refusal: Some(refusal), at }
+        Outcome { value, applied: 0, exists, duplicate: false, refusal: None, at }
     }
 }
 
@@ -270,7 +352,11 @@ impl Life {
     }
 
     /// Says in what a counter differs from this, if in anything.
-    pub fn compare(&self, counter: &Counter, now: Millis) -> Result<(), String> {
+    pub fn compare(&self, held: &Held, now: Millis) -> Result<(), String> {
+        let counter = &held.counter;
+        if held.expires_at.map(|at| at.0) != self.expires {
+            return Err(format!("expected to expire at {:?}, found {:?}", self.expires, held.expires_at));
+        }
         let capped = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
         let expected = (self.value, capped(self.plus), capped(self.minus), (self.min, self.max));
         let found = (counter.value(), counter.increments(), counter.decrements(), counter.extremes());

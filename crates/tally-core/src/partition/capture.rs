@@ -12,7 +12,7 @@ use crate::bits::Bits;
 use crate::book::Pages;
 use crate::key::Key;
 use crate::ledger::ChainHead;
-use crate::record::Records;
+use crate::record::{Meta, Records};
 use crate::seen::Layer;
 use crate::table::CellId;
 use crate::time::Millis;
@@ -36,7 +36,8 @@ pub struct Capture {
     layers: Vec<Arc<Layer>>,
     pages: Vec<Arc<Pages>>,
     removed: Arc<BTreeSet<Key>>,
-    at: Millis,
+    outdated: Vec<(Millis, Key)>,
+    meta: Meta,
 }
 
 impl Capturing {
@@ -55,7 +56,7 @@ impl Capture {
     /// The time of the last batch before it.
     #[must_use]
     pub fn at(&self) -> Millis {
-        self.at
+        self.meta.clock
     }
 
     /// Hands everything but the counters to `sink`, one record at a time; `sink` may write out what it has gathered
@@ -64,8 +65,11 @@ impl Capture {
         for key in self.removed.iter() {
             sink(&mut |records| records.remove_counter(key))?;
         }
+        for (expires_at, key) in &self.outdated {
+            sink(&mut |records| records.remove_expiry(*expires_at, key))?;
+        }
         for (id, first) in self.layers.iter().flat_map(|layer| layer.iter()) {
-            if !first.is_expired(self.at) {
+            if !first.is_expired(self.at()) {
                 sink(&mut |records| records.put_request(id, first))?;
             }
         }
@@ -77,7 +81,7 @@ impl Capture {
         for (key, head) in self.heads() {
             sink(&mut |records| records.put_head(key.as_ref(), &head))?;
         }
-        Ok(())
+        sink(&mut |records| records.put_meta(&self.meta))
     }
 
     /// The end of every chain that grew: of several pages the newest has the last word.
@@ -95,7 +99,8 @@ impl Partition {
     /// Whether anything changed since the last capture began.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        self.dirty.count() > 0 || !self.removed.is_empty() || self.seen.is_dirty() || self.book.is_dirty()
+        let gone = !self.removed.is_empty() || !self.outdated.is_empty();
+        self.dirty.count() > 0 || gone || self.seen.is_dirty() || self.book.is_dirty()
     }
 
     /// Counters changed since the last capture began.
@@ -110,11 +115,17 @@ impl Partition {
         let cells = std::mem::take(&mut self.dirty);
         let removed = Arc::new(std::mem::take(&mut self.removed));
         self.seen.expire(self.clock);
+        // What expires at that moment again is captured with its record.
+        let outdated = std::mem::take(&mut self.outdated).into_iter().filter(|(expires_at, key)| {
+            self.held(key.as_ref()).is_none_or(|held| held.expires_at != Some(*expires_at))
+        });
+        let outdated = outdated.collect();
         let capture = Capture {
             layers: self.seen.begin_capture(),
             pages: self.book.begin_capture(),
             removed: Arc::clone(&removed),
-            at: self.clock,
+            outdated,
+            meta: Meta { clock: self.clock, counters: self.counters },
         };
         self.capturing = Some(Capturing {
             pending: cells.clone(),
@@ -141,7 +152,7 @@ impl Partition {
             capturing.pending.clear(at);
             capturing.cursor = at + 1;
             let id = at as CellId;
-            records.put_counter(self.table.key(id), &self.table.counter(id));
+            records.put_counter(self.table.key(id), &self.table.held(id));
         }
         true
     }
@@ -173,7 +184,7 @@ impl Partition {
         };
         self.dirty.absorb(&capturing.cells);
         for key in capturing.removed.iter() {
-            if self.counter(key.as_ref()).is_none() {
+            if self.held(key.as_ref()).is_none() {
                 self.removed.insert(key.clone());
             }
         }
@@ -185,7 +196,7 @@ impl Partition {
             return;
         };
         if capturing.pending.take(id as usize) {
-            capturing.preimages.put_counter(self.table.key(id), &self.table.counter(id));
+            capturing.preimages.put_counter(self.table.key(id), &self.table.held(id));
         }
     }
 
@@ -196,6 +207,6 @@ impl Partition {
             || self
                 .capturing
                 .as_ref()
-                .is_some_and(|capturing| capturing.removed.contains(key) && self.counter(key.as_ref()).is_none())
+                .is_some_and(|capturing| capturing.removed.contains(key) && self.held(key.as_ref()).is_none())
     }
 }

@@ -8,7 +8,7 @@ use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
 use crate::record;
-use crate::table::{CellId, Table};
+use crate::table::{CellId, EXPIRY_BYTES, Table};
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Partition {
         {
             want(&record::request_key(id));
         }
-        if matches!(event.change, ChangeRef::Other(_)) && self.book.is_head_unknown(event.key) {
+        if event.change.is_correction() && self.book.is_head_unknown(event.key) {
             want(&record::head_key(event.key));
         }
         if self.is_counter_unknown(event.hash, event.key) {
@@ -73,7 +73,7 @@ impl Partition {
         self.is_counter_unknown(key_hash(self.seed, key.as_bytes()), key)
     }
 
-    fn is_counter_unknown(&self, hash: u64, key: KeyRef<'_>) -> bool {
+    pub(super) fn is_counter_unknown(&self, hash: u64, key: KeyRef<'_>) -> bool {
         self.in_store_only && self.table.find(hash, key.as_bytes()).is_none() && !self.is_removed(&key.to_key())
     }
 
@@ -85,8 +85,8 @@ impl Partition {
                 let key = KeyRef::new(rest).map_err(|_| Malformed)?;
                 let hash = key_hash(self.seed, rest);
                 if self.is_counter_unknown(hash, key) {
-                    let counter = record::read_counter(value).ok_or(Malformed)?;
-                    self.table.insert(hash, rest, &counter);
+                    let held = record::read_counter(value).ok_or(Malformed)?;
+                    self.table.insert(hash, rest, &held);
                 }
             }
             b'i' => {
@@ -119,11 +119,16 @@ impl Partition {
         if self.fits(most, budget_bytes) {
             return Room::Enough;
         }
-        let is_new = |event: &EventRef<'_>| self.table.find(event.hash, event.key.as_bytes()).is_none();
         let mut incoming = Incoming { counters: 0, bytes_beside: 0 };
-        for event in batch.iter().filter(is_new) {
-            incoming.counters += 1;
-            incoming.bytes_beside += Table::bytes_beside(event.key.as_bytes());
+        for event in batch.iter() {
+            if self.table.find(event.hash, event.key.as_bytes()).is_none() {
+                incoming.counters += 1;
+                incoming.bytes_beside += Table::bytes_beside(event.key.as_bytes());
+            }
+            // More than a plain add may bring an expiry.
+            if event.details.is_some() || matches!(event.change, ChangeRef::Other(_)) {
+                incoming.bytes_beside += EXPIRY_BYTES;
+            }
         }
         self.make_room_for(incoming, budget_bytes)
     }
@@ -206,6 +211,6 @@ impl Partition {
     /// Says whether the key is known to hold nothing, without asking the store.
     #[must_use]
     pub fn is_known_absent(&self, key: &Key) -> bool {
-        self.counter(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key))
+        self.held(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key))
     }
 }

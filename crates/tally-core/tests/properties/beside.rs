@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tally_core::batch::{Batch, Combiner, Events, decode, encode};
-use tally_core::counter::Counter;
+use tally_core::counter::Held;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::Outcome;
-use tally_core::partition::{Capture, Partition};
-use tally_core::record::{self, Records};
+use tally_core::partition::{Capture, Partition, Probe};
+use tally_core::record::{self, Meta, Records};
 use tally_core::time::Millis;
 use tally_sim::model::{Event, Model};
 
@@ -50,7 +50,9 @@ impl Beside {
         combiner.gather(&call, &mut placed);
         let mut payload = Vec::new();
         encode(combiner.batch(), at, &mut payload);
-        self.journal.push(payload);
+        if combiner.batch().journalled_len() > 0 {
+            self.journal.push(payload);
+        }
         self.restore(std::slice::from_ref(combiner.batch()));
         let mut outcomes = Vec::new();
         self.partition.apply(at, combiner.batch(), &mut outcomes);
@@ -107,7 +109,7 @@ impl Beside {
         }
         self.stored = batches;
         self.partition.capture_committed();
-        self.store_is(&expected)
+        self.store_is(&expected, capture.at())
     }
 
     pub fn abandon(&mut self) {
@@ -130,7 +132,8 @@ impl Beside {
     /// Starts again from the store and the rest of the journal.
     pub fn restart(&mut self, seed: u64) {
         self.underway = None;
-        self.partition = if self.stored == 0 { Partition::new(seed) } else { Partition::beside_store(seed) };
+        self.partition =
+            if self.store.is_empty() { Partition::new(seed) } else { Partition::beside_store(seed, self.meta()) };
         let mut batches = Vec::new();
         let mut times = Vec::new();
         for payload in &self.journal[self.stored..] {
@@ -144,12 +147,28 @@ impl Beside {
         }
     }
 
-    pub fn counter(&self, key: &Key) -> Option<Counter> {
-        if !self.partition.wants_counter(key.as_ref()) {
-            return self.partition.counter(key.as_ref());
+    /// Lets time pass and forgets up to `max` counters that have expired. Expiries are in the store by time.
+    pub fn sweep(&mut self, now: Millis, max: usize) {
+        self.partition.advance(now);
+        let due = self.store.keys().filter_map(|key| record::expiry_of(key)).take_while(|(at, _)| *at <= now);
+        for (at, key) in due.take(max) {
+            let stored = || Ok::<_, std::convert::Infallible>(stored(&self.store, key.as_bytes()));
+            self.partition.sweep(at, key, stored).unwrap();
         }
-        let value = self.store.get(&record::counter_key(key.as_bytes()))?;
-        Some(record::read_counter(value).unwrap())
+    }
+
+    fn meta(&self) -> Meta {
+        record::read_meta(&self.store[record::META_KEY]).unwrap()
+    }
+
+    /// The counter, unless it has expired at `now`.
+    pub fn counter(&self, key: &Key, now: Millis) -> Option<Held> {
+        let held = if self.partition.wants_counter(key.as_ref()) {
+            stored(&self.store, key.as_bytes())
+        } else {
+            self.partition.held(key.as_ref())
+        };
+        held.filter(|held| !held.is_expired(now))
     }
 
     fn ledger(&self, key: &Key) -> Vec<LedgerEntry> {
@@ -178,7 +197,7 @@ impl Beside {
     /// Says in what the state differs from the model, if in anything.
     pub fn is(&self, model: &Model, keys: &[Key]) -> Result<(), String> {
         for key in keys {
-            let (found, expected) = (self.counter(key), model.counters.get(key));
+            let (found, expected) = (self.counter(key, model.clock()), model.counters.get(key));
             compare(key, found.as_ref(), expected, model.clock())?;
             if self.partition.is_known_absent(key) && expected.is_some() {
                 return Err(format!("{key:?} is taken to be absent"));
@@ -188,17 +207,40 @@ impl Beside {
             }
         }
         let expected: BTreeSet<Key> = model.counters.keys().cloned().collect();
-        if self.listed() != expected {
-            return Err(format!("listed are {:?} instead of {expected:?}", self.listed()));
+        let mut listed = self.listed();
+        if listed.len() as u64 != self.partition.counters() {
+            return Err(format!("{} counters instead of {listed:?}", self.partition.counters()));
+        }
+        listed.retain(|key| self.counter(key, model.clock()).is_some());
+        if listed != expected {
+            return Err(format!("listed are {listed:?} instead of {expected:?}"));
+        }
+        for from in 0..self.partition.cells() {
+            if let Probe::Found(key) = self.partition.probe(from, usize::MAX, model.clock())
+                && !expected.contains(&key)
+            {
+                return Err(format!("{key:?} is found although it does not exist"));
+            }
         }
         Ok(())
     }
 
     /// Says in what the store differs from the model, if in anything.
-    fn store_is(&self, model: &Model) -> Result<(), String> {
+    fn store_is(&self, model: &Model, clock: Millis) -> Result<(), String> {
         let counters = self.store.iter().filter_map(|(key, value)| Some((record::counter_of(key)?.to_key(), value)));
-        let counters: BTreeMap<Key, Counter> =
+        let mut counters: BTreeMap<Key, Held> =
             counters.map(|(key, value)| (key, record::read_counter(value).unwrap())).collect();
+        let meta = Meta { clock, counters: counters.len() as u64 };
+        if self.meta() != meta {
+            return Err(format!("stored with {:?} instead of {meta:?}", self.meta()));
+        }
+        for (key, held) in &counters {
+            let listed = |at| self.store.get(&record::expiry_key(at, key.as_ref()));
+            if held.expires_at.is_some_and(|at| listed(at) != Some(&Vec::new())) {
+                return Err(format!("nothing in the store says when {key:?} expires"));
+            }
+        }
+        counters.retain(|_, held| !held.is_expired(model.clock()));
         let keys: BTreeSet<&Key> = counters.keys().chain(model.counters.keys()).collect();
         for key in keys {
             compare(key, counters.get(key), model.counters.get(key), model.clock())?;
@@ -227,9 +269,13 @@ impl Beside {
     }
 }
 
+fn stored(store: &BTreeMap<Vec<u8>, Vec<u8>>, key: &[u8]) -> Option<Held> {
+    store.get(&record::counter_key(key)).map(|value| record::read_counter(value).unwrap())
+}
+
 fn compare(
     key: &Key,
-    found: Option<&Counter>,
+    found: Option<&Held>,
     expected: Option<&tally_sim::model::Life>,
     now: Millis,
 ) -> Result<(), String> {

@@ -3,8 +3,8 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tally_core::batch::{Combiner, Events};
-use tally_core::event::Change;
+use tally_core::batch::{Batch, Combiner, Events, decode, encode};
+use tally_core::event::{Change, Look};
 use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::partition::Partition;
@@ -15,16 +15,60 @@ use crate::drawn;
 
 const SEED: u64 = 3;
 
-fn call_of(events: &[Event]) -> Events {
+/// Events that come one after the other, or as a group.
+#[derive(Clone, Debug)]
+enum Part {
+    Single(Event),
+    Group(Vec<Event>),
+}
+
+impl Part {
+    fn events(&self) -> &[Event] {
+        match self {
+            Part::Single(event) => std::slice::from_ref(event),
+            Part::Group(events) => events,
+        }
+    }
+}
+
+fn events_of(calls: &[Vec<Part>]) -> Vec<Event> {
+    calls.iter().flatten().flat_map(|part| part.events().to_vec()).collect()
+}
+
+fn call_of(parts: &[Part]) -> Events {
     let mut call = Events::new(SEED);
-    for event in events {
-        event.push_to(&mut call);
+    for part in parts {
+        match part {
+            Part::Single(event) => event.push_to(&mut call),
+            Part::Group(events) => call.group(|group| events.iter().for_each(|event| event.push_to(group))),
+        }
     }
     call
 }
 
+/// Two partitions that are given the same batches, one of them as the journal holds them.
+struct Twins {
+    live: Partition,
+    replayed: Partition,
+}
+
+impl Twins {
+    fn new() -> Twins {
+        Twins { live: Partition::new(SEED), replayed: Partition::new(SEED) }
+    }
+
+    fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) {
+        let mut journalled = Vec::new();
+        encode(batch, at, &mut journalled);
+        let mut replay = Batch::default();
+        assert_eq!(decode(&journalled, SEED, &mut replay), Ok(at));
+        self.live.apply(at, batch, outcomes);
+        self.replayed.apply(at, &replay, &mut Vec::new());
+    }
+}
+
 /// Applies calls the way an engine does: gathered into one batch, then whatever must be tried alone.
-fn apply_calls(partition: &mut Partition, at: Millis, calls: &[Events]) -> Vec<Vec<Outcome>> {
+fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<Outcome>> {
     let mut combiner = Combiner::default();
     let placed: Vec<_> = calls
         .iter()
@@ -56,7 +100,7 @@ fn apply_calls(partition: &mut Partition, at: Millis, calls: &[Events]) -> Vec<V
 fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for event in events {
-        partition.apply(at, call_of(std::slice::from_ref(event)).batch(), &mut outcomes);
+        partition.apply(at, call_of(&[Part::Single(event.clone())]).batch(), &mut outcomes);
     }
     outcomes
 }
@@ -65,7 +109,7 @@ fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<O
 fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Outcome>) {
     let of_key = |key: &Key| {
         let ledger: Vec<_> = partition.unsaved_ledger(key).collect();
-        format!("{:?} {:?} {ledger:?}", key, partition.counter(key.as_ref()))
+        format!("{:?} {:?} {ledger:?}", key, partition.held(key.as_ref()))
     };
     let state = drawn::keys().iter().map(of_key).collect();
     let with_ids: Vec<Event> = events.iter().filter(|event| event.id.is_some()).cloned().collect();
@@ -74,21 +118,23 @@ fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Out
 }
 
 /// A time, and calls of events that happen at it.
-type Moment = (u64, Vec<Vec<Event>>);
+type Moment = (u64, Vec<Vec<Part>>);
 
 fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
     // Few counters, so that whatever can meet in a batch does.
     let keys = drawn::keys().into_iter().take(3).collect();
-    let call = vec(drawn::event_of(keys, amount), 1..16);
+    let event = drawn::event_of(keys, amount).boxed();
+    let group = vec(event.clone(), 0..5).prop_map(Part::Group);
+    let call = vec(prop_oneof![6 => event.prop_map(Part::Single), 1 => group], 1..16);
     vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
 }
 
 fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
-    let (mut combined, mut apart) = (Partition::new(SEED), Partition::new(SEED));
+    let (mut combined, mut apart) = (Twins::new(), Partition::new(SEED));
     let mut now = drawn::START_MS;
     for (pause, calls) in moments {
         now += pause;
-        let events = calls.concat();
+        let events = events_of(calls);
         let expected = apply_alone(&mut apart, Millis(now), &events);
         let calls: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
         let found = apply_calls(&mut combined, Millis(now), &calls).concat();
@@ -96,9 +142,24 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
             prop_assert_eq!(found, expected, "{:?}", event);
         }
     }
-    let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| calls.concat()).collect();
-    prop_assert_eq!(seen_of(&mut combined, &events), seen_of(&mut apart, &events));
+    let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| events_of(calls)).collect();
+    let expected = seen_of(&mut apart, &events);
+    prop_assert_eq!(seen_of(&mut combined.replayed, &events), expected.clone());
+    prop_assert_eq!(seen_of(&mut combined.live, &events), expected);
     Ok(())
+}
+
+/// The adds of a part, without their expiries.
+fn lasting_adds(part: &Part) -> Part {
+    let mut events = part.events().to_vec();
+    events.retain(|event| matches!(event.change, Change::Add(_)));
+    for details in events.iter_mut().filter_map(|event| event.details.as_mut()) {
+        details.expiry = None;
+    }
+    match part {
+        Part::Single(_) if events.len() == 1 => Part::Single(events.remove(0)),
+        _ => Part::Group(events),
+    }
 }
 
 proptest! {
@@ -117,16 +178,13 @@ proptest! {
     /// Of several calls near the edge each gets as much as fits, in whatever order; nothing is lost or made up.
     #[test]
     fn what_is_applied_adds_up_even_where_increments_overflow(moments in moments(&drawn::extreme(), 4)) {
-        let mut partition = Partition::new(SEED);
+        let mut partition = Twins::new();
         let mut sums = std::collections::BTreeMap::new();
         for (pause, calls) in &moments {
-            let plain = |call: &Vec<Event>| {
-                call.iter().filter(|event| matches!(event.change, Change::Add(_))).cloned().collect::<Vec<_>>()
-            };
-            let calls: Vec<Vec<Event>> = calls.iter().map(plain).collect();
+            let calls: Vec<Vec<Part>> = calls.iter().map(|call| call.iter().map(lasting_adds).collect()).collect();
             let built: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
             let outcomes = apply_calls(&mut partition, Millis(*pause), &built).concat();
-            for (event, outcome) in calls.concat().iter().zip(outcomes) {
+            for (event, outcome) in events_of(&calls).iter().zip(outcomes) {
                 if !outcome.duplicate {
                     *sums.entry(event.key.clone()).or_insert(0i128) += i128::from(outcome.applied);
                 }
@@ -134,8 +192,37 @@ proptest! {
             }
         }
         for (key, sum) in sums {
-            let value = partition.counter(key.as_ref()).map_or(0, |counter| counter.value());
-            prop_assert_eq!(i128::from(value), sum, "{:?}", key);
+            for partition in [&partition.live, &partition.replayed] {
+                let value = partition.held(key.as_ref()).map_or(0, |held| held.counter.value());
+                prop_assert_eq!(i128::from(value), sum, "{:?}", key);
+            }
         }
+    }
+}
+
+#[test]
+fn a_group_stays_whole_where_an_earlier_increment_of_one_of_its_counters_overflows() {
+    let [a, b] = ["a", "b"].map(|name| Key::new(name).unwrap());
+    let look = |key: &Key| Event { change: Change::Look(Look::Value), ..Event::add(key, 0) };
+    let single = |event: Event| Part::Single(event);
+    // Whichever of its events is concerned, and even if that one only looks.
+    for group in [vec![look(&a), Event::add(&b, 1), look(&b)], vec![Event::add(&b, 1), look(&b), Event::add(&a, -1)]] {
+        let mut twins = Twins::new();
+        apply_calls(&mut twins, Millis(1), &[call_of(&[single(Event::add(&a, i64::MAX - 1))])]);
+        let first = [single(Event::add(&a, 1)), single(Event::add(&a, 1)), Part::Group(group.clone())];
+        let calls = [call_of(&first), call_of(&[single(Event::add(&b, 100)), single(look(&b))])];
+        let mut combiner = Combiner::default();
+        calls.iter().for_each(|call| combiner.gather(call, &mut Vec::new()));
+        twins.apply(Millis(2), combiner.batch(), &mut Vec::new());
+        for partition in [&twins.live, &twins.replayed] {
+            assert_eq!(partition.held(b.as_ref()), None, "nothing of the group happens before the rest of it");
+        }
+        let outcomes = apply_calls(&mut twins, Millis(2), &calls);
+        let values = |of: &[Outcome]| of.iter().map(|outcome| (outcome.value, outcome.applied)).collect::<Vec<_>>();
+        assert_eq!(values(&outcomes[0][..2]), [(i64::MAX, 1), (i64::MAX, 0)]);
+        let of_group =
+            if group[0] == look(&a) { [(i64::MAX, 0), (1, 1), (1, 0)] } else { [(1, 1), (1, 0), (i64::MAX - 1, -1)] };
+        assert_eq!(values(&outcomes[0][2..]), of_group);
+        assert_eq!(values(&outcomes[1]), [(101, 100), (101, 0)]);
     }
 }

@@ -19,6 +19,7 @@ enum Step {
     Evict,
     DropIds,
     Restart(u64),
+    Sweep { pause: u64, max: usize },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -33,6 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Evict),
         1 => Just(Step::DropIds),
         1 => any::<u64>().prop_map(Step::Restart),
+        3 => (0u64..20, 1usize..6).prop_map(|(pause, max)| Step::Sweep { pause, max }),
     ]
 }
 
@@ -63,13 +65,18 @@ proptest! {
                 Step::Evict => beside.evict(),
                 Step::DropIds => beside.drop_ids(),
                 Step::Restart(seed) => beside.restart(seed),
+                Step::Sweep { pause, max } => {
+                    now += pause;
+                    model.advance(Millis(now));
+                    beside.sweep(Millis(now), max);
+                }
             }
             if let Err(what) = beside.is(&model, &keys) {
                 return Err(TestCaseError::fail(format!("after step {number}: {what}")));
             }
         }
         for key in &keys {
-            prop_assert_eq!(beside.counter(key), plain.counter(key), "bit for bit");
+            prop_assert_eq!(beside.counter(key, model.clock()), plain.counter(key, model.clock()), "bit for bit");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tally_core::batch::key_hash;
-use tally_core::counter::Counter;
+use tally_core::counter::{Counter, Held};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::PAGE_ITEMS_MAX;
@@ -28,7 +28,7 @@ pub enum Warmth {
 }
 
 /// Counters looked through per turn of the lock when listing.
-const LIST_SLICE: usize = 1 << 14;
+pub(super) const LIST_SLICE: usize = 1 << 14;
 
 impl Machine {
     /// Reads counters, in the order asked.
@@ -97,46 +97,49 @@ impl Machine {
         Ok(entries.into_values().take(limit).collect())
     }
 
-    /// The counters as they stand, and what to await before they may be shown.
-    fn look_up(
-        &self,
-        keys: &[Key],
-        durability: Durability,
-    ) -> Result<(Vec<Option<Counter>>, Option<Wait>), EngineError> {
+    /// The counters that exist now, as they stand, and what to await before they may be shown.
+    fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Held>>, Option<Wait>), EngineError> {
         let mut state = lock(&self.state);
         self.refuse_if_poisoned()?;
-        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref())).collect::<Result<_, _>>();
+        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref())).collect::<Result<Vec<_>, _>>();
         let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
-        Ok((counters, self.wait_for(&state, keys, durability)))
+        let now = self.now(&state);
+        let existing = |held: Option<Held>| held.filter(|held| !held.is_expired(now));
+        Ok((counters.into_iter().map(existing).collect(), self.wait_for(&state, keys, durability)))
     }
 
-    fn unreadable(&self, error: &StoreError) -> EngineError {
+    pub(super) fn unreadable(&self, error: &StoreError) -> EngineError {
         self.store_failed(&mut lock(&self.state), error)
     }
 
     /// What memory holds may be more than the disk does. To be asked with the state locked: whoever poisons sets the
     /// reason before taking the batches in flight.
-    fn refuse_if_poisoned(&self) -> Result<(), EngineError> {
+    pub(super) fn refuse_if_poisoned(&self) -> Result<(), EngineError> {
         self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
 
+    /// What readings judge expiry by: neither a clock that was set back nor a batch that is long past.
+    pub(super) fn now(&self, state: &State) -> Millis {
+        self.clock.now().max(state.partition.clock())
+    }
+
     /// One counter, from the store if need be; it stays in memory when there is room.
-    fn counter(&self, state: &mut State, key: KeyRef<'_>) -> Result<Option<Counter>, StoreError> {
+    fn counter(&self, state: &mut State, key: KeyRef<'_>) -> Result<Option<Held>, StoreError> {
         let partition = &mut state.partition;
         if !partition.wants_counter(key) {
-            return Ok(partition.counter(key));
+            return Ok(partition.held(key));
         }
         self.meters.store_reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let store_key = record::counter_key(key.as_bytes());
         let Some(value) = self.store.get(&store_key)? else {
             return Ok(None);
         };
-        let counter = record::read_counter(&value).ok_or_else(|| StoreError::malformed(&store_key))?;
+        let held = record::read_counter(&value).ok_or_else(|| StoreError::malformed(&store_key))?;
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         if partition.make_room_for_one(key, budget) == Room::Enough {
             partition.restore(&store_key, &value).map_err(|_| StoreError::malformed(&store_key))?;
         }
-        Ok(Some(counter))
+        Ok(Some(held))
     }
 
     /// After a restart, brings up to `max` counters of the store to memory, going on from key `from`. Without this the
@@ -168,7 +171,7 @@ impl Machine {
     }
 
     /// What to await before the counters may be shown: the newest batch in flight that concerns one of them.
-    fn wait_for(&self, state: &State, keys: &[Key], durability: Durability) -> Option<Wait> {
+    pub(super) fn wait_for(&self, state: &State, keys: &[Key], durability: Durability) -> Option<Wait> {
         if durability == Durability::Applied {
             return None;
         }
@@ -187,7 +190,7 @@ impl Machine {
     fn wait_for_all(&self) -> Result<Option<Wait>, EngineError> {
         let state = lock(&self.state);
         self.refuse_if_poisoned()?;
-        Ok(state.in_flight.back().map(|(_, ticket)| Wait::new(ticket.clone(), Durability::Flushed)))
+        Ok(newest_in_flight(&state))
     }
 
     /// The first `limit` matching keys that the store does not hold yet.
@@ -231,15 +234,20 @@ impl Machine {
     }
 }
 
+pub(super) fn newest_in_flight(state: &State) -> Option<Wait> {
+    state.in_flight.back().map(|(_, ticket)| Wait::new(ticket.clone(), Durability::Flushed))
+}
+
 /// A value that would have been shown after a flush that failed is not shown.
-fn unrevealed(error: EngineError) -> EngineError {
+pub(super) fn unrevealed(error: EngineError) -> EngineError {
     match error {
         EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),
         other => other,
     }
 }
 
-fn reading(counter: Option<&Counter>, now: Millis) -> Reading {
+fn reading(held: Option<&Held>, now: Millis) -> Reading {
+    let counter = held.map(|held| &held.counter);
     Reading {
         value: counter.map_or(0, Counter::value),
         exists: counter.is_some(),
@@ -248,13 +256,14 @@ fn reading(counter: Option<&Counter>, now: Millis) -> Reading {
         staleness_ms: 0,
         created_at: counter.map(|counter| counter.created),
         updated_at: counter.map(|counter| counter.updated),
+        expires_at: held.and_then(|held| held.expires_at),
         shards: 1,
     }
 }
 
-fn stats(counter: Option<Counter>, now: Millis) -> Stats {
-    let reading = reading(counter.as_ref(), now);
-    let counter = counter.unwrap_or_default();
+fn stats(held: Option<Held>, now: Millis) -> Stats {
+    let reading = reading(held.as_ref(), now);
+    let counter = held.map(|held| held.counter).unwrap_or_default();
     let (min, max) = counter.extremes();
     let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
     Stats {

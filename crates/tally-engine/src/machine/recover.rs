@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tally_core::batch::{Batch, Combiner, decode};
 use tally_core::partition::{Malformed, Partition};
+use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
 
 use super::{Flushing, Machine, Open, Settings, State};
@@ -107,6 +108,21 @@ fn restore_all(store: &Store, partition: &mut Partition, mut wanted: Vec<Vec<u8>
     }
 }
 
+/// What the store says of the partition as a whole. A store from before it was written down is counted once.
+fn stored_meta(store: &Store) -> Result<Meta, StoreError> {
+    if let Some(value) = store.get(record::META_KEY)? {
+        return record::read_meta(&value).ok_or_else(|| StoreError::malformed(record::META_KEY));
+    }
+    let mut scan = store.scan(&record::counter_key(&[]));
+    let mut counters = 0;
+    while let Some((store_key, _)) = scan.next_entry()?
+        && record::counter_of(store_key).is_some()
+    {
+        counters += 1;
+    }
+    Ok(Meta { clock: Millis(0), counters })
+}
+
 /// Begins a segment at `end`, or says that the disk has no room for one, even without what `stored` made superfluous.
 pub(super) fn begin_writing(
     disk: &Arc<dyn Disk>,
@@ -142,8 +158,11 @@ impl Machine {
     ) -> Result<Machine, OpenError> {
         let store = Store::open(Arc::clone(&disk))?;
         let from = store.position();
-        let mut partition =
-            if from == Position(0) { Partition::new(settings.seed) } else { Partition::beside_store(settings.seed) };
+        let meta = stored_meta(&store)?;
+        let mut partition = match from {
+            Position(0) => Partition::new(settings.seed),
+            _ => Partition::beside_store(settings.seed, meta),
+        };
         let mut replay = Replay { store: &store, partition: &mut partition, batches: Vec::new(), events: 0 };
         let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
         replay.apply()?;
@@ -173,7 +192,7 @@ impl Machine {
             writer: Mutex::new(Flushing { writer, group: Group::default() }),
             flushed: AtomicU64::new(recovered.end.0),
             trim_to: AtomicU64::new(0),
-            stored_at: AtomicU64::new(0),
+            stored_at: AtomicU64::new(meta.clock.0),
             disk_full: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),

@@ -18,7 +18,7 @@ use crate::ticket::{Sealed, Ticket};
 pub enum Seal {
     /// No event was waiting.
     Empty,
-    /// The batch is applied and queued for the flusher.
+    /// The batch is applied, and queued for the flusher unless it only looks.
     Applied,
     /// The batch was refused and its callers know: the disk is full or the store unreadable.
     Refused,
@@ -88,7 +88,11 @@ impl Machine {
         if let Err(error) = self.restore(state, combiner) {
             return Err(self.store_failed(state, &error));
         }
-        self.append(state, combiner)
+        let at = self.clock.now().max(state.partition.clock());
+        if combiner.batch().journalled_len() == 0 {
+            return Ok((at, state.applied));
+        }
+        self.append(state, combiner, at)
     }
 
     /// Brings to memory what the batch needs and only the store holds.
@@ -99,23 +103,28 @@ impl Machine {
     }
 
     /// Queues the batch for the flusher, if room is reserved for it on disk.
-    fn append(&self, state: &mut State, combiner: &Combiner) -> Result<(Millis, Position), EngineError> {
-        let at = self.clock.now().max(state.partition.clock());
+    fn append(&self, state: &mut State, combiner: &Combiner, at: Millis) -> Result<(Millis, Position), EngineError> {
         let placed = state.tail.append(|out| encode(combiner.batch(), at, out));
         self.disk_full.store(placed.is_err(), Ordering::Release);
         placed.map(|placement| (at, placement.end)).map_err(|_| EngineError::DiskFull)
     }
 
-    /// Applies the batch just as a replay of the journal will.
+    /// Applies the batch just as a replay of the journal will. One that only looks is not journalled: it is released
+    /// together with the batches before it, which it may have seen.
     fn apply(&self, state: &mut State, combiner: Combiner, ticket: Arc<Ticket>, (at, end): (Millis, Position)) {
         let mut outcomes = Vec::new();
         state.partition.apply(at, combiner.batch(), &mut outcomes);
+        let is_journalled = end > state.applied;
         state.applied = end;
         self.meters.applied(&combiner, &outcomes);
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         self.checkpoint_wanted.fetch_or(state.partition.wants_checkpoint(budget), Ordering::AcqRel);
         let sealed = Arc::new(Sealed { combiner, outcomes, at, end });
-        ticket.reach(Durability::Applied, &sealed);
-        state.in_flight.push_back((sealed, ticket));
+        if is_journalled || !state.in_flight.is_empty() {
+            ticket.reach(Durability::Applied, &sealed);
+            state.in_flight.push_back((sealed, ticket));
+        } else {
+            ticket.reach(Durability::Flushed, &sealed);
+        }
     }
 }

@@ -16,7 +16,7 @@ use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Durability, Engine, EngineError, Health, Measure, Page, PageRequest};
 use tally_engine::clock::SystemClock;
 use tally_engine::disk::RealDisk;
-use tally_engine::{Machine, Nudge, Seal, Settings, Step};
+use tally_engine::{Machine, Nudge, Seal, Settings, Step, Sweep, Swept};
 use tempfile::TempDir;
 
 /// An engine whose memory is full.
@@ -74,9 +74,12 @@ impl Driven {
             match checkpoint.step() {
                 Ok(Step::More) => {}
                 Ok(Step::AwaitFlush(_)) => drop(self.machine.flush()),
-                Ok(Step::Done) | Err(_) => return,
+                Ok(Step::Done) | Err(_) => break,
             }
         }
+        drop(checkpoint);
+        let mut sweep = Sweep::default();
+        while matches!(self.machine.sweep(&mut sweep), Ok(Swept::More)) {}
     }
 }
 
@@ -119,6 +122,24 @@ impl Engine for Driven {
 
     async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
         self.machine.ledger(&key, after, limit).await
+    }
+
+    async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
+        Ok(self.machine.count(durability).await? - FILLING as u64)
+    }
+
+    async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        let mut found = None;
+        // Each number begins at another cell, so all of memory comes up.
+        for number in (number..).take(2 * FILLING) {
+            found = self.machine.sample(number).await?;
+            if !found.as_ref().is_some_and(|key| key.as_bytes().starts_with(FILLER)) {
+                return Ok(found);
+            }
+        }
+        // Memory holds nothing but the filling, and then the store is not asked.
+        let first = PageRequest { prefix: Vec::new(), after: None, limit: 1 };
+        Ok(found.and(self.list(first).await?.items.pop().map(|(key, _)| key)))
     }
 
     fn health(&self) -> Health {

@@ -283,6 +283,7 @@ mod tests {
             staleness_ms: 0,
             created_at: None,
             updated_at: Some(Millis(u64::MAX)),
+            expires_at: None,
             shards: 1,
         };
         let shown = |key| serde_json::to_value(ReadAnswer::new(key, &reading, Consistency::Eventual)).unwrap();

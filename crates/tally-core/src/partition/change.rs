@@ -1,0 +1,225 @@
+//! What each kind of event does to its counter. One that has expired does not exist, whether or not it still takes room.
+
+use super::Partition;
+use crate::counter::{Held, Overflow, is_due};
+use crate::event::{
+    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition, Look,
+    OnBound,
+};
+use crate::ledger::CorrectionKind;
+use crate::outcome::{Outcome, Refusal};
+use crate::table::CellId;
+use crate::time::Millis;
+
+impl Partition {
+    pub(super) fn change(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
+        match event.change {
+            ChangeRef::Add(delta) => self.add(event, delta, hint),
+            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta, hint),
+            ChangeRef::Other(Change::Set { value, when, expiry, why }) => {
+                if !self.allows(event, *when) {
+                    return self.refused(event, Refusal::NotExpected);
+                }
+                self.correct(event, *value, *expiry, CorrectionKind::Set, why)
+            }
+            ChangeRef::Other(Change::Reset(why)) => self.correct(event, 0, Expiry::Keep, CorrectionKind::Reset, why),
+            ChangeRef::Other(Change::Adjust { delta, why }) => match self.standing(event).value.checked_add(*delta) {
+                Some(target) => self.correct(event, target, Expiry::Keep, CorrectionKind::Adjust, why),
+                None => self.refused(event, Refusal::Overflow),
+            },
+            ChangeRef::Other(Change::Delete(why)) => self.delete(event, why),
+            ChangeRef::Other(Change::Expire { at, when }) => self.expire(event, *at, *when),
+            ChangeRef::Other(Change::Look(Look::Value)) => self.standing(event),
+            ChangeRef::Other(Change::Look(Look::Expiry)) => {
+                let expires_at = self.live(event).map(|id| self.table.expiry(id));
+                let value = expires_at.map_or(0, |at| at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX)));
+                Outcome { value, ..self.standing(event) }
+            }
+        }
+    }
+
+    fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
+        // The event before may have created or removed the counter since it was looked up.
+        let found = match hint {
+            Some(id) if self.table.holds(id, event.key.as_bytes()) => hint,
+            _ => self.table.find(event.hash, event.key.as_bytes()),
+        };
+        let mut held = self.held_in(found);
+        let delta = match event.details.and_then(|details| details.bounds) {
+            None => delta,
+            Some(bounds) => match within(bounds, held.counter.value(), delta) {
+                Some(delta) => delta,
+                None => return self.refused(event, Refusal::Bound),
+            },
+        };
+        if held.counter.add(self.clock, delta) == Err(Overflow) {
+            return self.refused(event, Refusal::Overflow);
+        }
+        held.expires_at = expiry_after_add(held.expires_at, event.details);
+        self.keep(found, event, &held);
+        self.changed(&held, delta)
+    }
+
+    fn correct(
+        &mut self,
+        event: &EventRef<'_>,
+        target: i64,
+        expiry: Expiry,
+        kind: CorrectionKind,
+        why: &Correction,
+    ) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let mut held = self.held_in(found);
+        let before = held.counter.value();
+        if held.counter.correct(self.clock, target) == Err(Overflow) {
+            return self.refused(event, Refusal::Overflow);
+        }
+        held.expires_at = match expiry {
+            Expiry::Keep => held.expires_at,
+            Expiry::Never => None,
+            Expiry::At(at) => Some(at),
+        };
+        self.keep(found, event, &held);
+        self.book.append(event.key, self.clock, kind, why, (before, target));
+        // A swing across the whole range does not fit; the value afterwards says what happened.
+        self.changed(&held, target.saturating_sub(before))
+    }
+
+    fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
+        let gone = Outcome { at: self.clock, ..Outcome::UNTRIED };
+        let Some(id) = self.live(event) else {
+            return gone;
+        };
+        let before = self.table.counter(id).value();
+        self.forget(id);
+        self.book.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
+        Outcome { applied: 0i64.saturating_sub(before), ..gone }
+    }
+
+    fn expire(&mut self, event: &EventRef<'_>, at: Option<Millis>, when: ExpiryCondition) -> Outcome {
+        let Some(id) = self.live(event) else {
+            return self.standing(event);
+        };
+        let now = self.table.expiry(id);
+        let nothing_to_remove = at.is_none() && now.is_none();
+        if nothing_to_remove || !may_expire(when, now, at) {
+            return self.standing(event);
+        }
+        self.save_preimage(id);
+        self.table.put_expiry(id, at);
+        self.table.touch(id);
+        self.dirty.set(id as usize);
+        Outcome { applied: 1, ..self.standing(event) }
+    }
+
+    /// Whether what stands there meets the condition.
+    fn allows(&self, event: &EventRef<'_>, when: Condition) -> bool {
+        match when {
+            Condition::Always => true,
+            Condition::Equals(expected) => self.standing(event).value == expected,
+            Condition::Absent => self.live(event).is_none(),
+            Condition::Present => self.live(event).is_some(),
+        }
+    }
+
+    /// The cell of the event's counter, if the counter exists.
+    fn live(&self, event: &EventRef<'_>) -> Option<CellId> {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        found.filter(|&id| !is_due(self.table.expiry(id), self.clock))
+    }
+
+    /// What an event finds in a cell: a new counter where there is none, or none any more.
+    fn held_in(&self, found: Option<CellId>) -> Held {
+        match found {
+            Some(id) if !is_due(self.table.expiry(id), self.clock) => self.table.held(id),
+            _ => Held::new(self.clock),
+        }
+    }
+
+    /// Writes a changed counter to its cell, old or new.
+    fn keep(&mut self, found: Option<CellId>, event: &EventRef<'_>, held: &Held) {
+        let id = match found {
+            Some(id) => {
+                self.save_preimage(id);
+                self.table.put(id, held);
+                self.table.touch(id);
+                id
+            }
+            None => {
+                if !self.removed.is_empty() {
+                    self.removed.remove(&event.key.to_key());
+                }
+                let id = self.table.insert(event.hash, event.key.as_bytes(), held);
+                self.created.set(id as usize);
+                self.counters += 1;
+                id
+            }
+        };
+        self.dirty.set(id as usize);
+    }
+
+    /// The outcome of a change that was made. One that let the counter expire at once still tells its value.
+    fn changed(&self, held: &Held, applied: i64) -> Outcome {
+        Outcome {
+            value: held.counter.value(),
+            applied,
+            exists: !held.is_expired(self.clock),
+            duplicate: false,
+            refusal: None,
+            at: self.clock,
+        }
+    }
+
+    /// The counter as it stands.
+    fn standing(&self, event: &EventRef<'_>) -> Outcome {
+        let found = self.live(event);
+        let value = found.map_or(0, |id| self.table.counter(id).value());
+        Outcome { value, exists: found.is_some(), at: self.clock, ..Outcome::UNTRIED }
+    }
+
+    pub(super) fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
+        Outcome { refusal: Some(refusal), ..self.standing(event) }
+    }
+}
+
+fn expiry_after_add(now: Option<Millis>, details: Option<&Details>) -> Option<Millis> {
+    match details.and_then(|details| details.expiry) {
+        None => now,
+        Some(AddExpiry { at, only_if_none: true }) => now.or(Some(at)),
+        Some(AddExpiry { at, only_if_none: false }) => Some(at),
+    }
+}
+
+/// Whether the expiry that stands there may become `at`.
+fn may_expire(when: ExpiryCondition, now: Option<Millis>, at: Option<Millis>) -> bool {
+    // No expiry is later than any.
+    let lateness = |at: Option<Millis>| (at.is_none(), at);
+    match when {
+        ExpiryCondition::Always => true,
+        ExpiryCondition::IfNone => now.is_none(),
+        ExpiryCondition::IfSome => now.is_some(),
+        ExpiryCondition::IfLater => lateness(at) > lateness(now),
+        ExpiryCondition::IfEarlier => lateness(at) < lateness(now),
+        ExpiryCondition::IfSomeAndEarlier => now.is_some() && lateness(at) < lateness(now),
+    }
+}
+
+/// The part of `delta` that the bounds allow, or `None` when they refuse it. A bound stops movement towards the far
+/// side of it; a value that already lies beyond may come back.
+fn within(bounds: Bounds, value: i64, delta: i64) -> Option<i64> {
+    let target = i128::from(value) + i128::from(delta);
+    let limit = if delta < 0 {
+        bounds.floor.map(i128::from).filter(|&floor| target < floor).map(|floor| floor.min(value.into()))
+    } else {
+        bounds.ceiling.map(i128::from).filter(|&ceiling| target > ceiling).map(|ceiling| ceiling.max(value.into()))
+    };
+    match (limit, bounds.on_bound) {
+        (None, OnBound::Refuse) => Some(delta),
+        (None, OnBound::Saturate) => {
+            let clamped = target.clamp(i64::MIN.into(), i64::MAX.into());
+            Some((clamped - i128::from(value)) as i64)
+        }
+        (Some(_), OnBound::Refuse) => None,
+        (Some(limit), OnBound::Saturate) => Some((limit - i128::from(value)) as i64),
+    }
+}

@@ -1,0 +1,145 @@
+//! Counters as a crowd: how many there are, some one of them, and those that have expired.
+
+use tally_core::key::Key;
+use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
+use tally_core::partition::Probe;
+use tally_core::record;
+use tally_core::surface::{Durability, EngineError};
+
+use super::read::{LIST_SLICE, newest_in_flight, unrevealed};
+use super::{Machine, State};
+use crate::signal::lock;
+use crate::store::StoreError;
+use crate::ticket::Wait;
+
+/// Where a sweep stands.
+#[derive(Debug)]
+pub struct Sweep {
+    from: Vec<u8>,
+    left: usize,
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Sweep { from: record::EXPIRY_PREFIX.to_vec(), left: SWEEP_MAX }
+    }
+}
+
+/// What one turn of a sweep came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swept {
+    /// There is more to look at.
+    More,
+    /// Nothing else has expired.
+    Done,
+    /// As much was forgotten as memory should keep: a checkpoint comes first, then another sweep.
+    Enough,
+}
+
+/// A counter that was found, and what to await before it may be shown.
+type Found = Option<(Key, Option<Wait>)>;
+
+impl Machine {
+    /// How many counters there are, those that have expired and are not swept yet included.
+    pub async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
+        let (counters, wait) = {
+            let state = lock(&self.state);
+            self.refuse_if_poisoned()?;
+            (state.partition.counters(), newest_in_flight(&state))
+        };
+        match wait.filter(|_| durability == Durability::Flushed) {
+            Some(wait) => wait.await.map(|_| counters).map_err(unrevealed),
+            None => Ok(counters),
+        }
+    }
+
+    /// Some counter that exists, chosen by `number`; the store is asked if memory has none.
+    pub async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        let found = match self.sample_memory(number)? {
+            None => self.sample_store(number)?,
+            found => found,
+        };
+        let Some((key, wait)) = found else {
+            return Ok(None);
+        };
+        if let Some(wait) = wait {
+            wait.await.map_err(unrevealed)?;
+        }
+        Ok(Some(key))
+    }
+
+    fn sample_memory(&self, number: u64) -> Result<Found, EngineError> {
+        let cells = lock(&self.state).partition.cells();
+        let start = number.checked_rem(cells as u64).unwrap_or_default() as usize;
+        for (mut from, end) in [(start, cells), (0, start)] {
+            while from < end {
+                let state = lock(&self.state);
+                self.refuse_if_poisoned()?;
+                match state.partition.probe(from, LIST_SLICE, self.now(&state)) {
+                    Probe::Found(key) => return Ok(Some(self.found(&state, key))),
+                    Probe::Further(at) => from = at,
+                    Probe::End => break,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn sample_store(&self, number: u64) -> Result<Found, EngineError> {
+        let start = record::counter_key(&number.to_be_bytes());
+        for from in [&start[..], &record::counter_key(&[])] {
+            let mut scan = self.store.scan(from);
+            while let Some((store_key, value)) = scan.next_entry().map_err(|error| self.unreadable(&error))?
+                && let Some(key) = record::counter_of(store_key)
+            {
+                let held = record::read_counter(value);
+                let held = held.ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
+                let state = lock(&self.state);
+                // What memory knows better was looked at before.
+                if state.partition.wants_counter(key) && !held.is_expired(self.now(&state)) {
+                    return Ok(Some(self.found(&state, key.to_key())));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn found(&self, state: &State, key: Key) -> (Key, Option<Wait>) {
+        let wait = self.wait_for(state, std::slice::from_ref(&key), Durability::Flushed);
+        (key, wait)
+    }
+
+    /// Forgets some counters that have expired, by the expiries that the store holds. The next checkpoint takes them
+    /// out of the store.
+    pub fn sweep(&self, sweep: &mut Sweep) -> Result<Swept, StoreError> {
+        let mut state = lock(&self.state);
+        let now = self.now(&state);
+        let mut scan = self.store.scan(&sweep.from);
+        for _ in 0..SWEEP_SLICE.min(sweep.left) {
+            let Some((store_key, _)) = scan.next_entry()? else {
+                return Ok(Swept::Done);
+            };
+            if !store_key.starts_with(record::EXPIRY_PREFIX) {
+                return Ok(Swept::Done);
+            }
+            let (expires_at, key) = record::expiry_of(store_key).ok_or_else(|| StoreError::malformed(store_key))?;
+            if expires_at > now {
+                return Ok(Swept::Done);
+            }
+            // What is forgotten now must have expired for every later batch, also for a replay of it.
+            state.partition.advance(now);
+            state.partition.sweep(expires_at, key, || {
+                let counter_key = record::counter_key(key.as_bytes());
+                let Some(value) = self.store.get(&counter_key)? else {
+                    return Ok(None);
+                };
+                record::read_counter(&value).map(Some).ok_or_else(|| StoreError::malformed(&counter_key))
+            })?;
+            sweep.left -= 1;
+            sweep.from.clear();
+            sweep.from.extend_from_slice(store_key);
+            sweep.from.push(0);
+        }
+        Ok(if sweep.left == 0 { Swept::Enough } else { Swept::More })
+    }
+}
