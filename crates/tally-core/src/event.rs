@@ -123,6 +123,10 @@ pub enum OnBound {
     Refuse,
     /// The part that fits is applied.
     Saturate,
+    /// Nothing changes unless the value afterwards lies within both bounds, wherever it was before.
+    RefuseOutside,
+    /// The value afterwards is brought within both bounds, wherever it was before.
+    Clamp,
 }
 
 /// What an event may carry besides its change. Most carry nothing.
@@ -143,8 +147,8 @@ pub struct Details {
 /// The expiry that an add brings along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddExpiry {
-    /// When the counter expires; a moment in the past means at once.
-    pub at: Millis,
+    /// When the counter expires; a moment in the past means at once, and none never.
+    pub at: Option<Millis>,
     /// Leaves an expiry that the counter already has as it is.
     pub only_if_none: bool,
 }

@@ -166,11 +166,13 @@ impl Model {
                 let bounds = event.details.as_ref().and_then(|details| details.bounds);
                 match bounds.map_or(Some(i128::from(*delta)), |bounds| allowed(bounds, value, *delta)) {
                     None => self.refused(event, Refusal::Bound),
+                    // What was applied must fit into an answer.
+                    Some(delta) if i64::try_from(delta).is_err() => self.refused(event, Refusal::Overflow),
                     Some(delta) => {
                         let given = event.details.as_ref().and_then(|details| details.expiry);
                         let expiry = match given {
                             Some(given) if !given.only_if_none || self.expires(&event.key).is_none() => {
-                                Expiry::At(given.at)
+                                given.at.map_or(Expiry::Never, Expiry::At)
                             }
                             _ => Expiry::Keep,
                         };
@@ -329,6 +331,15 @@ fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
                 target.min(ceiling.max(value)).min(highest)
             };
             Some(reached - value)
+        }
+        OnBound::RefuseOutside => {
+            let fits = i64::try_from(target).is_ok() && floor <= target && target <= ceiling;
+            fits.then_some(delta)
+        }
+        OnBound::Clamp if floor > ceiling => ((floor..=ceiling).contains(&target)).then_some(delta),
+        OnBound::Clamp => {
+            let (lowest, highest) = (floor.max(i64::MIN.into()), ceiling.min(i64::MAX.into()));
+            Some(target.max(lowest).min(highest) - value)
         }
     }
 }

@@ -88,6 +88,7 @@ fn amount(rng: &mut Rng) -> i64 {
 }
 
 fn bounds(rng: &mut Rng) -> Bounds {
-    let on_bound = if rng.one_in(2) { OnBound::Refuse } else { OnBound::Saturate };
+    let ways = [OnBound::Refuse, OnBound::Saturate, OnBound::RefuseOutside, OnBound::Clamp];
+    let on_bound = ways[rng.below(ways.len() as u64) as usize];
     Bounds { floor: rng.one_in(2).then_some(0), ceiling: rng.one_in(2).then_some(10), on_bound }
 }

@@ -349,13 +349,20 @@ fn put_details(out: &mut Vec<u8>, details: &Details) {
         put(out, TAG_BOUNDS, &|value| {
             put_optional(value, bounds.floor);
             put_optional(value, bounds.ceiling);
-            value.push(u8::from(bounds.on_bound == OnBound::Saturate));
+            value.push(match bounds.on_bound {
+                OnBound::Refuse => 0,
+                OnBound::Saturate => 1,
+                OnBound::RefuseOutside => 2,
+                OnBound::Clamp => 3,
+            });
         });
     }
     if let Some(expiry) = details.expiry {
         put(out, TAG_EXPIRY, &|value| {
-            put_u64(value, expiry.at.0);
             value.push(u8::from(expiry.only_if_none));
+            if let Some(at) = expiry.at {
+                put_u64(value, at.0);
+            }
         });
     }
 }
@@ -379,17 +386,19 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
                 let on_bound = match value.u8()? {
                     0 => OnBound::Refuse,
                     1 => OnBound::Saturate,
+                    2 => OnBound::RefuseOutside,
+                    3 => OnBound::Clamp,
                     _ => return None,
                 };
                 details.bounds = Some(Bounds { floor, ceiling, on_bound });
             }
             TAG_EXPIRY => {
-                let at = Millis(value.u64()?);
                 let only_if_none = match value.u8()? {
                     0 => false,
                     1 => true,
                     _ => return None,
                 };
+                let at = if value.is_done() { None } else { Some(Millis(value.u64()?)) };
                 details.expiry = Some(AddExpiry { at, only_if_none });
             }
             _ => return None,

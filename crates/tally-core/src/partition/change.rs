@@ -48,8 +48,8 @@ impl Partition {
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,
             Some(bounds) => match within(bounds, held.counter.value(), delta) {
-                Some(delta) => delta,
-                None => return self.refused(event, Refusal::Bound),
+                Ok(delta) => delta,
+                Err(refusal) => return self.refused(event, refusal),
             },
         };
         if held.counter.add(self.clock, delta) == Err(Overflow) {
@@ -185,8 +185,8 @@ impl Partition {
 fn expiry_after_add(now: Option<Millis>, details: Option<&Details>) -> Option<Millis> {
     match details.and_then(|details| details.expiry) {
         None => now,
-        Some(AddExpiry { at, only_if_none: true }) => now.or(Some(at)),
-        Some(AddExpiry { at, only_if_none: false }) => Some(at),
+        Some(AddExpiry { at, only_if_none: true }) => now.or(at),
+        Some(AddExpiry { at, only_if_none: false }) => at,
     }
 }
 
@@ -204,22 +204,36 @@ fn may_expire(when: ExpiryCondition, now: Option<Millis>, at: Option<Millis>) ->
     }
 }
 
-/// The part of `delta` that the bounds allow, or `None` when they refuse it. A bound stops movement towards the far
-/// side of it; a value that already lies beyond may come back.
-fn within(bounds: Bounds, value: i64, delta: i64) -> Option<i64> {
+/// The part of `delta` that the bounds allow, or why it is refused.
+fn within(bounds: Bounds, value: i64, delta: i64) -> Result<i64, Refusal> {
     let target = i128::from(value) + i128::from(delta);
-    let limit = if delta < 0 {
-        bounds.floor.map(i128::from).filter(|&floor| target < floor).map(|floor| floor.min(value.into()))
-    } else {
-        bounds.ceiling.map(i128::from).filter(|&ceiling| target > ceiling).map(|ceiling| ceiling.max(value.into()))
+    let range = |floor: Option<i64>, ceiling: Option<i64>| {
+        (i128::from(floor.unwrap_or(i64::MIN)), i128::from(ceiling.unwrap_or(i64::MAX)))
     };
-    match (limit, bounds.on_bound) {
-        (None, OnBound::Refuse) => Some(delta),
-        (None, OnBound::Saturate) => {
-            let clamped = target.clamp(i64::MIN.into(), i64::MAX.into());
-            Some((clamped - i128::from(value)) as i64)
-        }
-        (Some(_), OnBound::Refuse) => None,
-        (Some(limit), OnBound::Saturate) => Some((limit - i128::from(value)) as i64),
+    let (lowest, highest) = match bounds.on_bound {
+        OnBound::RefuseOutside | OnBound::Clamp => range(bounds.floor, bounds.ceiling),
+        // A bound stops movement towards the far side of it; a value that already lies beyond may come back.
+        OnBound::Refuse if delta < 0 => range(bounds.floor, None),
+        OnBound::Refuse => range(None, bounds.ceiling),
+        OnBound::Saturate if delta < 0 => range(bounds.floor.map(|floor| floor.min(value)), None),
+        OnBound::Saturate => range(None, bounds.ceiling.map(|ceiling| ceiling.max(value))),
+    };
+    if lowest <= target && target <= highest {
+        return Ok(delta);
     }
+    match bounds.on_bound {
+        // Without a bound on this side it is the range of numbers that is left: the counter says so itself.
+        OnBound::Refuse if i64::try_from(target).is_err() && unbounded(bounds, delta) => Ok(delta),
+        OnBound::Refuse | OnBound::RefuseOutside => Err(Refusal::Bound),
+        // Bounds that cross have no value within.
+        OnBound::Saturate | OnBound::Clamp if lowest > highest => Err(Refusal::Bound),
+        OnBound::Saturate | OnBound::Clamp => {
+            let moved = target.clamp(lowest, highest) - i128::from(value);
+            i64::try_from(moved).map_err(|_| Refusal::Overflow)
+        }
+    }
+}
+
+fn unbounded(bounds: Bounds, delta: i64) -> bool {
+    if delta < 0 { bounds.floor.is_none() } else { bounds.ceiling.is_none() }
 }

@@ -109,7 +109,7 @@ fn the_largest_event_of_every_kind_comes_back() {
     let dimensions = vec![(long(DIMENSION_BYTES_MAX), long(DIMENSION_BYTES_MAX)); DIMENSIONS_MAX];
     let bounds = Bounds { floor: Some(i64::MIN), ceiling: Some(i64::MAX), on_bound: OnBound::Saturate };
     let member = Some(vec![0; MEMBER_BYTES_MAX].into_boxed_slice());
-    let expiry = AddExpiry { at: Millis(u64::MAX), only_if_none: true };
+    let expiry = AddExpiry { at: Some(Millis(u64::MAX)), only_if_none: true };
     let details =
         Details { member, dimensions, at: Some(Millis(u64::MAX)), bounds: Some(bounds), expiry: Some(expiry) };
 

@@ -80,7 +80,8 @@ fn moment() -> impl Strategy<Value = Millis> {
 }
 
 fn bounds() -> impl Strategy<Value = Bounds> {
-    let on_bound = prop::sample::select(vec![OnBound::Refuse, OnBound::Saturate]);
+    let on_bound =
+        prop::sample::select(vec![OnBound::Refuse, OnBound::Saturate, OnBound::RefuseOutside, OnBound::Clamp]);
     let parts = (option::of(-10i64..5), option::of(0i64..20), on_bound);
     parts.prop_map(|(floor, ceiling, on_bound)| Bounds { floor, ceiling, on_bound })
 }
@@ -90,7 +91,8 @@ pub fn details() -> impl Strategy<Value = Details> {
     let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}").prop_map(|(name, of)| (name.into(), of.into()));
     let parts =
         (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
-    let expiry = option::of((moment(), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
+    let expiry =
+        option::of((option::of(moment()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
     (parts, expiry).prop_map(|((member, dimensions, at, bounds), expiry)| Details {
         member: member.map(Into::into),
         dimensions,

@@ -60,12 +60,7 @@ pub struct Door {
 impl Door {
     /// Opens every route over `service`, to requests sent to one of `hosts`; `metrics` are this door's own, and among
     /// those of all `doors`.
-    pub fn new(
-        service: Arc<Service>,
-        hosts: Hosts,
-        metrics: Arc<DoorMetrics>,
-        doors: Arc<[Arc<DoorMetrics>]>,
-    ) -> Self {
+    pub fn new(service: Arc<Service>, hosts: Hosts, metrics: Arc<DoorMetrics>, doors: Arc<[Arc<DoorMetrics>]>) -> Self {
         let app = App { service, doors, batch_room: Arc::default() };
         Door { router: router(app.clone()), app, hosts, metrics }
     }

@@ -362,11 +362,11 @@ fn bounded(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
         return Err("ERR LBOUND can't be greater than UBOUND".into());
     }
     let expiry = match expiry {
-        Some(option) => Some(AddExpiry { at: option.moment(asker.now, "increx")?, only_if_none }),
-        None if persist => None,
+        Some(option) => Some(AddExpiry { at: Some(option.moment(asker.now, "increx")?), only_if_none }),
+        None if persist => Some(AddExpiry { at: None, only_if_none: false }),
         None => None,
     };
-    let on_bound = if saturate { OnBound::Saturate } else { OnBound::Refuse };
+    let on_bound = if saturate { OnBound::Clamp } else { OnBound::RefuseOutside };
     let bounds = Some(Bounds { floor, ceiling, on_bound });
     let details = Details { bounds, expiry, ..Details::default() };
     Ok(Op::AddWith { key: key(args)?, delta, id: None, details, plan: Plan::Bounded })

@@ -102,6 +102,9 @@ impl Plan {
                 _ => text(look, reply),
             },
             (Plan::Taken, [look, _]) => text(look, reply),
+            (Plan::Bounded, [changed]) if changed.refusal == Some(Refusal::Overflow) => {
+                reply.error("ERR applied increment would overflow");
+            }
             (Plan::Bounded, [changed]) => {
                 reply.array(2);
                 reply.integer(changed.value);

@@ -10,7 +10,9 @@ use super::slow::{self, Slow};
 use super::turn::Turn;
 use super::wire::{Limits, Parsed, Parser, ProtocolError};
 use super::worker::Worker;
-use crate::limits::{RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX, RESP_WORKER_INPUT_BYTES_MAX};
+use crate::limits::{
+    RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX, RESP_WORKER_INPUT_BYTES_MAX,
+};
 
 /// What a connection remembers between requests.
 #[derive(Default)]
@@ -89,7 +91,8 @@ impl Reader {
                     Took::Pause => self.connection.settled().await,
                     Took::Slow(command) => {
                         self.connection.settled().await;
-                        let answer = slow::run(&self.worker.door, &self.connection.client, command, self.session.version);
+                        let answer =
+                            slow::run(&self.worker.door, &self.connection.client, command, self.session.version);
                         let answer = answer.await;
                         self.connection.put(|out| out.extend_from_slice(&answer));
                         self.connection.settled().await;
@@ -158,7 +161,8 @@ impl Reader {
     fn take(&mut self, input: &[u8]) -> (Took, usize) {
         let worker = Rc::clone(&self.worker);
         worker.with_turn(|turn| {
-            let mut share = Share { from: turn.commands(), bytes_from: turn.reply_bytes(), version: self.session.version };
+            let mut share =
+                Share { from: turn.commands(), bytes_from: turn.reply_bytes(), version: self.session.version };
             let (mut taken, mut commands) = (0, 0);
             let took = loop {
                 let left = input.get(taken..).unwrap_or_default();

@@ -142,7 +142,8 @@ async fn run_scan(
             }
         },
     };
-    let page = door.service.list(PageRequest { prefix: prefix(pattern.unwrap_or_default()), after, limit: count }).await?;
+    let page =
+        door.service.list(PageRequest { prefix: prefix(pattern.unwrap_or_default()), after, limit: count }).await?;
     let next = page.next.map_or(0, |key| door.cursors.remember(key));
     let wanted = |key: &Key| strings && pattern.is_none_or(|pattern| matches(pattern, key.as_bytes(), Case::Kept));
     let keys: Vec<Key> = page.items.into_iter().map(|(key, _)| key).filter(wanted).collect();
@@ -216,6 +217,6 @@ async fn run_read(door: &Door, key: Key, freshness: Freshness, reply: &mut Reply
     reply.bulk(b"updated_at");
     time(reading.updated_at, reply);
     reply.bulk(b"expires_at");
-    time(reading.updated_at, reply);
+    time(reading.expires_at, reply);
     Ok(())
 }
