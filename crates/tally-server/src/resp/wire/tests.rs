@@ -140,7 +140,7 @@ fn http_is_recognised_and_gets_no_word() {
 }
 
 #[test]
-fn a_long_argument_byte_by_byte_takes_one_look_per_byte() {
+fn a_long_argument_byte_by_byte_is_never_looked_at_again() {
     let input = encoded(&[b"SET".to_vec(), vec![b'1'; RESP_BULK_BYTES_MAX]]);
     let mut parser = Parser::default();
     for end in 0..input.len() {
@@ -148,8 +148,21 @@ fn a_long_argument_byte_by_byte_takes_one_look_per_byte() {
         assert!((1..=input.len() - end).contains(&needed), "{needed} at {end}");
         // Once the length was read, the answer says all that is missing.
         assert!(end < 32 || needed == input.len() - end, "{needed} at {end}");
+        assert!(end < 32 || (parser.bulk == Some(RESP_BULK_BYTES_MAX) && parser.missing == 1), "at {end}");
     }
     assert!(matches!(parser.next(&input, &Limits::KNOWN), Parsed::Request(..)));
+}
+
+#[test]
+fn a_long_line_byte_by_byte_is_searched_once() {
+    for begin in [b'x', b'*'] {
+        let input = [vec![begin], vec![b'1'; 5000]].concat();
+        let mut parser = Parser::default();
+        for end in 1..=input.len() {
+            assert!(matches!(parser.next(&input[..end], &Limits::KNOWN), Parsed::Incomplete { needed: 1 }));
+            assert_eq!(parser.searched, end);
+        }
+    }
 }
 
 #[test]
