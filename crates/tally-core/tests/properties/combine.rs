@@ -143,6 +143,8 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
         }
     }
     let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| events_of(calls)).collect();
+    // Looks leave no trace in the journal, not even of when they were.
+    combined.replayed.advance(Millis(now));
     let expected = seen_of(&mut apart, &events);
     prop_assert_eq!(seen_of(&mut combined.replayed, &events), expected.clone());
     prop_assert_eq!(seen_of(&mut combined.live, &events), expected);
