@@ -1,10 +1,11 @@
 //! One submission as a behaviour writes it: `engine.call().add("a", 1).set("a", 7).send()`.
 
 use tally_core::batch::Events;
-use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, RequestId};
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, RequestId};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Receipt};
 use tally_core::surface::{Durability, Engine, EngineError};
+use tally_core::time::Millis;
 
 use crate::{Failure, block_on};
 
@@ -101,6 +102,39 @@ impl<'e, E: Engine> Call<'e, E> {
     #[must_use]
     pub fn delete(self, key: impl AsRef<[u8]>) -> Self {
         self.event(key, Change::Delete(why("delete")), None, None)
+    }
+
+    /// Sets the value on a condition, with an expiry.
+    #[must_use]
+    pub fn set_when(self, key: impl AsRef<[u8]>, value: i64, when: Condition, expiry: Expiry) -> Self {
+        self.event(key, Change::Set { value, when, expiry, why: why("set") }, None, None)
+    }
+
+    /// Lets the counter expire then, or never.
+    #[must_use]
+    pub fn expire(self, key: impl AsRef<[u8]>, at: Option<Millis>, when: ExpiryCondition) -> Self {
+        self.event(key, Change::Expire { at, when }, None, None)
+    }
+
+    /// Tells what stands at this place.
+    #[must_use]
+    pub fn look(self, key: impl AsRef<[u8]>, look: Look) -> Self {
+        self.event(key, Change::Look(look), None, None)
+    }
+
+    /// What `fill` adds is one group.
+    #[must_use]
+    pub fn group(mut self, fill: impl FnOnce(Self) -> Self) -> Self {
+        let Call { engine, durability, .. } = self;
+        let mut fault = self.fault.take();
+        self.events.group(|events| {
+            let events_before = std::mem::replace(events, engine.events());
+            let filled = fill(Call { engine, events: events_before, durability, fault: fault.take() });
+            *events = filled.events;
+            fault = filled.fault;
+        });
+        self.fault = fault;
+        self
     }
 
     /// The events as they are, for behaviours that drive the future themselves.

@@ -1,6 +1,6 @@
 //! Corrections: set, reset, adjust and delete, and the ledger that none of them escapes.
 
-use tally_core::event::{Change, Correction};
+use tally_core::event::{Change, Condition, Correction, Expiry};
 use tally_core::ledger::CorrectionKind;
 use tally_core::limits::REASON_BYTES_MAX;
 use tally_core::outcome::Refusal;
@@ -29,6 +29,21 @@ pub fn compare_and_set_needs_the_expected_value<H: Host>(host: &H) -> Verdict {
     assert_eq!((refused.value, refused.applied, refused.refusal), (5, 0, Some(Refusal::NotExpected)));
     assert_eq!(running.call().swap("n", 5, 6).one()?.value, 6);
     assert_eq!(running.value("n")?, 6);
+    assert_eq!(running.ledger("n", 10)?.len(), 2);
+    Ok(())
+}
+
+/// A set can ask that the counter exists or that it does not; refused, it changes nothing and is not recorded.
+pub fn a_set_may_depend_on_whether_the_counter_exists<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let set = |value, when| running.call().set_when("n", value, when, Expiry::Keep).one();
+    let missing = set(1, Condition::Present)?;
+    assert_eq!((missing.refusal, missing.exists), (Some(Refusal::NotExpected), false));
+    assert_eq!(set(2, Condition::Absent)?.value, 2);
+    let present = set(3, Condition::Absent)?;
+    assert_eq!((present.refusal, present.value, present.applied), (Some(Refusal::NotExpected), 2, 0));
+    assert_eq!(set(4, Condition::Present)?.applied, 2);
+    assert_eq!(running.value("n")?, 4);
     assert_eq!(running.ledger("n", 10)?.len(), 2);
     Ok(())
 }

@@ -11,7 +11,10 @@ pub mod closing;
 pub mod concurrency;
 pub mod corrections;
 pub mod counting;
+pub mod crowd;
 pub mod edges;
+pub mod expiry;
+pub mod groups;
 pub mod listing;
 pub mod order;
 pub mod requests;
@@ -96,6 +99,22 @@ macro_rules! each_behaviour {
             bounds::a_saturating_bound_applies_what_fits,
             bounds::a_value_beyond_a_bound_may_come_back,
             bounds::concurrent_reservations_never_oversell,
+            corrections::a_set_may_depend_on_whether_the_counter_exists,
+            expiry::an_expired_counter_does_not_exist,
+            expiry::an_expired_counter_starts_afresh_and_its_ledger_goes_on,
+            expiry::a_counter_expires_by_itself,
+            expiry::a_set_keeps_removes_or_gives_an_expiry,
+            expiry::an_increment_may_bring_an_expiry,
+            expiry::an_expiry_changes_only_if_its_condition_holds,
+            expiry::an_expiry_survives_a_restart,
+            groups::a_look_sees_what_is_before_it_and_not_what_is_after_it,
+            groups::a_look_changes_nothing_and_is_not_remembered,
+            groups::events_of_a_group_get_their_own_outcomes,
+            groups::nothing_comes_between_the_events_of_a_group,
+            groups::a_group_stays_whole_where_an_earlier_increment_overflows,
+            crowd::the_count_is_exact_across_restarts,
+            crowd::expired_counters_leave_the_count,
+            crowd::a_sample_is_a_counter_that_exists,
             listing::counters_are_listed_in_key_order,
             listing::a_listing_is_read_in_pages_without_gaps_or_repeats,
             listing::a_prefix_selects_its_keys_alone,

@@ -103,6 +103,16 @@ impl<'h, H: Host> Running<'h, H> {
         Ok(block_on(self.engine.stats(Key::new(key)?, Durability::Flushed))?)
     }
 
+    /// How many counters there are.
+    pub fn count(&self) -> Result<u64, Failure> {
+        Ok(block_on(self.engine.count(Durability::Flushed))?)
+    }
+
+    /// Some counter, chosen by a number.
+    pub fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
+        Ok(block_on(self.engine.sample(number))?)
+    }
+
     /// One page of counters.
     pub fn page(&self, prefix: &[u8], after: Option<&Key>, limit: usize) -> Result<Page, Failure> {
         let page = PageRequest { prefix: prefix.to_vec(), after: after.cloned(), limit };

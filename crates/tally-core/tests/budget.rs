@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Correction, RequestId};
+use tally_core::event::{Change, Correction, ExpiryCondition, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::partition::{Partition, Room};
 use tally_core::record::{Meta, Records};
@@ -61,6 +61,26 @@ fn corrections_stay_within_the_budget() {
     count(&mut partition, 100, |n, events| {
         let why = Correction { actor: "auditor".into(), reason: "x".repeat(1_000).into() };
         events.push(key(&format!("stock:{}", n % 50)).as_ref(), Change::Adjust { delta: 1, why }, None, None);
+    });
+}
+
+#[test]
+fn expiries_stay_within_the_budget() {
+    let mut partition = Partition::new(SEED);
+    let expire = || Change::Expire { at: Some(Millis(u64::MAX)), when: ExpiryCondition::Always };
+    let without = {
+        let mut partition = Partition::new(SEED);
+        count(&mut partition, 20, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+        partition.memory_bytes()
+    };
+    count(&mut partition, 20, |n, events| {
+        events.add(key(&format!("short:{n}")).as_ref(), 1);
+        events.push(key(&format!("short:{n}")).as_ref(), expire(), None, None);
+    });
+    assert!(partition.memory_bytes() >= without + 10_000 * 16, "they count");
+    count(&mut partition, 300, |n, events| {
+        events.add(key(&format!("more:{n}")).as_ref(), 1);
+        events.push(key(&format!("more:{n}")).as_ref(), expire(), None, None);
     });
 }
 

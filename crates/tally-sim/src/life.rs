@@ -1,7 +1,6 @@
 //! One life of an engine, step by step: whatever its threads and callers could do next, in any order.
 
 use std::future::Future;
-use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
@@ -13,10 +12,10 @@ use tally_core::surface::{Durability, EngineError, Health, Page, PageRequest};
 use tally_core::time::Millis;
 use tally_engine::clock::Clock;
 use tally_engine::store::StoreError;
-use tally_engine::{Checkpoint, Machine, Seal, Step, Warmth};
+use tally_engine::{Checkpoint, Machine, Seal, Step, Sweep, Swept, Warmth};
 
 use crate::ensure;
-use crate::model::{Event, Model};
+use crate::model::{Event, Model, push_all};
 use crate::world::{Verdict, World};
 
 /// Polls a future that must not have to wait.
@@ -53,7 +52,12 @@ struct Submission<'m> {
 enum Fate {
     Open,
     Refused,
-    Sealed { batch: u64, at: Millis, outcomes: Vec<Outcome> },
+    /// So many batches must be flushed before the answer.
+    Sealed {
+        needed: u64,
+        at: Millis,
+        outcomes: Vec<Outcome>,
+    },
 }
 
 struct Question<'m> {
@@ -67,24 +71,21 @@ struct Question<'m> {
 /// What an answer reveals.
 #[derive(Debug, PartialEq, Eq)]
 enum Shown {
-    Values(Vec<(i64, bool, Option<Millis>, Option<Millis>)>),
+    Values(Vec<Revealed>),
     Page(Vec<(Key, i64)>, bool),
     Ledger(Vec<LedgerEntry>),
 }
 
-fn revealed(reading: &Reading) -> (i64, bool, Option<Millis>, Option<Millis>) {
-    (reading.value, reading.exists, reading.created_at, reading.updated_at)
+/// Value, whether it exists, and when it was created, changed and expires.
+type Revealed = (i64, bool, [Option<Millis>; 3]);
+
+fn revealed(reading: &Reading) -> Revealed {
+    (reading.value, reading.exists, [reading.created_at, reading.updated_at, reading.expires_at])
 }
 
-fn value_of(model: &Model, key: &Key) -> (i64, bool, Option<Millis>, Option<Millis>) {
-    let life = model.counters.get(key);
-    let time = |time: u64| Millis(time);
-    (
-        life.map_or(0, |life| life.value),
-        life.is_some(),
-        life.map(|life| time(life.created)),
-        life.map(|life| time(life.updated)),
-    )
+fn value_of(model: &Model, key: &Key, now: Millis) -> Revealed {
+    let Some(life) = model.seen(key, now) else { return (0, false, [None; 3]) };
+    (life.value, true, [Some(Millis(life.created)), Some(Millis(life.updated)), life.expires.map(Millis)])
 }
 
 impl<'m> Life<'m> {
@@ -110,13 +111,17 @@ impl<'m> Life<'m> {
     /// Does something that could happen next.
     pub fn step(&mut self) -> Verdict {
         match self.world.rng.below(32) {
-            0..=8 => self.submit()?,
+            0..=7 => self.submit()?,
+            8 => self.look()?,
             9..=12 => self.seal()?,
             13..=16 => self.flush()?,
             17..=18 => self.tend(),
             19..=22 => self.checkpoint()?,
-            23 if self.world.rng.one_in(2) => self.merge()?,
-            23 => self.warm()?,
+            23 => match self.world.rng.below(3) {
+                0 => self.merge()?,
+                1 => self.warm()?,
+                _ => self.sweep(),
+            },
             24..=29 => self.ask()?,
             30 => self.let_time_pass(),
             _ => self.change_capacity(),
@@ -150,7 +155,7 @@ impl<'m> Life<'m> {
     /// A caller submits: new events, or once more what a crash may have taken back.
     pub fn submit(&mut self) -> Verdict {
         let world = &mut *self.world;
-        let mut events = world.workload.submission(&mut world.rng);
+        let mut events = world.workload.submission(&mut world.rng, world.clock.now());
         if !world.lost.is_empty() && world.rng.one_in(2) {
             let again = world.lost.len().min(4);
             events.extend(world.lost.drain(..again));
@@ -159,12 +164,19 @@ impl<'m> Life<'m> {
         self.submit_these(events, durability)
     }
 
+    /// A caller only looks.
+    pub fn look(&mut self) -> Verdict {
+        let world = &mut *self.world;
+        let events = world.workload.looks(&mut world.rng);
+        let durability = if world.rng.one_in(5) { Durability::Applied } else { Durability::Flushed };
+        world.seen.looks += 1;
+        self.submit_these(events, durability)
+    }
+
     /// A caller submits these events.
     pub fn submit_these(&mut self, events: Vec<Event>, durability: Durability) -> Verdict {
         let mut call = self.machine.events();
-        for event in &events {
-            event.push_to(&mut call);
-        }
+        push_all(&events, &mut call);
         let machine = self.machine;
         let future = Box::pin(machine.submit(call, durability, |_| {}));
         let mut submission = Submission { future, durability, events, fate: Fate::Open };
@@ -202,12 +214,12 @@ impl<'m> Life<'m> {
 
     fn sealed(&mut self) -> Verdict {
         let at = self.world.clock.now();
-        let batch = self.world.history.sealed();
         let submissions: Vec<Vec<Event>> = self.open().map(|submission| submission.events.clone()).collect();
         ensure!(!submissions.is_empty(), "a batch of nothing was sealed");
         let expected = self.world.history.seal(at, submissions);
+        let needed = self.world.history.sealed();
         for (submission, outcomes) in self.open().zip(expected) {
-            submission.fate = Fate::Sealed { batch, at, outcomes };
+            submission.fate = Fate::Sealed { needed, at, outcomes };
         }
         Ok(())
     }
@@ -303,6 +315,31 @@ impl<'m> Life<'m> {
         Ok(())
     }
 
+    /// Forgets counters that have expired, all that the store knows of.
+    pub fn sweep(&mut self) {
+        let mut sweep = Sweep::default();
+        loop {
+            match self.machine.sweep(&mut sweep) {
+                Ok(Swept::More) => {}
+                Ok(Swept::Done | Swept::Enough) => break,
+                Err(error) => return self.store_failed(&error),
+            }
+        }
+        self.world.seen.sweeps += 1;
+    }
+
+    /// Once everything that has expired is swept, the engine counts exactly what exists.
+    pub fn count_exactly(&mut self) -> Verdict {
+        self.whole_checkpoint()?;
+        self.sweep();
+        let now = self.world.clock.now();
+        let expected = self.world.history.applied().all_seen(now).count() as u64;
+        let found = at_once(self.machine.count(Durability::Applied))?;
+        let may = self.is_over() || self.is_poisoned();
+        ensure!(found == Ok(expected) || may, "{found:?} counters instead of {expected}");
+        self.whole_checkpoint()
+    }
+
     /// An engine whose store fails goes on if the disk is full, and otherwise stops.
     fn store_failed(&mut self, error: &StoreError) {
         self.over |= !error.is_full();
@@ -323,7 +360,8 @@ impl<'m> Life<'m> {
         let keys: Vec<Key> = (0..=world.rng.below(4)).map(|_| world.workload.key(&mut world.rng)).collect();
         let durability = if world.rng.one_in(4) { Durability::Applied } else { Durability::Flushed };
         let model = world.history.applied();
-        let expected = Shown::Values(keys.iter().map(|key| value_of(model, key)).collect());
+        let now = world.clock.now();
+        let expected = Shown::Values(keys.iter().map(|key| value_of(model, key, now)).collect());
         let needed = match durability {
             Durability::Applied => 0,
             Durability::Flushed => world.history.needed(|key| keys.contains(key)),
@@ -344,7 +382,7 @@ impl<'m> Life<'m> {
         let after = world.rng.one_in(2).then(|| world.workload.key(&mut world.rng));
         let limit = 1 + world.rng.below(4) as usize;
         let request = PageRequest { prefix, after, limit };
-        let (expected, last) = page_of(world.history.applied(), &request);
+        let (expected, last) = page_of(world.history.applied(), world.clock.now(), &request);
         let needed = world.history.needed(|key| {
             let begins = key.as_bytes().starts_with(&request.prefix);
             begins
@@ -419,10 +457,10 @@ impl<'m> Life<'m> {
 
     fn check_receipt(&mut self, submission: &Submission<'_>, answer: Result<Receipt, EngineError>) -> Verdict {
         match (answer, &submission.fate) {
-            (Ok(receipt), Fate::Sealed { batch, at, outcomes }) => {
+            (Ok(receipt), Fate::Sealed { needed, at, outcomes }) => {
                 let flushed = self.world.history.flushed();
-                let may = submission.durability == Durability::Applied || *batch < flushed;
-                ensure!(may, "batch {batch} was acknowledged, and {flushed} batches are flushed");
+                let may = submission.durability == Durability::Applied || *needed <= flushed;
+                ensure!(may, "batch {needed} was acknowledged, and {flushed} batches are flushed");
                 ensure!(receipt.outcomes == *outcomes, "got {:?} instead of {outcomes:?}", receipt.outcomes);
                 ensure!(receipt.as_of == *at, "acknowledged for {:?} instead of {at:?}", receipt.as_of);
                 self.world.seen.acknowledged += 1;
@@ -432,8 +470,8 @@ impl<'m> Life<'m> {
                 ensure!(self.world.disk.crashed(), "the store of a sound disk could not be read");
                 self.over = true;
             }
-            (Err(EngineError::OutcomeUnknown(_)), Fate::Sealed { batch, .. }) => {
-                ensure!(self.is_poisoned() && *batch >= self.world.history.flushed(), "batch {batch} is not in doubt");
+            (Err(EngineError::OutcomeUnknown(_)), Fate::Sealed { needed, .. }) => {
+                ensure!(self.is_poisoned() && *needed > self.world.history.flushed(), "batch {needed} is not in doubt");
             }
             (Err(EngineError::Poisoned(_)), Fate::Open) => ensure!(self.is_poisoned(), "refused as if poisoned"),
             (answer, _) => return Err(format!("an answer that does not fit what happened: {answer:?}")),
@@ -446,9 +484,9 @@ impl<'m> Life<'m> {
         let may = match &submission.fate {
             Fate::Open => !self.is_poisoned(),
             Fate::Refused => false,
-            Fate::Sealed { batch, .. } => {
+            Fate::Sealed { needed, .. } => {
                 submission.durability == Durability::Flushed
-                    && *batch >= self.world.history.flushed()
+                    && *needed > self.world.history.flushed()
                     && !self.is_poisoned()
             }
         };
@@ -489,6 +527,10 @@ impl<'m> Life<'m> {
             }
         }
         ensure!(self.submissions.is_empty(), "{} submissions wait after a stop", self.submissions.len());
+        self.count_exactly()?;
+        if self.is_over() {
+            return Ok(());
+        }
         self.machine.begin_close();
         let refused = at_once(self.machine.submit(self.one_event()?, Durability::Flushed, |_| {}))?;
         ensure!(refused == Err(EngineError::Closing), "a closing engine said {refused:?}");
@@ -504,12 +546,9 @@ impl<'m> Life<'m> {
 }
 
 /// The page as the model sees it, and its last key if others follow it.
-fn page_of(model: &Model, request: &PageRequest) -> (Shown, Option<Key>) {
-    let from = match &request.after {
-        Some(after) => Bound::Excluded(after.clone()),
-        None => Bound::Unbounded,
-    };
-    let all = model.counters.range((from, Bound::Unbounded));
+fn page_of(model: &Model, now: Millis, request: &PageRequest) -> (Shown, Option<Key>) {
+    let follows = |key: &Key| request.after.as_ref().is_none_or(|after| key > after);
+    let all = model.all_seen(now).filter(|(key, _)| follows(key));
     let mut matching = all.filter(|(key, _)| key.as_bytes().starts_with(&request.prefix));
     let items: Vec<(Key, i64)> =
         matching.by_ref().take(request.limit).map(|(key, life)| (key.clone(), life.value)).collect();

@@ -27,13 +27,15 @@ pub struct Event {
     pub id: Option<Vec<u8>>,
     /// What else it carries.
     pub details: Option<Details>,
+    /// Whether it is in one group with the event before it.
+    pub grouped: bool,
 }
 
 impl Event {
     /// A plain increment.
     #[must_use]
     pub fn add(key: &Key, delta: i64) -> Event {
-        Event { key: key.clone(), change: Change::Add(delta), id: None, details: None }
+        Event { key: key.clone(), change: Change::Add(delta), id: None, details: None, grouped: false }
     }
 
     /// The id as the engine takes it; one that is too long is none.
@@ -47,9 +49,15 @@ impl Event {
         call.push(self.key.as_ref(), self.change.clone(), self.request_id(), self.details.clone());
     }
 
-    /// What the request asks for; who asks is not part of it.
+    /// Whether it only looks.
+    #[must_use]
+    pub fn is_look(&self) -> bool {
+        matches!(self.change, Change::Look(_))
+    }
+
+    /// What the request asks for; who asks and in what company is not part of it.
     fn payload(&self) -> Event {
-        let mut payload = self.clone();
+        let mut payload = Event { grouped: false, ..self.clone() };
         match &mut payload.change {
             Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
                 why.actor = Box::default();
@@ -58,6 +66,16 @@ impl Event {
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
+    }
+}
+
+/// Adds events to a call, in their groups.
+pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
+    for group in events.chunk_by(|_, next| next.grouped) {
+        match group {
+            [event] => event.push_to(call),
+            group => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
+        }
     }
 }
 
@@ -125,21 +143,23 @@ impl Model {
     /// Lets time pass: what has expired is gone.
     pub fn advance(&mut self, at: Millis) {
         self.clock = self.clock.max(at.0);
-        let now = self.clock;
-        self.counters.retain(|_, life| life.expires.is_none_or(|at| at > now));
+        let now = self.clock();
+        self.counters.retain(|_, life| life.exists(now));
     }
 
-    /// The state as a reader at a later time sees it.
+    /// The counter as a reader at `now` sees it.
     #[must_use]
-    pub fn seen_at(&self, now: Millis) -> Model {
-        let mut later = self.clone();
-        later.advance(now);
-        later
+    pub fn seen(&self, key: &Key, now: Millis) -> Option<&Life> {
+        self.counters.get(key).filter(|life| life.exists(now))
+    }
+
+    /// The counters as a reader at `now` sees them.
+    pub fn all_seen(&self, now: Millis) -> impl Iterator<Item = (&Key, &Life)> {
+        self.counters.iter().filter(move |(_, life)| life.exists(now))
     }
 
     fn answer(&mut self, event: &Event) -> Outcome {
-        let remembered = !matches!(event.change, Change::Look(_));
-        let Some(id) = event.id.as_ref().filter(|_| remembered) else { return self.change(event) };
+        let Some(id) = event.id.as_ref().filter(|_| !event.is_look()) else { return self.change(event) };
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
         if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
             return if answered.payload == event.payload() {
@@ -345,6 +365,10 @@ fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
 }
 
 impl Life {
+    fn exists(&self, now: Millis) -> bool {
+        self.expires.is_none_or(|at| at > now.0)
+    }
+
     /// Net change per second over the last second, minute and hour: all of the window under way, and of the one
     /// before the share that the sliding window still covers. Nothing if the sums come near to where they are cut off.
     #[must_use]

@@ -1,7 +1,10 @@
 //! What simulated callers ask for, drawn from a seed.
 
-use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound};
+use tally_core::event::{
+    AddExpiry, Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
+};
 use tally_core::key::Key;
+use tally_core::time::Millis;
 
 use crate::model::Event;
 use crate::rng::Rng;
@@ -44,17 +47,36 @@ impl Workload {
 
     /// A submission: the counter of submissions, then events of every kind.
     #[must_use]
-    pub fn submission(&self, rng: &mut Rng) -> Vec<Event> {
+    pub fn submission(&self, rng: &mut Rng, now: Millis) -> Vec<Event> {
         let more = rng.below(self.events_max + 1);
-        counted((0..more).map(|_| self.event(rng)))
+        counted((0..more).map(|_| self.event(rng, now)))
     }
 
-    fn event(&self, rng: &mut Rng) -> Event {
+    /// A submission that only looks.
+    #[must_use]
+    pub fn looks(&self, rng: &mut Rng) -> Vec<Event> {
+        (0..=rng.below(3)).map(|_| self.look(rng)).collect()
+    }
+
+    fn look(&self, rng: &mut Rng) -> Event {
+        let look = if rng.one_in(2) { Look::Value } else { Look::Expiry };
+        Event { change: Change::Look(look), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
+    }
+
+    fn event(&self, rng: &mut Rng, now: Millis) -> Event {
+        if rng.one_in(10) {
+            return self.look(rng);
+        }
         let id = rng.one_in(4).then(|| rng.below(self.ids).to_string().into_bytes());
-        let change = change(rng);
-        let bounded = matches!(change, Change::Add(_)) && rng.one_in(8);
-        let details = bounded.then(|| Details { bounds: Some(bounds(rng)), ..Details::default() });
-        Event { key: self.key(rng), change, id, details }
+        let change = change(rng, now);
+        let detailed = matches!(change, Change::Add(_)) && rng.one_in(6);
+        let details = detailed.then(|| {
+            let bounds = rng.one_in(2).then(|| bounds(rng));
+            let only_if_none = rng.one_in(2);
+            let expiry = rng.one_in(2).then(|| AddExpiry { at: moment(rng, now), only_if_none });
+            Details { bounds, expiry, ..Details::default() }
+        });
+        Event { key: self.key(rng), change, id, details, grouped: rng.one_in(6) }
     }
 }
 
@@ -64,13 +86,13 @@ pub fn counted(events: impl IntoIterator<Item = Event>) -> Vec<Event> {
     first.into_iter().chain(events).collect()
 }
 
-fn change(rng: &mut Rng) -> Change {
+fn change(rng: &mut Rng, now: Millis) -> Change {
     let why = |rng: &mut Rng| {
         let reason = "because ".repeat(rng.below(5) as usize);
         Correction { actor: format!("actor {}", rng.below(3)).into(), reason: reason.into() }
     };
     match rng.below(24) {
-        0 => Change::Set { value: amount(rng), when: Condition::Always, expiry: Expiry::Keep, why: why(rng) },
+        0 | 6 => Change::Set { value: amount(rng), when: condition(rng), expiry: expiry(rng, now), why: why(rng) },
         1 => {
             let when = Condition::Equals(rng.below(4) as i64);
             Change::Set { value: amount(rng), when, expiry: Expiry::Keep, why: why(rng) }
@@ -78,7 +100,47 @@ fn change(rng: &mut Rng) -> Change {
         2 => Change::Reset(why(rng)),
         3 => Change::Adjust { delta: amount(rng), why: why(rng) },
         4 | 5 => Change::Delete(why(rng)),
+        7 | 8 => {
+            let at = (!rng.one_in(5)).then(|| moment(rng, now));
+            Change::Expire { at, when: expiry_condition(rng) }
+        }
         _ => Change::Add(amount(rng)),
+    }
+}
+
+fn condition(rng: &mut Rng) -> Condition {
+    match rng.below(4) {
+        0 => Condition::Absent,
+        1 => Condition::Present,
+        _ => Condition::Always,
+    }
+}
+
+fn expiry(rng: &mut Rng, now: Millis) -> Expiry {
+    match rng.below(3) {
+        0 => Expiry::Keep,
+        1 => Expiry::Never,
+        _ => Expiry::At(moment(rng, now)),
+    }
+}
+
+fn expiry_condition(rng: &mut Rng) -> ExpiryCondition {
+    match rng.below(8) {
+        0 => ExpiryCondition::IfNone,
+        1 => ExpiryCondition::IfSome,
+        2 => ExpiryCondition::IfLater,
+        3 => ExpiryCondition::IfEarlier,
+        4 => ExpiryCondition::IfSomeAndEarlier,
+        _ => ExpiryCondition::Always,
+    }
+}
+
+/// A moment to expire at: mostly soon, sometimes just past, sometimes far away.
+fn moment(rng: &mut Rng, now: Millis) -> Millis {
+    match rng.below(6) {
+        0 => Millis(now.0 - rng.below(3)),
+        1 => Millis(now.0 + rng.below(40 * 3_600_000)),
+        _ => Millis(now.0 + rng.below(2_000)),
     }
 }
 

@@ -41,6 +41,11 @@ macro_rules! ensure {
 pub struct SimClock(AtomicU64);
 
 impl SimClock {
+    /// Sets the clock back, as operators and time servers do.
+    pub fn set_back(&self, ms: u64) {
+        self.0.fetch_sub(ms, Ordering::Relaxed);
+    }
+
     /// Lets time pass.
     pub fn advance(&self, ms: u64) {
         self.0.fetch_add(ms, Ordering::Relaxed);
@@ -117,6 +122,10 @@ counts! {
     rolls,
     /// Segments given up.
     trims,
+    /// Submissions that only looked.
+    looks,
+    /// Sweeps.
+    sweeps,
 }
 
 /// The world.
@@ -218,17 +227,24 @@ impl World {
         let first = self.rng.below(step as u64) as usize;
         for key in self.workload.keys.iter().skip(first).step_by(step) {
             let stats = at_once(machine.stats(key, Durability::Flushed))?.map_err(|error| error.to_string())?;
-            compare_stats(&stats, model.counters.get(key), now).map_err(|what| format!("{key:?}: {what}"))?;
+            compare_stats(&stats, model.seen(key, now), now).map_err(|what| format!("{key:?}: {what}"))?;
             let ledger = at_once(machine.ledger(key, 0, 1000))?.map_err(|error| error.to_string())?;
             let expected = model.ledger.get(key).map_or(&[][..], Vec::as_slice);
             ensure!(ledger == expected, "the ledger of {key:?} is {ledger:?} instead of {expected:?}");
         }
         let limit = [1, 3, 1000][self.rng.below(3) as usize].max(model.counters.len() / 20);
-        compare_list(machine, model, limit)
+        compare_list(machine, model, now, limit)?;
+        let exist = model.all_seen(now).count() as u64;
+        let counted = at_once(machine.count(Durability::Flushed))?.map_err(|error| error.to_string())?;
+        ensure!(counted >= exist, "{counted} counters, and {exist} exist");
+        let sampled = at_once(machine.sample(self.rng.next_u64()))?.map_err(|error| error.to_string())?;
+        let exists = sampled.as_ref().map(|key| model.seen(key, now).is_some());
+        ensure!(exists == (exist > 0).then_some(true), "sampled {sampled:?} of {exist}");
+        Ok(())
     }
 }
 
-fn compare_list(machine: &Machine, model: &model::Model, limit: usize) -> Verdict {
+fn compare_list(machine: &Machine, model: &model::Model, now: Millis, limit: usize) -> Verdict {
     let mut listed: Vec<(Key, i64)> = Vec::new();
     let mut after = None;
     loop {
@@ -240,7 +256,7 @@ fn compare_list(machine: &Machine, model: &model::Model, limit: usize) -> Verdic
             break;
         }
     }
-    let expected: Vec<(Key, i64)> = model.counters.iter().map(|(key, life)| (key.clone(), life.value)).collect();
+    let expected: Vec<(Key, i64)> = model.all_seen(now).map(|(key, life)| (key.clone(), life.value)).collect();
     ensure!(listed == expected, "listed are {listed:?} instead of {expected:?}");
     Ok(())
 }
@@ -258,6 +274,7 @@ fn compare_stats(stats: &Stats, expected: Option<&model::Life>, now: Millis) -> 
     ensure!(found == expected, "found {found:?} instead of {expected:?}");
     let times = (reading.created_at, reading.updated_at);
     ensure!(times == (Some(Millis(life.created)), Some(Millis(life.updated))), "wrong times: {stats:?}, {life:?}");
+    ensure!(reading.expires_at == life.expires.map(Millis), "wrong expiry: {stats:?}, {life:?}");
     if let Some(expected) = life.rates(now) {
         let found = [stats.rate_1s, stats.rate_1m, stats.rate_1h];
         ensure!(found == expected, "rates {found:?} instead of {expected:?}");
@@ -269,7 +286,8 @@ impl World {
     /// Makes sure that every counter exists, in a life of its own.
     pub fn fill(&mut self) -> Verdict {
         self.disk.set_capacity(u64::MAX);
-        let missing = |key: &&Key| !self.history.applied().counters.contains_key(*key);
+        let now = self.clock.now();
+        let missing = |key: &&Key| self.history.applied().seen(key, now).is_none();
         let missing: Vec<Key> = self.workload.keys.iter().filter(missing).cloned().collect();
         let machine = self.open()?;
         let mut life = Life::new(self, &machine);

@@ -4,9 +4,17 @@
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+
+use tally_core::event::{AddExpiry, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look};
+use tally_core::key::Key;
 use tally_core::surface::{Durability, Health};
-use tally_sim::life::Life;
-use tally_sim::model::Event;
+use tally_core::time::Millis;
+use tally_engine::clock::Clock;
+use tally_engine::store::Store;
+use tally_engine::{Machine, Settings};
+use tally_sim::life::{Life, at_once};
+use tally_sim::model::{Event, push_all};
 use tally_sim::rng::Rng;
 use tally_sim::workload::{Workload, counted};
 use tally_sim::world::Seen;
@@ -135,9 +143,14 @@ fn scenario(world: &mut World) -> Result<(), String> {
             life.seal()?;
             life.submit()?;
             life.seal()?;
+            // Sees what is not flushed yet.
+            life.look()?;
+            life.seal()?;
+            life.answer()?;
             life.flush()?;
             life.answer()?;
             life.tend();
+            life.world.clock.advance(300);
             if round % 2 == 1 {
                 // A batch in the middle of a checkpoint, to be flushed before it may count.
                 life.checkpoint()?;
@@ -146,6 +159,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
                 life.seal()?;
                 life.whole_checkpoint()?;
                 life.tend();
+                life.sweep();
                 life.merge()?;
             }
             life.answer()?;
@@ -269,4 +283,145 @@ fn a_failed_flush_poisons_the_engine() {
         };
         assert_eq!(run(), Ok(()), "seed {seed}");
     }
+}
+
+/// A look needs no flush of its own, only those of the batches before it.
+#[test]
+fn a_look_waits_for_what_it_may_have_seen_and_writes_nothing() {
+    let mut world = world(0);
+    let key = world.workload.keys[0].clone();
+    let look = || vec![Event { change: Change::Look(Look::Value), ..Event::add(&key, 0) }];
+    let mut run = || {
+        let machine = world.open()?;
+        let mut life = Life::new(&mut world, &machine);
+        life.submit_these(counted([Event::add(&key, 5)]), Durability::Flushed)?;
+        life.settle()?;
+        assert_eq!(life.world.seen.acknowledged, 1);
+        let (operations, lag) = (life.world.disk.operations(), machine.journal_lag());
+        life.submit_these(look(), Durability::Flushed)?;
+        life.seal()?;
+        life.answer()?;
+        assert_eq!(life.world.seen.acknowledged, 2, "nothing is in flight");
+        assert_eq!(machine.flush(), Ok(false));
+        assert_eq!((life.world.disk.operations(), machine.journal_lag()), (operations, lag));
+        life.submit_these(counted([Event::add(&key, 5)]), Durability::Flushed)?;
+        life.seal()?;
+        life.submit_these(look(), Durability::Flushed)?;
+        life.submit_these(look(), Durability::Applied)?;
+        life.seal()?;
+        life.answer()?;
+        assert_eq!(life.world.seen.acknowledged, 3, "only the look that asked for no flush");
+        life.flush()?;
+        life.answer()?;
+        assert_eq!(life.world.seen.acknowledged, 5);
+        Ok::<(), String>(())
+    };
+    assert_eq!(run(), Ok(()));
+}
+
+/// Found by thought: the clock of a machine that had nothing to replay began at zero.
+#[test]
+fn a_clock_set_back_puts_no_ledger_out_of_order() {
+    let mut world = world(0);
+    let key = world.workload.keys[0].clone();
+    let set = |value| {
+        let why = Correction::default();
+        let set = Change::Set { value, when: Condition::Always, expiry: Expiry::Keep, why };
+        counted([Event { change: set, ..Event::add(&key, 0) }])
+    };
+    let machine = world.open().unwrap();
+    let mut life = Life::new(&mut world, &machine);
+    life.submit_these(set(1), Durability::Flushed).unwrap();
+    life.settle().unwrap();
+    life.whole_checkpoint().unwrap();
+    drop(life);
+    drop(machine);
+    world.clock.set_back(60_000);
+    let machine = world.open().unwrap();
+    let mut events = machine.events();
+    push_all(&set(2), &mut events);
+    let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
+    assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
+    machine.seal();
+    machine.flush().unwrap();
+    at_once(submitted).unwrap().unwrap();
+    let ledger = at_once(machine.ledger(&key, 0, 10)).unwrap().unwrap();
+    let times: Vec<_> = ledger.iter().map(|entry| entry.at).collect();
+    assert!(times.len() == 2 && times.is_sorted(), "{times:?}");
+}
+
+/// What a sweep forgot has expired for every batch that follows it, also when the clock is set back and the batch is
+/// replayed from a store that still holds the counter.
+#[test]
+fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
+    let mut world = world(0);
+    let key = world.workload.keys[0].clone();
+    let expires = Millis(world.clock.now().0 + 1_000);
+    let lasting = Details { expiry: Some(AddExpiry { at: expires, only_if_none: false }), ..Details::default() };
+    let machine = world.open().unwrap();
+    let mut life = Life::new(&mut world, &machine);
+    let first = Event { details: Some(lasting), ..Event::add(&key, 5) };
+    life.submit_these(counted([first]), Durability::Flushed).unwrap();
+    life.settle().unwrap();
+    life.whole_checkpoint().unwrap();
+    life.world.clock.advance(1_500);
+    life.sweep();
+    life.world.clock.set_back(1_400);
+    drop(life);
+    let settle = |machine: &Machine, change: Change| {
+        let mut events = machine.events();
+        events.push(key.as_ref(), change, None, None);
+        let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
+        assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
+        machine.seal();
+        machine.flush().unwrap();
+        at_once(submitted).unwrap().unwrap().outcomes[0]
+    };
+    assert_eq!(settle(&machine, Change::Add(1)).value, 1);
+    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
+    drop(machine);
+    let clock = Arc::clone(&world.clock);
+    let machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
+    assert_eq!(settle(&machine, Change::Look(Look::Value)).value, 1);
+    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
+}
+
+/// Counters that have expired give back their room in memory and in the store, and their records with them.
+#[test]
+fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
+    let mut world = World::new(0, Workload::crowded(), 256 << 10);
+    let at = Millis(world.clock.now().0 + 1_000);
+    let keys = world.workload.keys[..100].to_vec();
+    let machine = world.open().unwrap();
+    let mut life = Life::new(&mut world, &machine);
+    let expire = |key: &Key| Event {
+        change: Change::Expire { at: Some(at), when: ExpiryCondition::Always },
+        ..Event::add(key, 0)
+    };
+    let events = keys.iter().flat_map(|key| [Event::add(key, 1), expire(key)]);
+    // One of them is granted more time, and stays.
+    let reprieved =
+        Event { change: Change::Expire { at: None, when: ExpiryCondition::Always }, ..Event::add(&keys[7], 0) };
+    life.submit_these(counted(events), Durability::Flushed).unwrap();
+    life.settle().unwrap();
+    life.whole_checkpoint().unwrap();
+    life.submit_these(counted([reprieved]), Durability::Flushed).unwrap();
+    life.settle().unwrap();
+    let count = || at_once(machine.count(Durability::Flushed)).unwrap().unwrap();
+    life.sweep();
+    assert_eq!(count(), 101, "nothing has expired yet");
+    life.world.clock.advance(1_000);
+    life.sweep();
+    assert_eq!(count(), 2);
+    life.whole_checkpoint().unwrap();
+    drop(life);
+    drop(machine);
+    let store = Store::open_read_only(world.disk.disk()).unwrap();
+    let mut scan = store.scan(b"");
+    let mut families = Vec::new();
+    while let Some((store_key, _)) = scan.next_entry().unwrap() {
+        families.push(char::from(store_key[0]));
+    }
+    assert_eq!(families, ['c', 'c', 'm'], "no counter and no expiry is left behind");
+    assert_eq!(world.open().map(|machine| at_once(machine.count(Durability::Flushed))), Ok(Ok(Ok(2))));
 }

@@ -4,11 +4,13 @@ use super::Partition;
 use super::capture::Capturing;
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
+use crate::counter::is_due;
 use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
 use crate::record;
 use crate::table::{CellId, EXPIRY_BYTES, Table};
+use crate::time::Millis;
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,11 +189,12 @@ impl Partition {
     }
 
     /// Looks through up to `max` counters that the store does not hold, from cell `from` on, for keys that begin
-    /// with `prefix` and sort after `after`. Returns where to go on, or `None` at the end.
+    /// with `prefix` and sort after `after`, and that have not expired at `now`. Returns where to go on, or `None` at the end.
     pub fn created_keys(
         &self,
         from: usize,
         max: usize,
+        now: Millis,
         prefix: &[u8],
         after: &[u8],
         found: &mut impl FnMut(&[u8]),
@@ -200,7 +203,8 @@ impl Partition {
         for _ in 0..max {
             let cell = self.created.next(at)?;
             let key = self.table.key(cell as CellId);
-            if key.starts_with(prefix) && key > after {
+            let expired = is_due(self.table.expiry(cell as CellId), now);
+            if key.starts_with(prefix) && key > after && !expired {
                 found(key);
             }
             at = cell + 1;

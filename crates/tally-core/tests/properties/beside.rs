@@ -11,7 +11,7 @@ use tally_core::outcome::Outcome;
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::Millis;
-use tally_sim::model::{Event, Model};
+use tally_sim::model::{Event, Model, push_all};
 
 pub struct Beside {
     pub partition: Partition,
@@ -43,9 +43,7 @@ impl Beside {
 
     pub fn apply(&mut self, at: Millis, events: &[Event]) -> Vec<Outcome> {
         let mut call = Events::new(self.partition.seed());
-        for event in events {
-            event.push_to(&mut call);
-        }
+        push_all(events, &mut call);
         let (mut combiner, mut placed) = (Combiner::default(), Vec::new());
         combiner.gather(&call, &mut placed);
         let mut payload = Vec::new();
@@ -185,7 +183,8 @@ impl Beside {
         let mut keys = BTreeSet::new();
         let mut from = Some(0);
         while let Some(at) = from {
-            from = self.partition.created_keys(at, 2, b"", b"", &mut |key| {
+            // Of a time before any expiry: those that take room count, too.
+            from = self.partition.created_keys(at, 2, Millis(0), b"", b"", &mut |key| {
                 keys.insert(Key::new(key).unwrap());
             });
         }

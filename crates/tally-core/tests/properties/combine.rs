@@ -9,40 +9,15 @@ use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
-use tally_sim::model::Event;
+use tally_sim::model::{Event, push_all};
 
 use crate::drawn;
 
 const SEED: u64 = 3;
 
-/// Events that come one after the other, or as a group.
-#[derive(Clone, Debug)]
-enum Part {
-    Single(Event),
-    Group(Vec<Event>),
-}
-
-impl Part {
-    fn events(&self) -> &[Event] {
-        match self {
-            Part::Single(event) => std::slice::from_ref(event),
-            Part::Group(events) => events,
-        }
-    }
-}
-
-fn events_of(calls: &[Vec<Part>]) -> Vec<Event> {
-    calls.iter().flatten().flat_map(|part| part.events().to_vec()).collect()
-}
-
-fn call_of(parts: &[Part]) -> Events {
+fn call_of(events: &[Event]) -> Events {
     let mut call = Events::new(SEED);
-    for part in parts {
-        match part {
-            Part::Single(event) => event.push_to(&mut call),
-            Part::Group(events) => call.group(|group| events.iter().for_each(|event| event.push_to(group))),
-        }
-    }
+    push_all(events, &mut call);
     call
 }
 
@@ -100,7 +75,7 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<O
 fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for event in events {
-        partition.apply(at, call_of(&[Part::Single(event.clone())]).batch(), &mut outcomes);
+        partition.apply(at, call_of(std::slice::from_ref(event)).batch(), &mut outcomes);
     }
     outcomes
 }
@@ -118,14 +93,12 @@ fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Out
 }
 
 /// A time, and calls of events that happen at it.
-type Moment = (u64, Vec<Vec<Part>>);
+type Moment = (u64, Vec<Vec<Event>>);
 
 fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
     // Few counters, so that whatever can meet in a batch does.
     let keys = drawn::keys().into_iter().take(3).collect();
-    let event = drawn::event_of(keys, amount).boxed();
-    let group = vec(event.clone(), 0..5).prop_map(Part::Group);
-    let call = vec(prop_oneof![6 => event.prop_map(Part::Single), 1 => group], 1..16);
+    let call = vec(drawn::event_of(keys, amount), 1..16);
     vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
 }
 
@@ -134,7 +107,7 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
     let mut now = drawn::START_MS;
     for (pause, calls) in moments {
         now += pause;
-        let events = events_of(calls);
+        let events = calls.concat();
         let expected = apply_alone(&mut apart, Millis(now), &events);
         let calls: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
         let found = apply_calls(&mut combined, Millis(now), &calls).concat();
@@ -142,24 +115,23 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
             prop_assert_eq!(found, expected, "{:?}", event);
         }
     }
-    let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| events_of(calls)).collect();
+    let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| calls.concat()).collect();
+    // Looks leave no trace in the journal, not even of when they were.
+    combined.replayed.advance(Millis(now));
     let expected = seen_of(&mut apart, &events);
     prop_assert_eq!(seen_of(&mut combined.replayed, &events), expected.clone());
     prop_assert_eq!(seen_of(&mut combined.live, &events), expected);
     Ok(())
 }
 
-/// The adds of a part, without their expiries.
-fn lasting_adds(part: &Part) -> Part {
-    let mut events = part.events().to_vec();
-    events.retain(|event| matches!(event.change, Change::Add(_)));
-    for details in events.iter_mut().filter_map(|event| event.details.as_mut()) {
+/// The adds of a call, without their expiries.
+fn lasting_adds(call: &[Event]) -> Vec<Event> {
+    let mut adds = call.to_vec();
+    adds.retain(|event| matches!(event.change, Change::Add(_)));
+    for details in adds.iter_mut().filter_map(|event| event.details.as_mut()) {
         details.expiry = None;
     }
-    match part {
-        Part::Single(_) if events.len() == 1 => Part::Single(events.remove(0)),
-        _ => Part::Group(events),
-    }
+    adds
 }
 
 proptest! {
@@ -181,10 +153,10 @@ proptest! {
         let mut partition = Twins::new();
         let mut sums = std::collections::BTreeMap::new();
         for (pause, calls) in &moments {
-            let calls: Vec<Vec<Part>> = calls.iter().map(|call| call.iter().map(lasting_adds).collect()).collect();
+            let calls: Vec<Vec<Event>> = calls.iter().map(|call| lasting_adds(call)).collect();
             let built: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
             let outcomes = apply_calls(&mut partition, Millis(*pause), &built).concat();
-            for (event, outcome) in events_of(&calls).iter().zip(outcomes) {
+            for (event, outcome) in calls.concat().iter().zip(outcomes) {
                 if !outcome.duplicate {
                     *sums.entry(event.key.clone()).or_insert(0i128) += i128::from(outcome.applied);
                 }
@@ -204,13 +176,16 @@ proptest! {
 fn a_group_stays_whole_where_an_earlier_increment_of_one_of_its_counters_overflows() {
     let [a, b] = ["a", "b"].map(|name| Key::new(name).unwrap());
     let look = |key: &Key| Event { change: Change::Look(Look::Value), ..Event::add(key, 0) };
-    let single = |event: Event| Part::Single(event);
+    let follows = |event: Event| Event { grouped: true, ..event };
     // Whichever of its events is concerned, and even if that one only looks.
-    for group in [vec![look(&a), Event::add(&b, 1), look(&b)], vec![Event::add(&b, 1), look(&b), Event::add(&a, -1)]] {
+    for (first, last) in [(look(&a), look(&b)), (look(&b), Event::add(&a, -1))] {
         let mut twins = Twins::new();
-        apply_calls(&mut twins, Millis(1), &[call_of(&[single(Event::add(&a, i64::MAX - 1))])]);
-        let first = [single(Event::add(&a, 1)), single(Event::add(&a, 1)), Part::Group(group.clone())];
-        let calls = [call_of(&first), call_of(&[single(Event::add(&b, 100)), single(look(&b))])];
+        apply_calls(&mut twins, Millis(1), &[call_of(&[Event::add(&a, i64::MAX - 1)])]);
+        let group = [first.clone(), follows(Event::add(&b, 1)), follows(last)];
+        let calls = [
+            call_of(&[&[Event::add(&a, 1), Event::add(&a, 1)], &group[..]].concat()),
+            call_of(&[Event::add(&b, 100), look(&b)]),
+        ];
         let mut combiner = Combiner::default();
         calls.iter().for_each(|call| combiner.gather(call, &mut Vec::new()));
         twins.apply(Millis(2), combiner.batch(), &mut Vec::new());
@@ -221,7 +196,7 @@ fn a_group_stays_whole_where_an_earlier_increment_of_one_of_its_counters_overflo
         let values = |of: &[Outcome]| of.iter().map(|outcome| (outcome.value, outcome.applied)).collect::<Vec<_>>();
         assert_eq!(values(&outcomes[0][..2]), [(i64::MAX, 1), (i64::MAX, 0)]);
         let of_group =
-            if group[0] == look(&a) { [(i64::MAX, 0), (1, 1), (1, 0)] } else { [(1, 1), (1, 0), (i64::MAX - 1, -1)] };
+            if first == look(&a) { [(i64::MAX, 0), (1, 1), (1, 0)] } else { [(0, 0), (1, 1), (i64::MAX - 1, -1)] };
         assert_eq!(values(&outcomes[0][2..]), of_group);
         assert_eq!(values(&outcomes[1]), [(101, 100), (101, 0)]);
     }

@@ -75,7 +75,7 @@ fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
 
 /// Moments at which counters expire: around the time that tests begin at, and for ever.
 fn moment() -> impl Strategy<Value = Millis> {
-    prop_oneof![1 => Just(0), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()]
+    prop_oneof![1 => Just(1), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()]
         .prop_map(Millis)
 }
 
@@ -112,5 +112,12 @@ pub fn event_of(keys: Vec<Key>, amount: &BoxedStrategy<i64>) -> impl Strategy<Va
     let id = prop_oneof![4 => Just(None), 1 => (0u8..8).prop_map(|id| Some(vec![b'i', id]))];
     let carried = prop_oneof![5 => Just(None), 1 => details().prop_map(Some)];
     let key = prop::sample::select(keys);
-    (key, change(amount), id, carried).prop_map(|(key, change, id, details)| Event { key, change, id, details })
+    let grouped = prop::bool::weighted(0.2);
+    (key, change(amount), id, carried, grouped).prop_map(|(key, change, id, details, grouped)| Event {
+        key,
+        change,
+        id,
+        details,
+        grouped,
+    })
 }

@@ -55,9 +55,10 @@ impl Machine {
     pub async fn list(&self, page: &PageRequest) -> Result<Page, EngineError> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let now = self.clock.now();
+        let expired_by = self.now(&lock(&self.state));
         // One more than asked tells whether more follow.
-        let mut found = self.created_keys(page, limit + 1);
-        self.stored_keys(page, limit + 1, &mut found).map_err(|error| self.unreadable(&error))?;
+        let mut found = self.created_keys(page, limit + 1, expired_by);
+        self.stored_keys(page, limit + 1, expired_by, &mut found).map_err(|error| self.unreadable(&error))?;
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
@@ -194,12 +195,12 @@ impl Machine {
     }
 
     /// The first `limit` matching keys that the store does not hold yet.
-    fn created_keys(&self, page: &PageRequest, limit: usize) -> BTreeMap<Key, ()> {
+    fn created_keys(&self, page: &PageRequest, limit: usize, now: Millis) -> BTreeMap<Key, ()> {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let mut found = BTreeMap::new();
         let mut from = Some(0);
         while let Some(at) = from {
-            from = lock(&self.state).partition.created_keys(at, LIST_SLICE, &page.prefix, after, &mut |key| {
+            from = lock(&self.state).partition.created_keys(at, LIST_SLICE, now, &page.prefix, after, &mut |key| {
                 if let Ok(key) = Key::new(key) {
                     found.insert(key, ());
                 }
@@ -212,19 +213,28 @@ impl Machine {
     }
 
     /// Adds matching keys of the store until `limit` of them are known to be there.
-    fn stored_keys(&self, page: &PageRequest, limit: usize, found: &mut BTreeMap<Key, ()>) -> Result<(), StoreError> {
+    fn stored_keys(
+        &self,
+        page: &PageRequest,
+        limit: usize,
+        now: Millis,
+        found: &mut BTreeMap<Key, ()>,
+    ) -> Result<(), StoreError> {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let start = record::counter_key(after.max(page.prefix.as_slice()));
         let mut scan = self.store.scan(&start);
         let mut taken = 0;
         while taken < limit
-            && let Some((store_key, _)) = scan.next_entry()?
+            && let Some((store_key, value)) = scan.next_entry()?
             && let Some(key) = record::counter_of(store_key)
             && key.as_bytes().starts_with(&page.prefix)
         {
             if key.as_bytes() > after {
                 let key = key.to_key();
-                if !lock(&self.state).partition.is_removed(&key) {
+                let state = lock(&self.state);
+                let held = state.partition.held(key.as_ref()).or_else(|| record::read_counter(value));
+                let expired = held.is_some_and(|held| held.is_expired(now));
+                if !expired && !state.partition.is_removed(&key) {
                     found.insert(key, ());
                     taken += 1;
                 }

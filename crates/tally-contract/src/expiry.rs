@@ -1,0 +1,176 @@
+//! Expiry: from its moment on a counter does not exist.
+
+use tally_core::event::{AddExpiry, Change, Condition, Details, Expiry, ExpiryCondition, Look};
+use tally_core::outcome::Outcome;
+use tally_core::time::Millis;
+
+use crate::{Failure, Host, Running, Verdict};
+
+/// Long ago.
+const PAST: Millis = Millis(1_000);
+/// In a few thousand years.
+const FAR: Millis = Millis(99_000_000_000_000);
+const FARTHER: Millis = Millis(FAR.0 + 1);
+
+const ALWAYS: ExpiryCondition = ExpiryCondition::Always;
+
+fn expiring(at: Millis, only_if_none: bool) -> Option<Details> {
+    Some(Details { expiry: Some(AddExpiry { at, only_if_none }), ..Details::default() })
+}
+
+fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failure> {
+    let looked = running.call().look(key, Look::Expiry).one()?;
+    let read = running.read(key)?;
+    assert_eq!(looked.exists, read.exists);
+    let shown = read.expires_at.map(|at| at.0 as i64).or(read.exists.then_some(-1));
+    assert_eq!(shown.unwrap_or_default(), looked.value, "a look and a reading agree");
+    assert_eq!(running.stats(key)?.reading.expires_at, read.expires_at);
+    Ok(looked.value)
+}
+
+/// A moment in the past takes effect at once, for events, readings, statistics and listings.
+pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().add("gone", 5).add("here", 6).send()?;
+    let expired = running.call().expire("gone", Some(PAST), ALWAYS).one()?;
+    assert_eq!((expired.applied, expired.exists, expired.value), (1, false, 0));
+    let read = running.read("gone")?;
+    assert_eq!((read.exists, read.value, read.created_at, read.expires_at), (false, 0, None, None));
+    assert_eq!(running.stats("gone")?.increments, 0);
+    let listed = running.list(b"", 1)?;
+    assert_eq!(listed.iter().map(|(key, _)| key.as_bytes()).collect::<Vec<_>>(), [b"here"]);
+    let outcomes = running
+        .call()
+        .look("gone", Look::Value)
+        .look("gone", Look::Expiry)
+        .expire("gone", Some(FAR), ALWAYS)
+        .delete("gone")
+        .swap("gone", 5, 1)
+        .set_when("gone", 1, Condition::Present, Expiry::Keep)
+        .send()?;
+    for outcome in &outcomes {
+        assert_eq!((outcome.value, outcome.applied, outcome.exists), (0, 0, false), "{outcome:?}");
+    }
+    assert!(running.ledger("gone", 10)?.is_empty(), "neither expiring nor what failed is a correction");
+    assert!(running.call().set_when("gone", 1, Condition::Absent, Expiry::Keep).one()?.exists);
+    Ok(())
+}
+
+/// What is done to an expired counter begins a new one, without the old one's history; corrections stay on record.
+pub fn an_expired_counter_starts_afresh_and_its_ledger_goes_on<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("n", 50).add("n", -1).send()?;
+    let outcomes = running.call().expire("n", Some(PAST), ALWAYS).add("n", 2).adjust("n", 3).send()?;
+    assert_eq!(outcomes.iter().map(|outcome| outcome.value).collect::<Vec<_>>(), [0, 2, 5]);
+    let stats = running.stats("n")?;
+    assert_eq!((stats.reading.value, stats.max, stats.increments, stats.decrements), (5, 5, 5, 0));
+    assert_eq!(expiry_of(&running, "n")?, -1, "an expiry belongs to the counter that had it");
+    let running = running.restart()?;
+    running.call().expire("n", Some(PAST), ALWAYS).reset("n").send()?;
+    let ledger: Vec<_> = running.ledger("n", 10)?.iter().map(|entry| (entry.before, entry.after)).collect();
+    assert_eq!(ledger, [(0, 50), (2, 5), (0, 0)]);
+    Ok(())
+}
+
+/// Time is enough: nothing has to touch the counter.
+pub fn a_counter_expires_by_itself<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let now = running.add("n", 1)?.at;
+    let at = Millis(now.0 + 30);
+    running.call().expire("n", Some(at), ALWAYS).one()?;
+    loop {
+        let before = running.add("clock", 1)?.at;
+        let read = running.read("n")?;
+        let after = running.add("clock", 1)?.at;
+        if before >= at {
+            assert!(!read.exists, "{before:?} {read:?}");
+            return Ok(());
+        }
+        assert!(read.exists || after >= at, "{read:?} {after:?}");
+    }
+}
+
+/// Setting a value keeps the expiry, removes it or gives another, as it says; other changes keep it.
+pub fn a_set_keeps_removes_or_gives_an_expiry<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let set = |expiry| running.call().set_when("n", 1, Condition::Always, expiry).one();
+    assert!(set(Expiry::At(FAR))?.exists);
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
+    running.call().add("n", 1).reset("n").adjust("n", 2).set("n", 3).send()?;
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
+    set(Expiry::Never)?;
+    assert_eq!(expiry_of(&running, "n")?, -1);
+    set(Expiry::At(FAR))?;
+    let refused = running.call().set_when("n", 9, Condition::Absent, Expiry::At(FARTHER)).one()?;
+    assert!(refused.refusal.is_some());
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64, "what is refused changes no expiry");
+    let gone = set(Expiry::At(PAST))?;
+    assert_eq!((gone.value, gone.exists), (1, false));
+    assert!(!running.read("n")?.exists);
+    Ok(())
+}
+
+/// An increment that is applied brings its expiry along, always or only where there is none.
+pub fn an_increment_may_bring_an_expiry<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let add = |delta, details| -> Result<Outcome, Failure> { running.event("n", Change::Add(delta), None, details) };
+    assert_eq!(add(1, expiring(FAR, true))?.value, 1);
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
+    assert_eq!(add(1, expiring(FARTHER, true))?.value, 2);
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
+    assert_eq!(add(1, expiring(FARTHER, false))?.value, 3);
+    assert_eq!(expiry_of(&running, "n")?, FARTHER.0 as i64);
+    running.call().set("n", i64::MAX).one()?;
+    assert!(add(1, expiring(FAR, false))?.refusal.is_some());
+    assert_eq!(expiry_of(&running, "n")?, FARTHER.0 as i64, "what is refused changes no expiry");
+    Ok(())
+}
+
+/// No expiry counts as infinitely late.
+pub fn an_expiry_changes_only_if_its_condition_holds<H: Host>(host: &H) -> Verdict {
+    use ExpiryCondition::{Always, IfEarlier, IfLater, IfNone, IfSome, IfSomeAndEarlier};
+    let running = Running::fresh(host)?;
+    assert_eq!(running.call().expire("n", Some(FAR), Always).one()?.applied, 0, "there is no counter");
+    running.add("n", 7)?;
+    let steps = [
+        (None, Always, 0, -1),
+        (Some(FAR), IfSome, 0, -1),
+        (Some(FAR), IfLater, 0, -1),
+        (Some(FAR), IfSomeAndEarlier, 0, -1),
+        (Some(FARTHER), IfEarlier, 1, FARTHER.0 as i64),
+        (Some(FAR), IfNone, 0, FARTHER.0 as i64),
+        (Some(FARTHER), IfLater, 0, FARTHER.0 as i64),
+        (Some(FARTHER), IfEarlier, 0, FARTHER.0 as i64),
+        (Some(FAR), IfSomeAndEarlier, 1, FAR.0 as i64),
+        (Some(FARTHER), IfSomeAndEarlier, 0, FAR.0 as i64),
+        (Some(FARTHER), IfLater, 1, FARTHER.0 as i64),
+        (Some(FAR), IfSome, 1, FAR.0 as i64),
+        (Some(FAR), Always, 1, FAR.0 as i64),
+        (None, Always, 1, -1),
+        (Some(FAR), IfNone, 1, FAR.0 as i64),
+    ];
+    for (place, (at, when, applied, expiry)) in steps.into_iter().enumerate() {
+        let outcome = running.call().expire("n", at, when).one()?;
+        assert_eq!((outcome.applied, outcome.value, outcome.exists), (applied, 7, true), "step {place}");
+        assert_eq!(expiry_of(&running, "n")?, expiry, "step {place}");
+    }
+    let stats = running.stats("n")?;
+    assert_eq!(stats.reading.updated_at, stats.reading.created_at, "no value has changed");
+    assert!(running.ledger("n", 10)?.is_empty());
+    Ok(())
+}
+
+/// Expiries and what they did outlast the engine.
+pub fn an_expiry_survives_a_restart<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().add("far", 1).expire("far", Some(FAR), ALWAYS).send()?;
+    running.call().add("past", 1).expire("past", Some(PAST), ALWAYS).send()?;
+    let mut running = running;
+    for _ in 0..2 {
+        running = running.restart()?;
+        assert_eq!(expiry_of(&running, "far")?, FAR.0 as i64);
+        assert_eq!(expiry_of(&running, "past")?, 0);
+        assert!(!running.read("past")?.exists);
+    }
+    Ok(())
+}

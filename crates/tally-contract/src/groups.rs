@@ -1,0 +1,112 @@
+//! Looks and groups: what an event sees of others, and what comes between them.
+
+use std::thread;
+
+use tally_core::event::{Change, Look};
+use tally_core::outcome::Outcome;
+
+use crate::{Host, Running, Verdict};
+
+fn values(outcomes: &[Outcome]) -> Vec<(i64, i64, bool)> {
+    outcomes.iter().map(|outcome| (outcome.value, outcome.applied, outcome.exists)).collect()
+}
+
+/// Wherever it stands in a submission.
+pub fn a_look_sees_what_is_before_it_and_not_what_is_after_it<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let call = running.call().look("n", Look::Value).add("n", 1).add("n", 1).look("n", Look::Value).add("n", 1);
+    let call = call.look("n", Look::Value).look("n", Look::Expiry).delete("n").look("n", Look::Value).add("n", 9);
+    let expected = [
+        (0, 0, false),
+        (1, 1, true),
+        (2, 1, true),
+        (2, 0, true),
+        (3, 1, true),
+        (3, 0, true),
+        (-1, 0, true),
+        (0, -3, false),
+        (0, 0, false),
+        (9, 9, true),
+    ];
+    assert_eq!(values(&call.send()?), expected);
+    Ok(())
+}
+
+/// It creates nothing, and an id on it means nothing.
+pub fn a_look_changes_nothing_and_is_not_remembered<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let look = |id| running.event("n", Change::Look(Look::Value), id, None);
+    assert_eq!(values(&[look(Some("id"))?]), [(0, 0, false)]);
+    assert!(!running.read("n")?.exists);
+    assert_eq!(running.count()?, 0);
+    assert_eq!(running.add_once("id", "n", 4)?.value, 4, "the id is free");
+    let again = look(Some("id"))?;
+    assert_eq!((again.value, again.duplicate, again.refusal), (4, false, None));
+    let best_effort = running.call().best_effort().look("n", Look::Value).one()?;
+    assert_eq!(best_effort.value, 4);
+    Ok(())
+}
+
+/// A refusal within a group is one event's own affair.
+pub fn events_of_a_group_get_their_own_outcomes<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let call = running.call().add("n", 1).group(|call| call).add("n", 1);
+    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).look("n", Look::Value)).add("n", 1);
+    let outcomes = call.send()?;
+    let expected = [(1, 1, true), (2, 1, true), (3, 1, true), (4, 1, true), (4, 0, true), (4, 0, true), (5, 1, true)];
+    assert_eq!(values(&outcomes), expected);
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.refusal.is_some()).count(), 1);
+    Ok(())
+}
+
+/// Whoever else is at the same counters.
+pub fn nothing_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 60;
+    let running = Running::fresh(host)?;
+    let moves = || -> Verdict {
+        for _ in 0..ROUNDS {
+            // Takes one from here to there and looks at both: together they hold nothing, always.
+            let call = running.call().add("noise", 1);
+            let call = call.group(|call| {
+                call.add("here", -1).add("there", 1).look("here", Look::Value).look("there", Look::Value)
+            });
+            let outcomes = call.send()?;
+            assert_eq!(outcomes[1].value, outcomes[3].value);
+            assert_eq!(outcomes[2].value, outcomes[4].value);
+            assert_eq!(outcomes[3].value + outcomes[4].value, 0);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(moves)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)
+    })?;
+    assert_eq!(running.value("there")?, (THREADS * ROUNDS) as i64);
+    Ok(())
+}
+
+/// What combined increments before it come to is known before any of the group happens.
+pub fn a_group_stays_whole_where_an_earlier_increment_overflows<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("full", i64::MAX - 1).one()?;
+    let call = running.call().add_times("full", 1, 3).group(|call| {
+        call.add("other", 1).look("full", Look::Value).look("other", Look::Value).add("other", 1).add("full", -5)
+    });
+    let outcomes = call.add("other", 10).look("full", Look::Value).send()?;
+    let full = i64::MAX;
+    let expected = [
+        (full, 1, true),
+        (full, 0, true),
+        (full, 0, true),
+        (1, 1, true),
+        (full, 0, true),
+        (1, 0, true),
+        (2, 1, true),
+        (full - 5, -5, true),
+        (12, 10, true),
+        (full - 5, 0, true),
+    ];
+    assert_eq!(values(&outcomes), expected);
+    Ok(())
+}
