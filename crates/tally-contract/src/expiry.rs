@@ -15,7 +15,7 @@ const FARTHER: Millis = Millis(FAR.0 + 1);
 const ALWAYS: ExpiryCondition = ExpiryCondition::Always;
 
 fn expiring(at: Millis, only_if_none: bool) -> Option<Details> {
-    Some(Details { expiry: Some(AddExpiry { at, only_if_none }), ..Details::default() })
+    Some(Details { expiry: Some(AddExpiry { at: Some(at), only_if_none }), ..Details::default() })
 }
 
 fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failure> {
