@@ -4,7 +4,7 @@ use tally_core::time::Millis;
 
 use super::clients::Client;
 use super::door::Door;
-use super::errors::{NOT_AN_INTEGER, SYNTAX};
+use super::errors::{NOT_AN_INTEGER, SYNTAX, shown};
 use super::reply::{Reply, Version};
 use super::session::Session;
 use super::turn::Turn;
@@ -50,14 +50,11 @@ fn authenticate(user: &[u8], reply: &mut Reply<'_>) {
 
 /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
 pub fn hello(client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) {
-    match greeted(args) {
-        Ok(Greeting { version, name }) => {
+    match greeted(client, args) {
+        Ok(version) => {
             if let Some(version) = version {
                 session.version = version;
                 client.set_version(number(version));
-            }
-            if let Some(name) = name {
-                client.set_name(name);
             }
             let version = session.version;
             turn.reply(version, |reply| welcome(client, version, reply));
@@ -73,12 +70,8 @@ fn number(version: Version) -> u8 {
     }
 }
 
-struct Greeting<'a> {
-    version: Option<Version>,
-    name: Option<&'a [u8]>,
-}
-
-fn greeted(args: Args<'_>) -> Result<Greeting<'_>, String> {
+/// The version that was asked for. As in Redis, a name is taken at once, even if something after it is wrong.
+fn greeted(client: &Client, args: Args<'_>) -> Result<Option<Version>, String> {
     let version = match args.get(1).map(integer) {
         None => None,
         Some(Some(2)) => Some(Version::V2),
@@ -86,7 +79,6 @@ fn greeted(args: Args<'_>) -> Result<Greeting<'_>, String> {
         Some(Some(_)) => return Err("NOPROTO unsupported protocol version".to_owned()),
         Some(None) => return Err("ERR Protocol version is not an integer or out of range".to_owned()),
     };
-    let mut name = None;
     let mut options = args.iter().skip(2);
     while let Some(word) = options.next() {
         let left = options.len();
@@ -97,15 +89,16 @@ fn greeted(args: Args<'_>) -> Result<Greeting<'_>, String> {
                 return Err(WRONG_PASSWORD.to_owned());
             }
         } else if word.eq_ignore_ascii_case(b"SETNAME") && left >= 1 {
-            name = options.next();
+            let name = options.next().unwrap_or_default();
+            if !is_name(name) {
+                return Err(BAD_NAME.to_owned());
+            }
+            client.set_name(name);
         } else {
-            return Err(format!("ERR Syntax error in HELLO option '{}'", String::from_utf8_lossy(word)));
+            return Err(format!("ERR Syntax error in HELLO option '{}'", shown(word)));
         }
     }
-    match name {
-        Some(name) if !is_name(name) => Err(BAD_NAME.to_owned()),
-        _ => Ok(Greeting { version, name }),
-    }
+    Ok(version)
 }
 
 fn welcome(client: &Client, version: Version, reply: &mut Reply<'_>) {
@@ -156,14 +149,14 @@ pub fn switch(word: &[u8], reply: &mut Reply<'_>) {
 
 /// `CLIENT SETINFO`.
 pub fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Reply<'_>) {
-    let shown = String::from_utf8_lossy(attribute).to_lowercase();
-    let set: fn(&Client, &[u8]) = match shown.as_str() {
+    let name = String::from_utf8_lossy(attribute).to_lowercase();
+    let set: fn(&Client, &[u8]) = match name.as_str() {
         "lib-name" => Client::set_library,
         "lib-ver" => Client::set_library_version,
-        _ => return reply.error(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(attribute))),
+        _ => return reply.error(format!("ERR Unrecognized option '{}'", shown(attribute))),
     };
     if !is_name(value) {
-        return reply.error(format!("ERR {shown} cannot contain spaces, newlines or special characters."));
+        return reply.error(format!("ERR {name} cannot contain spaces, newlines or special characters."));
     }
     set(client, value);
     reply.ok();
@@ -178,7 +171,7 @@ pub fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
             let kind = args.get(3).unwrap_or_default();
             let known: [&[u8]; 5] = [b"normal", b"master", b"replica", b"slave", b"pubsub"];
             if !known.iter().any(|name| kind.eq_ignore_ascii_case(name)) {
-                return reply.error(format!("ERR Unknown client type '{}'", String::from_utf8_lossy(kind)));
+                return reply.error(format!("ERR Unknown client type '{}'", shown(kind)));
             }
             wanted.retain(|_| kind.eq_ignore_ascii_case(b"normal"));
         }
@@ -195,10 +188,16 @@ pub fn list(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
 }
 
 /// `FUNCTION FLUSH`: there are no functions to forget.
-pub fn flush_functions(how: Option<&[u8]>, reply: &mut Reply<'_>) {
-    match how {
-        None => reply.ok(),
-        Some(how) if how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC") => reply.ok(),
-        Some(_) => reply.error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option"),
+pub fn flush_functions(args: Args<'_>, reply: &mut Reply<'_>) {
+    let is_known = |how: &[u8]| how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC");
+    match (args.len(), args.get(2)) {
+        (2, _) => reply.ok(),
+        (3, Some(how)) if is_known(how) => reply.ok(),
+        (3, _) => reply.error("ERR FUNCTION FLUSH only supports SYNC|ASYNC option"),
+        _ => {
+            let name = shown(args.get(1).unwrap_or_default());
+            let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try FUNCTION HELP.");
+            reply.error(text);
+        }
     }
 }

@@ -25,6 +25,11 @@ pub fn failure(failure: &Failure) -> String {
     }
 }
 
+/// What a client sent, repeated in an error: none of it from the first zero byte on, because Redis prints it as C does.
+pub fn shown(word: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(word.split(|byte| *byte == 0).next().unwrap_or_default())
+}
+
 /// An expiry that lies outside of time.
 pub fn invalid_expiry(command: &str) -> String {
     format!("ERR invalid expire time in '{command}' command")

@@ -31,6 +31,7 @@ pub enum Next {
 pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
+        Err(text) if args.name().eq_ignore_ascii_case(b"EXEC") => return misspoken_exec(client, session, turn, &text),
         Err(text) => return refused(session, turn, text),
     };
     if session.transaction.is_some() && !ends_transaction(spec.id) {
@@ -79,6 +80,16 @@ fn refused(session: &mut Session, turn: &mut Turn, text: impl AsRef<[u8]>) -> Ne
     Next::Go
 }
 
+/// An `EXEC` with arguments drops the transaction, as in Redis.
+fn misspoken_exec(client: &Client, session: &mut Session, turn: &mut Turn, text: &[u8]) -> Next {
+    session.transaction = None;
+    client.set_queueing(false);
+    let text = String::from_utf8_lossy(text.strip_prefix(b"ERR ").unwrap_or(text));
+    let text = format!("EXECABORT Transaction discarded because of: {text}");
+    turn.reply(session.version, |reply| reply.error(text));
+    Next::Go
+}
+
 /// Commands that are carried out although a transaction is being queued.
 fn ends_transaction(command: Command) -> bool {
     matches!(command, Command::Exec | Command::Discard | Command::Multi | Command::Quit | Command::Reset)
@@ -106,7 +117,8 @@ fn discard(client: &Client, session: &mut Session, turn: &mut Turn) -> Next {
 }
 
 fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) -> Next {
-    if Slow::read(spec.id, args).is_some() {
+    // Replies after a change of the protocol would be of another version than those before.
+    if spec.id == Command::Hello || Slow::read(spec.id, args).is_some() {
         return refused(session, turn, NOT_IN_TRANSACTION);
     }
     let Some(transaction) = &mut session.transaction else { return Next::Go };
@@ -246,7 +258,7 @@ fn answer_subcommand(door: &Door, client: &Client, spec: &'static Spec, args: Ar
         Command::ConfigGet => settings::get(door, args, reply),
         Command::ConfigSet => settings::set(door, args, reply),
         Command::ConfigResetStat => reply.ok(),
-        Command::FunctionFlush => about::flush_functions(args.get(2), reply),
+        Command::FunctionFlush => about::flush_functions(args, reply),
         Command::ClientHelp | Command::CommandHelp | Command::ConfigHelp | Command::FunctionHelp => {
             commands::help(reply, spec);
         }

@@ -11,7 +11,7 @@ use tally_core::surface::Durability;
 use tally_core::time::Millis;
 
 use super::commands::Command;
-use super::errors::{NOT_AN_INTEGER, SYNTAX, invalid_expiry};
+use super::errors::{NOT_AN_INTEGER, SYNTAX, invalid_expiry, shown};
 use super::plan::{Clock, Plan};
 use super::wire::{Args, integer};
 use crate::admission;
@@ -295,7 +295,7 @@ fn expire<'a>(args: Args<'a>, unit: Unit, base: Millis, command: &str) -> Result
         let options: [(&[u8], &mut bool); 4] = [(b"NX", &mut nx), (b"XX", &mut xx), (b"GT", &mut gt), (b"LT", &mut lt)];
         match options.into_iter().find(|(name, _)| word.eq_ignore_ascii_case(name)) {
             Some((_, flag)) => *flag = true,
-            None => return Err(format!("ERR Unsupported option {}", String::from_utf8_lossy(word)).into()),
+            None => return Err(format!("ERR Unsupported option {}", shown(word)).into()),
         }
     }
     let when = match (nx, xx, gt, lt) {

@@ -1,6 +1,7 @@
 //! `CONFIG`: the settings that tools ask for, told in the words of Redis.
 
 use super::door::Door;
+use super::errors::shown;
 use super::glob::{Case, matches};
 use super::reply::Reply;
 use super::wire::Args;
@@ -42,7 +43,7 @@ pub fn set(door: &Door, args: Args<'_>, reply: &mut Reply<'_>) {
     let settings = all(door);
     let mut pairs = args.iter().skip(2);
     while let Some(name) = pairs.next() {
-        let shown = String::from_utf8_lossy(name);
+        let shown = shown(name);
         let Some((_, current)) = settings.iter().find(|(known, _)| name.eq_ignore_ascii_case(known.as_bytes())) else {
             return reply.error(format!("ERR Unknown option or number of arguments for CONFIG SET - '{shown}'"));
         };
