@@ -8,9 +8,11 @@ SHELL := bash
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
 SEEDS ?= 2000
+REDIS_COMMANDS ?= 1000000
 # Inputs of the fuzz test: `make fuzz FUZZ_ROUNDS=1000000`.
 FUZZ_ROUNDS ?= 20000000
 
+comma := ,
 say = @printf '\n== %s\n' '$(1)'
 
 # Makes sure that commands exist. Each pair is command:package. Installs as root, otherwise says what is missing.
@@ -36,9 +38,10 @@ test: test-tools lint ## Everything that must pass before a change goes in
 	$(call say,tests)
 	@cargo test --workspace --locked
 
-test-long: test-tools ## The same tests with 100 kill -9 cycles and thousands of crash seeds
-	$(call say,tests: $(KILL_CYCLES) kill cycles and $(SEEDS) seeds)
-	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) cargo test --workspace --locked
+test-long: test-tools ## The same tests with 100 kill -9 cycles, thousands of crash seeds and a million Redis commands
+	$(call say,tests: $(KILL_CYCLES) kill cycles$(comma) $(SEEDS) seeds and $(REDIS_COMMANDS) Redis commands)
+	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) TALLY_REDIS_COMMANDS=$(REDIS_COMMANDS) \
+		cargo test --workspace --locked
 
 fuzz: rust-tools ## Mutated requests for the RESP parser, others each time
 	$(call say,fuzz: $(FUZZ_ROUNDS) rounds)

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod redis;
+pub mod resp;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -25,10 +28,10 @@ pub fn tally() -> Command {
     command
 }
 
-/// `tally serve` on a free port.
+/// `tally serve` on free ports.
 pub fn serve(data: &Path) -> Command {
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0"]);
+    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
     command
 }
 
@@ -37,6 +40,8 @@ pub struct Server {
     child: Child,
     /// `http://127.0.0.1:PORT`.
     pub base: String,
+    /// `127.0.0.1:PORT`, where it speaks the protocol of Redis; empty if nowhere.
+    pub resp: String,
     stderr: Receiver<String>,
     seen: String,
     _own_data: Option<TempDir>,
@@ -72,7 +77,8 @@ impl Server {
             // Lines go nowhere once the test has seen enough.
             errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
         });
-        let mut server = Server { child, base: String::new(), stderr, seen: String::new(), _own_data: None };
+        let (base, resp, seen) = Default::default();
+        let mut server = Server { child, base, resp, stderr, seen, _own_data: None };
         let mut out = BufReader::new(server.child.stdout.take().unwrap());
         let mut said = String::new();
         while !said.contains("  try") {
@@ -83,6 +89,8 @@ impl Server {
         }
         let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
         server.base = listening.trim().to_owned();
+        let redis = said.lines().find_map(|line| line.trim().strip_prefix("and redis on")).unwrap_or_default();
+        server.resp = redis.trim().trim_start_matches("redis://").to_owned();
         server
     }
 

@@ -1,4 +1,6 @@
-//! Starts a real Redis of its own and talks to it in bytes.
+//! Starts a real Redis of its own and talks to it in bytes. For tests of the server and for those inside it.
+
+#![allow(dead_code, reason = "each test uses its own part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -7,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// A running Redis that asks for a password. Dropping it kills it.
+/// A running Redis. Dropping it kills it.
 pub struct Redis {
     child: Child,
     dir: TempDir,
@@ -17,11 +19,17 @@ pub struct Redis {
 pub const AUTH: &[u8] = b"AUTH secret\r\n";
 
 impl Redis {
-    /// A Redis without data, ready.
+    /// A Redis without data that asks for a password, ready.
     pub fn start() -> Redis {
+        Redis::start_with(&["--requirepass", "secret"])
+    }
+
+    /// A Redis without data and with these settings, ready.
+    pub fn start_with(settings: &[&str]) -> Redis {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--requirepass", "secret"])
+            .args(["--port", "0", "--save", "", "--appendonly", "no"])
+            .args(settings)
             .arg("--unixsocket")
             .arg(dir.path().join("socket"))
             .arg("--dir")
@@ -41,9 +49,14 @@ impl Redis {
         Redis { child, dir }
     }
 
+    /// A new connection.
+    pub fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.dir.path().join("socket")).unwrap()
+    }
+
     /// Everything that a new connection answers to these bytes until it is closed.
     pub fn answer(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut stream = UnixStream::connect(self.dir.path().join("socket")).unwrap();
+        let mut stream = self.connect();
         let mut writer = stream.try_clone().unwrap();
         let bytes = bytes.to_vec();
         // Redis may close before it has read everything, so errors here say nothing.

@@ -3,4 +3,5 @@
 mod fuzz;
 mod like_redis;
 pub mod naive;
+#[path = "../../../tests/harness/redis.rs"]
 mod redis;

@@ -1,0 +1,21 @@
+//! The Redis front door: beside a real Redis, among crashes, and together with the other front door.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+
+mod cases;
+mod draw;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod increx;
+mod like_redis;
+
+/// A number from the environment of the tests.
+fn number_from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, not a number")))
+}
+
+/// The seed to run: the one that was asked for, or another each time.
+fn seed() -> u64 {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    number_from_env("TALLY_SEED").unwrap_or(clock)
+}
