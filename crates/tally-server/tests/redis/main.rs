@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod cases;
+mod crash;
 mod draw;
 #[path = "../harness/mod.rs"]
 mod harness;
@@ -14,8 +15,12 @@ fn number_from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, not a number")))
 }
 
+/// The time, in milliseconds since 1970.
+fn clock_ms() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
 /// The seed to run: the one that was asked for, or another each time.
 fn seed() -> u64 {
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
-    number_from_env("TALLY_SEED").unwrap_or(clock)
+    number_from_env("TALLY_SEED").unwrap_or_else(clock_ms)
 }

@@ -1,0 +1,202 @@
+//! The kill test over the Redis protocol: nothing that a reply told is ever taken back.
+//!
+//! Clients send increments in pipelines while the server is killed again and again. An increment has no id here, so one
+//! that got no reply may have counted or not; but every reply is a promise. `TALLY_KILL_CYCLES` says how often the
+//! server is killed, `TALLY_KILL_SEED` at which moments.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use tally_sim::rng::Rng;
+
+use crate::harness::resp::{Reply, Resp, array};
+use crate::harness::{Server, pause, run, tally};
+use crate::{clock_ms, number_from_env};
+
+const CLIENTS: u64 = 8;
+const CYCLES_DEFAULT: u64 = 5;
+
+/// What one client was told.
+struct Told {
+    client: u64,
+    rng: Rng,
+    /// The last value of its own counter, and how many increments of it were sent.
+    own: i64,
+    own_sent: i64,
+    /// Every value of the shared counter that an increment was answered with.
+    hot: Vec<i64>,
+    hot_sent: i64,
+    /// The highest value of the shared counter that it has seen.
+    hot_seen: i64,
+    /// The last value of the two counters that it only changes together.
+    both: i64,
+}
+
+impl Told {
+    fn new(client: u64, seed: u64) -> Told {
+        let rng = Rng::new(seed ^ (client << 32));
+        Told { client, rng, own: 0, own_sent: 0, hot: Vec::new(), hot_sent: 0, hot_seen: 0, both: 0 }
+    }
+
+    /// Sends one pipeline and reads what it is told, as far as that comes.
+    fn pipeline(&mut self, resp: &mut Resp) -> io::Result<()> {
+        let client = self.client;
+        let mut bytes = Vec::new();
+        let kinds: Vec<u64> = (0..=self.rng.below(100)).map(|_| self.rng.below(8)).collect();
+        for kind in &kinds {
+            let lines = match kind {
+                0 => vec!["GET hot".to_owned()],
+                1 => vec!["MULTI".into(), format!("INCR a:{client}"), format!("INCR b:{client}"), "EXEC".into()],
+                2..=4 => vec![format!("INCR own:{client}")],
+                _ => vec!["INCR hot".to_owned()],
+            };
+            lines.iter().for_each(|line| bytes.extend(array(&line.split(' ').collect::<Vec<_>>())));
+        }
+        self.own_sent += kinds.iter().filter(|kind| matches!(kind, 2..=4)).count() as i64;
+        self.hot_sent += kinds.iter().filter(|kind| **kind > 4).count() as i64;
+        resp.send(&bytes)?;
+        kinds.iter().try_for_each(|kind| self.hear(*kind, resp))
+    }
+
+    fn hear(&mut self, kind: u64, resp: &mut Resp) -> io::Result<()> {
+        match kind {
+            0 => {
+                let seen = match resp.reply()? {
+                    Reply::Line(_) => 0,
+                    value => value.number(),
+                };
+                assert!(seen >= self.hot_seen, "hot was {} and is {seen}", self.hot_seen);
+                self.hot_seen = seen;
+            }
+            1 => {
+                let replies: Vec<_> = (0..4).map(|_| resp.reply()).collect::<io::Result<_>>()?;
+                let values: Vec<_> = replies[3].items().iter().map(Reply::number).collect();
+                assert!(values.len() == 2 && values[0] == values[1] && values[0] > self.both, "{values:?}");
+                self.both = values[0];
+            }
+            2..=4 => {
+                let value = resp.reply()?.number();
+                assert!(self.own < value && value <= self.own_sent, "own was {} and is {value}", self.own);
+                self.own = value;
+            }
+            _ => {
+                let value = resp.reply()?.number();
+                assert!(value > self.hot_seen, "hot was {} and is {value}", self.hot_seen);
+                self.hot_seen = value;
+                self.hot.push(value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends until told to stop, to wherever the server is.
+fn send_until(stop: &AtomicBool, address: &RwLock<String>, client: u64, seed: u64) -> Told {
+    let mut told = Told::new(client, seed);
+    while !stop.load(SeqCst) {
+        let to = address.read().unwrap().clone();
+        let Ok(mut resp) = Resp::try_to(&to) else {
+            pause(Duration::from_millis(2));
+            continue;
+        };
+        while !stop.load(SeqCst) && told.pipeline(&mut resp).is_ok() {}
+    }
+    told
+}
+
+fn assert_kept(server: &Server, told: &[Told]) {
+    let mut resp = Resp::to(server);
+    let mut value = |key: String| resp.call(&["INCRBY", &key, "0"]).number();
+    for client in told {
+        let own = value(format!("own:{}", client.client));
+        assert!((client.own..=client.own_sent).contains(&own), "own:{} is {own}", client.client);
+        let [a, b] = ["a", "b"].map(|name| value(format!("{name}:{}", client.client)));
+        assert!(a == b && a >= client.both, "changed together: {a}, {b}, and {} was told", client.both);
+    }
+    let hot = value("hot".into());
+    let all: Vec<i64> = told.iter().flat_map(|client| client.hot.iter().copied()).collect();
+    let distinct: BTreeSet<i64> = all.iter().copied().collect();
+    assert_eq!(distinct.len(), all.len(), "no two increments are told the same value");
+    let sent: i64 = told.iter().map(|client| client.hot_sent).sum();
+    let highest = distinct.last().copied().unwrap_or_default();
+    assert!((highest..=sent).contains(&hot), "hot is {hot}, {highest} was told and {sent} were sent");
+}
+
+#[test]
+fn no_reply_is_taken_back_however_often_the_server_is_killed() {
+    let cycles = number_from_env("TALLY_KILL_CYCLES").unwrap_or(CYCLES_DEFAULT);
+    let seed = number_from_env("TALLY_KILL_SEED").unwrap_or_else(clock_ms);
+    println!("{cycles} cycles, TALLY_KILL_SEED={seed}");
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let mut server = Server::start_in(&data);
+    let (stop, address) = (AtomicBool::new(false), RwLock::new(server.resp.clone()));
+    let (server, told) = std::thread::scope(|scope| {
+        let send = |client| send_until(&stop, &address, client, seed);
+        let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || send(client))).collect();
+        let mut rng = Rng::new(seed);
+        for _ in 0..cycles {
+            pause(Duration::from_millis(20 + rng.below(250)));
+            server.kill();
+            server = Server::start_in(&data);
+            address.write().unwrap().clone_from(&server.resp);
+        }
+        pause(Duration::from_millis(100));
+        stop.store(true, SeqCst);
+        (server, clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>())
+    });
+    let replies: usize = told.iter().map(|client| client.hot.len()).sum();
+    println!("{replies} increments of the shared counter were answered");
+    assert!(replies as u64 >= cycles * CLIENTS, "too few got through to mean anything: {replies}");
+    assert_kept(&server, &told);
+    server.kill();
+    let checked = run(tally().arg("check").arg(&data));
+    assert_eq!(checked.code, 0, "{}", checked.err);
+}
+
+#[test]
+fn expiries_survive_a_kill_and_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start_in(dir.path());
+    let mut resp = Resp::to(&server);
+    let at = clock_ms() as i64 + 1_000_000_123;
+    for line in [
+        &format!("set exact 1 pxat {at}"),
+        "set relative 2 ex 1000",
+        &format!("increx window ubound 5 pxat {at} enx"),
+        "set kept 3 ex 1000",
+        "persist kept",
+        "set soon 4 px 1500",
+        "set gone 5 px 1",
+        "set counted 6 ex 1000",
+        "incr counted",
+    ] {
+        assert_eq!(resp.say(line).error(), "", "{line}");
+    }
+    let moments = |resp: &mut Resp| {
+        ["exact", "relative", "window", "kept", "counted"].map(|key| resp.call(&["PEXPIRETIME", key]).number())
+    };
+    let before = moments(&mut resp);
+    assert_eq!((before[0], before[2], before[3]), (at, at, -1));
+    for restart in 0..2 {
+        if restart == 0 {
+            server.kill();
+        } else {
+            assert!(server.terminate().success());
+        }
+        server = Server::start_in(dir.path());
+        resp = Resp::to(&server);
+        assert_eq!(moments(&mut resp), before, "restart {restart}");
+        assert_eq!(resp.say("exists gone exact relative window kept counted"), Reply::Integer(5));
+        assert_eq!(resp.say("get counted").number(), 7);
+    }
+    while resp.say("exists soon") == Reply::Integer(1) {
+        assert!(resp.say("pttl soon").number() <= 1500);
+        pause(Duration::from_millis(20));
+    }
+    assert_eq!(resp.say("incr soon"), Reply::Integer(1), "a new counter begins");
+    assert_eq!(resp.say("ttl soon"), Reply::Integer(-1));
+}
