@@ -8,14 +8,18 @@
 
 mod harness;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use harness::{Answer, Client, Server, run, serve, tally, write};
+use harness::resp::{Reply, Resp, array};
+use harness::{Answer, Client, Server, pause, run, serve, tally, write};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Fails flushes with EIO while `$FAIL_FLUSH` exists, and reservations of room with ENOSPC while `$FAIL_ROOM` does.
+/// Fails flushes with EIO while `$FAIL_FLUSH` exists, and reservations of room with ENOSPC while `$FAIL_ROOM` does. Holds
+/// flushes up while `$HOLD_FLUSH` exists.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,6 +38,7 @@ static int marked(const char *variable) {
 
 #define FLUSH(name)                                                     \
     int name(int fd) {                                                  \
+        while (marked("HOLD_FLUSH")) usleep(1000);                      \
         if (marked("FAIL_FLUSH")) { errno = EIO; return -1; }           \
         int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, #name);       \
         return real(fd);                                                \
@@ -82,11 +87,19 @@ impl Faults {
         self.dir.path().join("fail-room")
     }
 
-    fn start(&self) -> Server {
+    fn hold_marker(&self) -> PathBuf {
+        self.dir.path().join("hold-flush")
+    }
+
+    fn command(&self) -> Command {
         let mut command = serve(&self.data());
-        command.env("LD_PRELOAD", &self.library);
+        command.env("LD_PRELOAD", &self.library).env("HOLD_FLUSH", self.hold_marker());
         command.env("FAIL_FLUSH", self.flush_marker()).env("FAIL_ROOM", self.room_marker());
-        Server::start_with(command)
+        command
+    }
+
+    fn start(&self) -> Server {
+        Server::start_with(self.command())
     }
 
     fn check(&self) {
@@ -217,4 +230,104 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
     server.kill();
     faults.check();
     assert_eq!(faults.start().value(&key), counted + 1);
+}
+
+#[test]
+fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
+    let faults = Faults::new();
+    let mut server = faults.start();
+    let mut resp = Resp::to(&server);
+    let mut idle = Resp::to(&server);
+    assert_eq!((resp.say("INCR a"), idle.say("INCR a")), (Reply::Integer(1), Reply::Integer(2)));
+    switch_on(&faults.flush_marker());
+    resp.send(&[array(&["INCR", "a"]).repeat(100), array(&["GET", "a"])].concat()).unwrap();
+    for _ in 0..101 {
+        match resp.reply() {
+            Ok(Reply::Error(text)) => assert!(["UNKNOWN ", "ERR "].iter().any(|kind| text.starts_with(kind)), "{text}"),
+            Ok(other) => panic!("acknowledged without a flush: {other:?}"),
+            Err(_) => break,
+        }
+    }
+    // Whoever comes later gets an error or a closed connection.
+    let later = idle.send(&array(&["INCR", "a"])).and_then(|()| idle.reply());
+    assert!(later.as_ref().map_or(true, |reply| !reply.error().is_empty()), "{later:?}");
+    assert_eq!(server.exit().code(), Some(70), "{}", server.log());
+    assert!(idle.is_closed());
+    switch_off(&faults.flush_marker());
+    faults.check();
+    let recovered = Resp::to(&faults.start()).say("GET a").number();
+    assert!((2..=103).contains(&recovered), "what was acknowledged is there: {recovered}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
+    let faults = Faults::new();
+    let server = faults.start();
+    let mut resp = Resp::to(&server);
+    switch_on(&faults.room_marker());
+    let keys: Vec<String> = (0..8000).map(|i| format!("{i:0>512}")).collect();
+    let pipeline: Vec<u8> = keys.iter().flat_map(|key| array(&["INCR", key])).collect();
+    let mut counted = vec![0; keys.len()];
+    let mut send = |resp: &mut Resp| {
+        resp.send(&pipeline).unwrap();
+        let replies = counted.iter_mut().map(|count| match resp.reply().unwrap() {
+            Reply::Integer(value) => {
+                *count += 1;
+                assert_eq!(value, *count, "what was refused changed nothing");
+                false
+            }
+            refused => {
+                assert!(refused.error().starts_with("MISCONF "), "{refused:?}");
+                true
+            }
+        });
+        replies.filter(|is_refused| *is_refused).count()
+    };
+    let refused = (0..100).map(|_| send(&mut resp)).find(|refused| *refused > 0);
+    assert!(refused.is_some(), "the journal grows although there is no room");
+    assert!(resp.call(&["GET", &keys[0]]).number() > 0, "reads go on");
+    assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
+    switch_off(&faults.room_marker());
+    assert!((0..200).any(|_| send(&mut resp) == 0), "writes go on once there is room");
+    server.kill();
+    faults.check();
+    let server = faults.start();
+    let mut resp = Resp::to(&server);
+    for (key, count) in keys.iter().zip(&counted).step_by(97) {
+        assert_eq!(resp.call(&["GET", key]).number(), *count);
+    }
+}
+
+#[test]
+fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the_flush() {
+    let faults = Faults::new();
+    switch_on(&faults.hold_marker());
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut command = faults.command();
+    command.args(["--resp", &address]);
+    let (server, mut resp) = std::thread::scope(|scope| {
+        let server = scope.spawn(|| Server::start_with(command));
+        let mut resp = loop {
+            match Resp::try_to(&address) {
+                Ok(resp) => break resp,
+                Err(_) => pause(Duration::from_millis(5)),
+            }
+        };
+        for line in ["INCR a", "GET a", "DBSIZE", "SCAN 0"] {
+            assert_eq!(resp.say(line).error(), "LOADING Redis is loading the dataset in memory", "{line}");
+        }
+        assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
+        switch_off(&faults.hold_marker());
+        (server.join().unwrap(), resp)
+    });
+    assert_eq!(resp.say("INCR a"), Reply::Integer(1));
+
+    switch_on(&faults.hold_marker());
+    let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
+    writer.send(&array(&["INCR", "a"])).unwrap();
+    assert!(!writer.answers_within(Duration::from_millis(200)), "an increment that is not flushed is not told");
+    reader.send(&array(&["GET", "a"])).unwrap();
+    assert!(!reader.answers_within(Duration::from_millis(200)), "nor is it read");
+    switch_off(&faults.hold_marker());
+    assert_eq!((writer.reply().unwrap().number(), reader.reply().unwrap().number()), (2, 2));
 }

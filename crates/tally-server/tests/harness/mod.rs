@@ -31,7 +31,8 @@ pub fn tally() -> Command {
 /// `tally serve` on free ports.
 pub fn serve(data: &Path) -> Command {
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
+    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0"]);
+    command.env("TALLY_RESP", "127.0.0.1:0");
     command
 }
 

@@ -5,6 +5,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use super::{PATIENCE, Server};
 
@@ -91,11 +92,26 @@ pub fn array(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
     bytes
 }
 
-/// A connection that speaks the protocol.
-pub struct Resp {
-    reader: BufReader<Box<dyn Read + Send>>,
-    writer: Box<dyn Write + Send>,
+/// A socket of either kind.
+trait Socket: Read + Write + Send {
+    /// How long a read waits.
+    fn wait_at_most(&self, time: Duration) -> io::Result<()>;
 }
+
+impl Socket for TcpStream {
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+}
+
+impl Socket for UnixStream {
+    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time))
+    }
+}
+
+/// A connection that speaks the protocol.
+pub struct Resp(BufReader<Box<dyn Socket>>);
 
 impl Resp {
     /// A connection to a Tally.
@@ -107,24 +123,24 @@ impl Resp {
     pub fn try_to(address: &str) -> io::Result<Resp> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Resp { writer: Box::new(stream.try_clone()?), reader: BufReader::new(Box::new(stream)) })
+        stream.wait_at_most(PATIENCE)?;
+        Ok(Resp(BufReader::new(Box::new(stream))))
     }
 
     /// A connection over this socket.
     pub fn over(stream: UnixStream) -> Resp {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Resp { writer: Box::new(stream.try_clone().unwrap()), reader: BufReader::new(Box::new(stream)) }
+        stream.wait_at_most(PATIENCE).unwrap();
+        Resp(BufReader::new(Box::new(stream)))
     }
 
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.writer.write_all(bytes)
+        self.0.get_mut().write_all(bytes)
     }
 
     /// The next reply.
     pub fn reply(&mut self) -> io::Result<Reply> {
-        Reply::read(&mut self.reader)
+        Reply::read(&mut self.0)
     }
 
     /// One request and its reply.
@@ -140,6 +156,17 @@ impl Resp {
 
     /// Whether the other side has closed, and nothing else is to be read.
     pub fn is_closed(&mut self) -> bool {
-        matches!(self.reader.fill_buf(), Ok([]))
+        match self.0.fill_buf() {
+            Ok(bytes) => bytes.is_empty(),
+            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        }
+    }
+
+    /// Whether something arrives within this time.
+    pub fn answers_within(&mut self, time: Duration) -> bool {
+        self.0.get_ref().wait_at_most(time).unwrap();
+        let arrived = self.0.fill_buf().is_ok();
+        self.0.get_ref().wait_at_most(PATIENCE).unwrap();
+        arrived
     }
 }

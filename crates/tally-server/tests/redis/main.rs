@@ -9,6 +9,7 @@ mod draw;
 mod harness;
 mod increx;
 mod like_redis;
+mod together;
 
 /// A number from the environment of the tests.
 fn number_from_env(name: &str) -> Option<u64> {
