@@ -11,6 +11,8 @@ pub struct Draw {
     pub rng: Rng,
     /// Whether expiries may lie in the past.
     pub lapsing: bool,
+    /// What keys end with, so that connections have their own.
+    pub suffix: String,
 }
 
 /// Keys with this prefix expire at moments that are given as such, so that the moments can be compared exactly.
@@ -40,6 +42,13 @@ impl Draw {
 
     /// A key, one of few.
     pub fn key(&mut self) -> Vec<u8> {
+        let mut key = self.short_key();
+        key.truncate(512 - self.suffix.len());
+        key.extend_from_slice(self.suffix.as_bytes());
+        key
+    }
+
+    fn short_key(&mut self) -> Vec<u8> {
         match self.below(40) {
             0 => b"\x00\xff\r\n \"k".to_vec(),
             1 => vec![b'x'; 512],

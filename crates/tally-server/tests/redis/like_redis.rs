@@ -143,7 +143,7 @@ impl Run {
         let (redis, server) = (Redis::start_with(&["--databases", "1"]), Server::start());
         let pair = || Pair { redis: Resp::over(redis.connect()), tally: Resp::to(&server), queue: None };
         let (pairs, aside) = ((0..CONNECTIONS).map(|_| pair()).collect(), pair());
-        let draw = Draw { rng: Rng::new(seed), lapsing };
+        let draw = Draw { rng: Rng::new(seed), lapsing, suffix: String::new() };
         Run { draw, pairs, aside, redis, server, seed, sent: 0, history: Vec::new() }
     }
 
@@ -153,15 +153,15 @@ impl Run {
                 0 => self.walk(),
                 1 => self.random_key(),
                 2 if self.draw.lapsing => self.lapse(),
+                3..=5 => self.pipelines_at_once(),
                 _ => self.pipeline(),
             }
         }
         self.compare_everything();
     }
 
-    /// A pipeline of any length on any of the connections.
-    fn pipeline(&mut self) {
-        let at = self.draw.below(CONNECTIONS as u64) as usize;
+    /// Draws a pipeline of any length for one of the connections: its bytes, and what to expect.
+    fn draw_pipeline(&mut self, at: usize) -> (Vec<u8>, Vec<Expected>) {
         let longest = self.draw.pick(&[1, 5, 30, 200]);
         let mut bytes = Vec::new();
         let mut expected = Vec::new();
@@ -170,6 +170,33 @@ impl Run {
             bytes.extend(self.written(&next.words));
             expected.push(next);
         }
+        (bytes, expected)
+    }
+
+    /// Pipelines on all connections at the same time, each with keys of its own.
+    fn pipelines_at_once(&mut self) {
+        let mut all = Vec::new();
+        for at in 0..CONNECTIONS {
+            let Pair { redis, tally, queue } = &mut self.pairs[at];
+            if queue.take().is_some() {
+                assert_eq!(tally.say("DISCARD"), redis.say("DISCARD"), "TALLY_SEED={}", self.seed);
+            }
+            self.draw.suffix = format!("@{at}");
+            all.push(self.draw_pipeline(at));
+        }
+        self.draw.suffix.clear();
+        for (at, (bytes, _)) in all.iter().enumerate() {
+            self.pairs[at].tally.send(bytes).unwrap();
+        }
+        for (at, (_, expected)) in all.into_iter().enumerate() {
+            self.expect(at, expected);
+        }
+    }
+
+    /// A pipeline on any of the connections, after which it may quit.
+    fn pipeline(&mut self) {
+        let at = self.draw.below(CONNECTIONS as u64) as usize;
+        let (mut bytes, mut expected) = self.draw_pipeline(at);
         let quits = self.draw.one_in(50);
         if quits {
             bytes.extend_from_slice(b"QUIT\r\nINCR hot\r\n");
@@ -198,13 +225,15 @@ impl Run {
         let words = loop {
             let words = self.draw.command();
             let name = words[0].to_ascii_lowercase();
-            let stays_out = matches!(name.as_slice(), b"scan" | b"dbsize" | b"flushall" | b"flushdb" | b"hello");
+            let is_about_all = matches!(name.as_slice(), b"scan" | b"dbsize" | b"flushall" | b"flushdb");
+            let stays_out = is_about_all || name == b"hello";
             // What has expired may be counted until it is swept, and here that would be at another time.
             let counts = name == b"dbsize" && self.draw.lapsing;
             // These tell about the server.
             let tells = (name == b"command" && words.len() == 1)
                 || (name == b"client" && words.len() == 2 && words[1] == b"list");
-            if !tells && !counts && !(queues && (stays_out || is_refused(&words))) {
+            let is_alone = !is_about_all || self.draw.suffix.is_empty();
+            if is_alone && !tells && !counts && !(queues && (stays_out || is_refused(&words))) {
                 break words;
             }
         };

@@ -122,3 +122,25 @@ fn pipelines_over_namespaces_of_every_consistency_are_answered_in_order() {
     let server = Server::start_in(&dir.path().join("data"));
     assert_eq!((server.value("views:1"), server.value("likes:1")), (200, 200));
 }
+
+#[test]
+fn the_replies_of_a_deep_pipeline_keep_their_order_across_reads_walks_and_turns() {
+    const DEPTH: i64 = 30_000;
+    let server = Server::start();
+    let mut resp = Resp::to(&server);
+    let mut bytes = Vec::new();
+    for number in 1..=DEPTH {
+        bytes.extend(array(&["INCR", "a"]));
+        if number % 1000 == 0 {
+            bytes.extend(array(&["DBSIZE"]));
+            bytes.extend(array(&["GET", "a"]));
+        }
+    }
+    resp.send(&bytes).unwrap();
+    for number in 1..=DEPTH {
+        assert_eq!(resp.reply().unwrap(), Reply::Integer(number));
+        if number % 1000 == 0 {
+            assert_eq!((resp.reply().unwrap(), resp.reply().unwrap().number()), (Reply::Integer(1), number));
+        }
+    }
+}
