@@ -139,7 +139,7 @@ impl Draw {
                 self.words("getset", vec![key, value])
             }
             54..=66 => self.set(key),
-            67..=77 => self.expire(key),
+            67..=77 => self.expire(&key),
             78..=87 => {
                 let name = self.pick(&["ttl", "pttl", "expiretime", "pexpiretime", "persist"]);
                 self.words(name, vec![key])
@@ -207,12 +207,12 @@ impl Draw {
         self.words("set", rest)
     }
 
-    fn expire(&mut self, key: Vec<u8>) -> Words {
+    fn expire(&mut self, key: &[u8]) -> Words {
         let commands =
             [("expire", 1000, true), ("pexpire", 1, true), ("expireat", 1000, false), ("pexpireat", 1, false)];
         let from = if key.starts_with(EXACT_MOMENTS) { 2 } else { 0 };
         let (name, unit, is_relative) = self.pick(&commands[from..]);
-        let mut rest = vec![key.clone(), self.expiry(&key, unit, is_relative)];
+        let mut rest = vec![key.to_vec(), self.expiry(key, unit, is_relative)];
         for _ in 0..self.below(3) {
             let option = self.pick(&["NX", "XX", "GT", "LT"]);
             rest.push(self.cased(option));
