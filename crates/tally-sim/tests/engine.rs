@@ -357,7 +357,7 @@ fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
     let expires = Millis(world.clock.now().0 + 1_000);
-    let lasting = Details { expiry: Some(AddExpiry { at: expires, only_if_none: false }), ..Details::default() };
+    let lasting = Details { expiry: Some(AddExpiry { at: Some(expires), only_if_none: false }), ..Details::default() };
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
     let first = Event { details: Some(lasting), ..Event::add(&key, 5) };
