@@ -449,7 +449,7 @@ fn a_store_without_a_count_is_counted() {
     let store = Store::open(world.disk.disk()).unwrap();
     assert!(store.get(record::META_KEY).unwrap().is_some());
     let mut older = store.checkpoint();
-    older.write_run([(record::META_KEY, Entry::Remove)].into_iter()).unwrap();
+    older.write_run([(record::META_KEY, Entry::Remove)]).unwrap();
     older.commit(store.position()).unwrap();
     assert_eq!(store.get(record::META_KEY).unwrap(), None);
     drop(store);
