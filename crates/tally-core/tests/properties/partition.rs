@@ -140,7 +140,7 @@ proptest! {
 fn a_counter_that_was_swept_may_expire_at_the_same_moment_again() {
     let (mut model, mut beside) = (Model::default(), Beside::new(1));
     let at = Millis(1_000);
-    let details = Details { expiry: Some(AddExpiry { at, only_if_none: false }), ..Details::default() };
+    let details = Details { expiry: Some(AddExpiry { at: Some(at), only_if_none: false }), ..Details::default() };
     let event = Event { details: Some(details), ..Event::add(&drawn::keys()[0], 5) };
     for now in [Millis(999), Millis(1_001)] {
         model.apply(now, &event);

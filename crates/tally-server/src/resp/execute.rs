@@ -15,6 +15,7 @@ use super::turn::Turn;
 use super::wire::{Args, Limits, Parsed, Parser};
 use super::{about, settings};
 use crate::limits::{RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+use crate::metrics::Verb;
 
 /// What to do after a request.
 pub enum Next {
@@ -31,7 +32,10 @@ pub enum Next {
 pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
-        Err(text) => return refused(session, turn, text),
+        Err(text) => {
+            turn.count(Verb::Other, true);
+            return refused(session, turn, text);
+        }
     };
     if session.transaction.is_some() && !ends_transaction(spec.id) {
         return queue(session, spec, args, turn);
@@ -43,12 +47,14 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
             let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
             op.push(events, asker)
         });
+        turn.count(verb(spec.id), planned.is_err());
         match planned {
             Ok(plan) => turn.plan(plan),
             Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
         }
         return Next::Go;
     }
+    turn.count(verb(spec.id), false);
     client.set_last_command(spec.name);
     client.heard(asker.now);
     match spec.id {
@@ -67,6 +73,23 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
                 Next::Go
             }
         },
+    }
+}
+
+/// What a command asks for, as metrics have it.
+#[inline]
+fn verb(command: Command) -> Verb {
+    match command {
+        Command::Incr | Command::IncrBy | Command::IncrEx | Command::TallyAdd => Verb::Increment,
+        Command::Decr | Command::DecrBy => Verb::Decrement,
+        Command::Get | Command::Exists | Command::Type | Command::Ttl | Command::PTtl => Verb::Read,
+        Command::ExpireTime | Command::PExpireTime | Command::TallyRead => Verb::Read,
+        Command::MGet => Verb::Many,
+        Command::Scan | Command::DbSize | Command::RandomKey => Verb::List,
+        Command::Set | Command::GetSet => Verb::Set,
+        Command::Del | Command::Unlink | Command::GetDel | Command::FlushAll | Command::FlushDb => Verb::Delete,
+        Command::Expire | Command::PExpire | Command::ExpireAt | Command::PExpireAt | Command::Persist => Verb::Expire,
+        _ => Verb::Other,
     }
 }
 

@@ -151,6 +151,7 @@ impl Reader {
         self.worker.input_changed(self.rest.len(), bytes.len());
         if bytes.is_empty() {
             self.rest = Vec::new();
+            self.parser.trim();
         } else {
             self.rest.clear();
             self.rest.extend_from_slice(bytes);

@@ -14,6 +14,7 @@ use super::connection::Connection;
 use super::plan::Plan;
 use super::reply::{Reply, Version};
 use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS, RESP_TURN_WAITING_MAX};
+use crate::metrics::{DoorMetrics, Stopwatch, Verb};
 use crate::service::{Failure, Service};
 
 /// Commands of many connections on their way to the engine.
@@ -25,7 +26,33 @@ pub struct Turn {
     /// Replies that were known at once, in order.
     bytes: Vec<u8>,
     shares: Vec<Share>,
+    counts: Counts,
 }
+
+/// Commands by what they ask for, and since when the oldest waits.
+#[derive(Default)]
+struct Counts {
+    carried_out: [u32; Verb::ALL.len()],
+    refused: [u32; Verb::ALL.len()],
+    since: Option<Stopwatch>,
+}
+
+impl Counts {
+    fn tell(&mut self, metrics: &DoorMetrics, failed: bool) {
+        let Some(since) = self.since.take() else { return };
+        let status = if failed { FAILED } else { OK };
+        for (counts, status) in [(&mut self.carried_out, status), (&mut self.refused, REFUSED)] {
+            for (verb, count) in Verb::ALL.into_iter().zip(counts).filter(|(_, count)| **count > 0) {
+                metrics.requests(verb, status, u64::from(std::mem::take(count)), &since);
+            }
+        }
+    }
+}
+
+/// How commands are told apart in metrics, in the classes that HTTP has.
+const OK: u16 = 200;
+const REFUSED: u16 = 400;
+const FAILED: u16 = 503;
 
 /// Events that are submitted together.
 struct Segment {
@@ -60,6 +87,18 @@ impl Turn {
     /// Bytes of replies that are already known.
     pub fn reply_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Counts a command; what it asks for was understood or not.
+    #[inline]
+    pub fn count(&mut self, verb: Verb, is_refused: bool) {
+        let counts = if is_refused { &mut self.counts.refused } else { &mut self.counts.carried_out };
+        if let Some(count) = counts.get_mut(verb as usize) {
+            *count += 1;
+        }
+        if self.counts.since.is_none() {
+            self.counts.since = Some(Stopwatch::start());
+        }
     }
 
     /// Where the next command's events go; they stay together.
@@ -115,7 +154,7 @@ impl Turn {
     }
 
     /// Submits everything and answers every connection once it is settled. What is left is empty and can be used again.
-    pub async fn run(&mut self, service: &Service) {
+    pub async fn run(&mut self, service: &Service, metrics: &DoorMetrics) {
         let mut settled = Vec::with_capacity(self.segments.len());
         // A small turn is not worth waking the flusher and being woken by it: what these cost is more than what the
         // thread could do meanwhile.
@@ -142,6 +181,7 @@ impl Turn {
             settled.push(Settled { events, receipt });
         }
         self.answer(&settled);
+        self.counts.tell(metrics, settled.iter().any(|settled| settled.receipt.is_err()));
         self.plans.clear();
         self.bytes.clear();
     }

@@ -108,11 +108,13 @@ impl Worker {
         let connection = Rc::new(Connection::new(stream, Rc::clone(self), client));
         self.connections.borrow_mut().insert(id, Rc::downgrade(&connection));
         let worker = Rc::clone(self);
+        let open = self.door.metrics.connection();
         spawn_local(async move {
             session::serve(&worker, connection).await;
             worker.connections.borrow_mut().remove(&id);
             worker.door.clients.remove(id);
             worker.closed.notify_one();
+            drop(open);
         });
     }
 
@@ -142,7 +144,7 @@ impl Worker {
         let mut turn = self.turn.replace(self.spare.take());
         let commands = turn.commands();
         self.commands_under_way.set(self.commands_under_way.get() + commands);
-        turn.run(&self.door.service).await;
+        turn.run(&self.door.service, &self.door.metrics).await;
         self.commands_under_way.set(self.commands_under_way.get().saturating_sub(commands));
         self.settled.notify_waiters();
         self.spare.replace(turn);
