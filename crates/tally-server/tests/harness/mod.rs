@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod resp;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -160,14 +162,6 @@ impl Server {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let now = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         now.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-    }
-
-    /// A connection of its own for the Redis protocol, that gives up on a read after a while.
-    pub fn connect_redis(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.redis).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream
     }
 
     /// A connection of its own, that gives up on a read after a while.
