@@ -9,6 +9,7 @@ use super::reply::{Reply, Version};
 use super::session::Session;
 use super::turn::Turn;
 use super::wire::{Args, integer};
+use crate::limits::RESP_NAME_BYTES_MAX;
 
 /// The version of Redis whose replies these are.
 pub const REDIS_VERSION: &str = "7.0.15";
@@ -17,6 +18,7 @@ const NO_PASSWORD: &str = "ERR AUTH <password> called without any password confi
     sure your configuration is correct?";
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+const LONG_NAME: &str = "ERR Client names cannot be that long.";
 
 /// `TIME`: seconds and microseconds.
 pub fn time(now: Millis, reply: &mut Reply<'_>) {
@@ -103,6 +105,7 @@ fn greeted(args: Args<'_>) -> Result<Greeting<'_>, String> {
         }
     }
     match name {
+        Some(name) if name.len() > RESP_NAME_BYTES_MAX => Err(LONG_NAME.to_owned()),
         Some(name) if !is_name(name) => Err(BAD_NAME.to_owned()),
         _ => Ok(Greeting { version, name }),
     }
@@ -133,6 +136,9 @@ fn is_name(name: &[u8]) -> bool {
 
 /// `CLIENT SETNAME`.
 pub fn set_name(client: &Client, name: &[u8], reply: &mut Reply<'_>) {
+    if name.len() > RESP_NAME_BYTES_MAX {
+        return reply.error(LONG_NAME);
+    }
     if !is_name(name) {
         return reply.error(BAD_NAME);
     }
@@ -162,6 +168,9 @@ pub fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Rep
         "lib-ver" => Client::set_library_version,
         _ => return reply.error(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(attribute))),
     };
+    if value.len() > RESP_NAME_BYTES_MAX {
+        return reply.error(format!("ERR {shown} is too long."));
+    }
     if !is_name(value) {
         return reply.error(format!("ERR {shown} cannot contain spaces, newlines or special characters."));
     }

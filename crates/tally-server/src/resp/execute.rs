@@ -14,8 +14,10 @@ use super::slow::Slow;
 use super::turn::Turn;
 use super::wire::{Args, Limits, Parsed, Parser};
 use super::{about, settings};
-use crate::limits::{RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
 use crate::metrics::Verb;
+
+const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
 
 /// What to do after a request.
 pub enum Next {
@@ -182,6 +184,7 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
             let Ok(spec) = commands::resolve(&args) else { continue };
             match Op::read(spec.id, args, asker) {
                 Some(op) => plans.push(op.and_then(|op| op.push(events, asker))),
+                None if replies.reply_bytes() > RESP_SHARE_BYTES_MAX => plans.push(Err(REPLIES_TOO_LARGE.into())),
                 None => {
                     let before = replies.reply_bytes();
                     answer_at_once(door, client, session, spec, args, &mut replies);

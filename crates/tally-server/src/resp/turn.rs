@@ -60,6 +60,37 @@ struct Segment {
     durability: Durability,
 }
 
+/// How much a turn holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Commands.
+    pub commands: usize,
+    /// Events of these commands.
+    pub events: usize,
+    /// Bytes of replies that are already known.
+    pub reply_bytes: usize,
+}
+
+impl Load {
+    /// Both together.
+    pub fn plus(self, other: Load) -> Load {
+        Load {
+            commands: self.commands + other.commands,
+            events: self.events + other.events,
+            reply_bytes: self.reply_bytes + other.reply_bytes,
+        }
+    }
+
+    /// What is left without `other`.
+    pub fn minus(self, other: Load) -> Load {
+        Load {
+            commands: self.commands.saturating_sub(other.commands),
+            events: self.events.saturating_sub(other.events),
+            reply_bytes: self.reply_bytes.saturating_sub(other.reply_bytes),
+        }
+    }
+}
+
 /// The commands of one connection.
 struct Share {
     connection: Rc<Connection>,
@@ -82,6 +113,12 @@ impl Turn {
     /// How many commands wait.
     pub fn commands(&self) -> usize {
         self.plans.len()
+    }
+
+    /// How much it holds.
+    pub fn load(&self) -> Load {
+        let events = self.segments.iter().map(|segment| segment.events.len()).sum();
+        Load { commands: self.plans.len(), events, reply_bytes: self.bytes.len() }
     }
 
     /// Bytes of replies that are already known.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod resp;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -25,10 +27,10 @@ pub fn tally() -> Command {
     command
 }
 
-/// `tally serve` on a free port.
+/// `tally serve` on free ports.
 pub fn serve(data: &Path) -> Command {
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0"]);
+    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
     command
 }
 
@@ -37,6 +39,8 @@ pub struct Server {
     child: Child,
     /// `http://127.0.0.1:PORT`.
     pub base: String,
+    /// Where Redis clients connect, `127.0.0.1:PORT`; empty if they cannot.
+    pub redis: String,
     stderr: Receiver<String>,
     seen: String,
     _own_data: Option<TempDir>,
@@ -72,7 +76,8 @@ impl Server {
             // Lines go nowhere once the test has seen enough.
             errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
         });
-        let mut server = Server { child, base: String::new(), stderr, seen: String::new(), _own_data: None };
+        let (base, redis) = (String::new(), String::new());
+        let mut server = Server { child, base, redis, stderr, seen: String::new(), _own_data: None };
         let mut out = BufReader::new(server.child.stdout.take().unwrap());
         let mut said = String::new();
         while !said.contains("  try") {
@@ -83,6 +88,8 @@ impl Server {
         }
         let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
         server.base = listening.trim().to_owned();
+        let redis = said.lines().find_map(|line| line.trim().strip_prefix("and redis on")).unwrap_or_default();
+        server.redis = redis.trim().trim_start_matches("redis://").to_owned();
         server
     }
 
@@ -148,6 +155,13 @@ impl Server {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// The memory the process has at this moment.
+    pub fn memory_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let now = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        now.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
     /// A connection of its own, that gives up on a read after a while.
