@@ -73,7 +73,8 @@ impl Workload {
         let details = detailed.then(|| {
             let bounds = rng.one_in(2).then(|| bounds(rng));
             let only_if_none = rng.one_in(2);
-            let expiry = rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| moment(rng, now)), only_if_none });
+            let expiry =
+                rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| moment(rng, now)), only_if_none });
             Details { bounds, expiry, ..Details::default() }
         });
         Event { key: self.key(rng), change, id, details, grouped: rng.one_in(6) }
