@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz bench lint fmt clean rust-tools test-tools bench-tools
+.PHONY: help test test-long fuzz bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -53,6 +53,11 @@ bench: bench-tools ## Benchmarks: `make bench ARGS=…` hands arguments on
 	@cargo build --release --locked
 	@cargo run --release -p tally-bench --locked -- $(ARGS)
 
+bench-redis: redis-tools ## Tally beside Redis, loaded by redis-benchmark; takes ARGS as bench does
+	$(call say,benchmarks beside Redis)
+	@cargo build --release --locked
+	@cargo run --release -p tally-bench --locked -- --only redis --seconds 3 $(ARGS)
+
 lint: rust-tools ## Format, tree rules and clippy, without running the tests
 	$(call say,format)
 	@cargo fmt --all -- --check
@@ -83,3 +88,6 @@ test-tools: rust-tools
 
 bench-tools: rust-tools
 	$(call need,curl:curl wrk:wrk)
+
+redis-tools: rust-tools
+	$(call need,redis-server:redis-server redis-benchmark:redis-tools)

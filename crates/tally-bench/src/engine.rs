@@ -41,9 +41,9 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
     for round in 0..options.rounds {
         for (at, ((name, work, _), engine)) in loads(options).zip(&engines).enumerate() {
             progress.say(&format!("engine: {name} (round {} of {})", round + 1, options.rounds));
-            let cpu = cpu_seconds();
+            let cpu = cpu_seconds(std::process::id());
             let rate = throughput(engine, work, options.seconds, round as u64)?;
-            let cpu = cpu_seconds() - cpu;
+            let cpu = cpu_seconds(std::process::id()) - cpu;
             rates[at].push(rate);
             costs[at].push(cpu / (rate * options.seconds) * 1e6);
             progress.step();

@@ -1,62 +1,15 @@
 //! The server over HTTP, loaded by wrk: an external client that costs little and is nobody's friend.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 use crate::progress::Progress;
 use crate::report::{Row, Target};
+use crate::server::Tally;
 use crate::{Failure, Options};
 
 const CONNECTIONS: usize = 64;
 const BATCH: usize = 1_000;
-
-/// A server of our own on a free port, ended when dropped.
-struct Server {
-    process: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(data: &Path) -> Result<Server, Failure> {
-        let binary = server_binary()?;
-        let mut process = Command::new(&binary)
-            .args(["serve", "--http", "127.0.0.1:0", "--data"])
-            .arg(data)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| Failure::new(&format!("{}: {error}", binary.display())))?;
-        let stdout = process.stdout.take().ok_or_else(|| Failure::new(&"the server has no output"))?;
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if let Some(at) = line.find("http://127.0.0.1:") {
-                let url = line[at..].split_whitespace().next().unwrap_or_default();
-                let url = url.split("/api").next().unwrap_or(url).trim_end_matches('/').to_owned();
-                return Ok(Server { process, url });
-            }
-        }
-        Err(Failure::new(&"the server did not say where it listens"))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It is ours and holds nothing that outlives the benchmark.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// `make bench` builds the server beside this program.
-fn server_binary() -> Result<PathBuf, Failure> {
-    let here = std::env::current_exe().map_err(|error| Failure::new(&error))?;
-    let binary = here.with_file_name("tally");
-    if binary.exists() {
-        Ok(binary)
-    } else {
-        Err(Failure::new(&format!("{} is missing: build it with `cargo build --release`", binary.display())))
-    }
-}
 
 /// What wrk sends: a Lua script for everything but a plain GET.
 struct Load {
@@ -91,7 +44,7 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
     let dir = options.scratch()?;
     let loads = loads();
     let mut rounds: Vec<Vec<Outcome>> = loads.iter().map(|_| Vec::new()).collect();
-    let server = Server::start(&dir.path().join("data"))?;
+    let server = Tally::start(&dir.path().join("data"))?;
     for round in 0..options.rounds {
         for (load, results) in loads.iter().zip(&mut rounds) {
             progress.say(&format!("http: {} (round {} of {})", load.name, round + 1, options.rounds));

@@ -4,8 +4,10 @@ mod engine;
 mod http;
 mod in_process;
 mod progress;
+mod redis;
 mod report;
 mod scale;
+mod server;
 mod stopwatch;
 mod usage;
 
@@ -32,7 +34,7 @@ struct Args {
 /// How to measure.
 #[derive(Clone, Debug, clap::Args)]
 struct Options {
-    /// Only these suites.
+    /// Only these suites. Without it, all but redis, which needs Redis installed.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
     /// Only the engine's loads whose name contains this.
@@ -42,7 +44,7 @@ struct Options {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of load per round.
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 4.0, overrides_with = "seconds")]
     seconds: f64,
     /// Counters of the scale suite.
     #[arg(long, default_value_t = 10_000_000)]
@@ -63,6 +65,8 @@ enum Suite {
     Http,
     /// Ten million counters.
     Scale,
+    /// Tally beside Redis, loaded by redis-benchmark.
+    Redis,
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,7 +78,7 @@ enum Hidden {
 
 impl Options {
     fn wants(&self, suite: Suite) -> bool {
-        self.only.is_empty() || self.only.contains(&suite)
+        if self.only.is_empty() { suite != Suite::Redis } else { self.only.contains(&suite) }
     }
 
     fn steps(&self) -> u64 {
@@ -82,6 +86,7 @@ impl Options {
             Suite::Engine => (engine::loads(self).count() * self.rounds) as u64,
             Suite::Http => 4 * self.rounds as u64,
             Suite::Scale => 5,
+            Suite::Redis => redis::steps(self),
         };
         Suite::value_variants().iter().filter(|suite| self.wants(**suite)).map(|suite| steps_of(*suite)).sum()
     }
@@ -125,6 +130,7 @@ fn measure(options: &Options) -> Result<(), Failure> {
             Suite::Engine => engine::run(options, &progress)?,
             Suite::Http => http::run(options, &progress)?,
             Suite::Scale => scale::run(options, &progress)?,
+            Suite::Redis => redis::run(options, &progress)?,
         });
     }
     progress.finish();

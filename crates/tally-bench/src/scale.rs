@@ -67,12 +67,12 @@ struct Found {
 /// The child's work.
 pub fn child(args: &ChildArgs) -> Result<(), Failure> {
     let engine = open(&args.data, args.memory)?;
-    let (empty_bytes, _) = resident_bytes();
+    let (empty_bytes, _) = resident_bytes(std::process::id());
     fill(&engine, args.counters)?;
-    let (filled_bytes, _) = resident_bytes();
+    let (filled_bytes, _) = resident_bytes(std::process::id());
     let per_second =
         if args.seconds > 0.0 { throughput(&engine, Work::Random(args.counters), args.seconds, 1)? } else { 0.0 };
-    let (_, peak_bytes) = resident_bytes();
+    let (_, peak_bytes) = resident_bytes(std::process::id());
     let found = Found { empty_bytes, filled_bytes, peak_bytes, per_second };
     println!("{}", serde_json::to_string(&found).map_err(|error| Failure::new(&error))?);
     match args.end {

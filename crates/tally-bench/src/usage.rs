@@ -1,18 +1,18 @@
-//! What this process has used, from /proc.
+//! What a process has used, from /proc.
 
-/// Processor seconds, user and system.
-pub fn cpu_seconds() -> f64 {
+/// Processor seconds of a process, user and system.
+pub fn cpu_seconds(pid: u32) -> f64 {
     /// Linux counts in hundredths of a second everywhere.
     const TICKS_PER_SECOND: f64 = 100.0;
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or_default();
     (ticks(11) + ticks(12)) / TICKS_PER_SECOND
 }
 
-/// Resident memory in bytes, now and at its highest.
-pub fn resident_bytes() -> (f64, f64) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+/// Resident memory of a process in bytes, now and at its highest.
+pub fn resident_bytes(pid: u32) -> (f64, f64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default() * 1024.0

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use tally_core::event::Look;
 use tally_core::surface::{Durability, Engine, EngineError, Health};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
@@ -56,6 +57,35 @@ pub fn stopping_under_load_loses_and_adds_nothing<H: Host>(host: &H) -> Verdict 
         total += counted?.iter().sum::<i64>();
         running = running.start()?;
         assert_eq!(running.value("n")?, total);
+    }
+    Ok(())
+}
+
+/// Looks are answered or refused, and stopping does not wait for a flush that nobody needs.
+pub fn stopping_while_others_look_comes_to_an_end<H: Host>(host: &H) -> Verdict {
+    let mut running = Running::fresh(host)?;
+    running.add("n", 7)?;
+    for _ in 0..12 {
+        let (began, begun) = mpsc::channel();
+        thread::scope(|scope| -> Verdict {
+            let looker = |began: mpsc::Sender<()>| -> Verdict {
+                loop {
+                    match running.call().look("n", Look::Value).submit()? {
+                        Ok(receipt) => assert_eq!(receipt.outcomes[0].value, 7),
+                        Err(EngineError::Closing) => return Ok(()),
+                        Err(error) => return Err(error.into()),
+                    }
+                    let _ = began.send(());
+                }
+            };
+            let lookers: Vec<_> =
+                (0..3).map(|_| began.clone()).map(|began| scope.spawn(move || looker(began))).collect();
+            let waited = (0..20).try_for_each(|_| begun.recv());
+            running.stop()?;
+            waited?;
+            lookers.into_iter().try_for_each(|looker| looker.join().map_err(|_| "a looker panicked")?)
+        })?;
+        running = running.start()?;
     }
     Ok(())
 }

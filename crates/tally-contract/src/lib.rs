@@ -133,6 +133,7 @@ macro_rules! each_behaviour {
             concurrency::readings_never_go_back_while_a_counter_grows,
             closing::a_stopped_engine_refuses_work,
             closing::stopping_under_load_loses_and_adds_nothing,
+            closing::stopping_while_others_look_comes_to_an_end,
             closing::an_engine_can_be_restarted_again_and_again,
         }
     };

@@ -214,6 +214,9 @@ impl Partition {
         for cell in hints.iter().filter_map(|hint| hint.cell) {
             self.table.fetch(cell);
         }
+        for id in hints.iter().filter_map(|hint| hint.request) {
+            self.seen.fetch(id);
+        }
         for hint in &mut hints {
             hint.first = hint.request.and_then(|id| self.seen.get_closed(id)).copied();
         }

@@ -2,13 +2,12 @@
 //!
 //! An id is remembered for the idempotency window, counted in whole generations from the batch that first carried
 //! it, so whether a repeat is a duplicate follows from batch times alone. Ids are only ever added, in layers: the
-//! newest takes new ids; a checkpoint closes it and writes it out; a written layer may be dropped from memory,
-//! after which its ids are looked up in the store.
+//! newest takes new ids; a checkpoint closes it and writes it out; from then on its ids are looked up in the store.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use crate::event::RequestId;
 use crate::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
@@ -90,7 +89,6 @@ impl FirstOutcome {
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
     ids: HashTable<(RequestId, FirstOutcome)>,
-    newest: Millis,
 }
 
 impl Layer {
@@ -99,11 +97,10 @@ impl Layer {
     }
 
     fn insert(&mut self, id: RequestId, first: FirstOutcome) {
-        self.newest = self.newest.max(first.at);
-        match self.ids.find_mut(hash(id), |(other, _)| *other == id) {
-            Some((_, known)) => *known = first,
-            None => {
-                self.ids.insert_unique(hash(id), (id, first), |(id, _)| hash(*id));
+        match self.ids.entry(hash(id), |(other, _)| *other == id, |(id, _)| hash(*id)) {
+            Entry::Occupied(mut entry) => entry.get_mut().1 = first,
+            Entry::Vacant(entry) => {
+                entry.insert((id, first));
             }
         }
     }
@@ -130,16 +127,11 @@ pub(crate) struct Seen {
     current: Layer,
     /// Closed, not yet in the store; newest last.
     unsaved: Vec<Arc<Layer>>,
-    /// Closed and in the store; newest last. May be dropped, oldest first.
-    saved: VecDeque<Arc<Layer>>,
     /// Found in the store again.
     recalled: Layer,
     /// Whether the store may hold ids that no layer does.
     in_store_only: bool,
 }
-
-/// Saved layers kept at the most: each is one more lookup for a new id, no cheaper than the store's filters.
-const SAVED_LAYERS_MAX: usize = 2;
 
 impl Seen {
     /// A memory of ids beside a store that may hold some.
@@ -152,9 +144,14 @@ impl Seen {
         self.current.get(id)
     }
 
+    /// Has the place of an id on its way to the processor's cache.
+    pub(crate) fn fetch(&self, id: RequestId) {
+        std::hint::black_box(self.current.get(id).is_some());
+    }
+
     /// What the other layers know, the newest first. Nothing here changes while a batch is applied.
     pub(crate) fn get_closed(&self, id: RequestId) -> Option<&FirstOutcome> {
-        for layer in self.unsaved.iter().rev().chain(self.saved.iter().rev()) {
+        for layer in self.unsaved.iter().rev() {
             if let Some(first) = layer.get(id) {
                 return Some(first);
             }
@@ -192,33 +189,16 @@ impl Seen {
         self.unsaved.clone()
     }
 
-    /// The first `layers` unsaved ones are in the store now.
+    /// The first `layers` unsaved ones are in the store now, which also answers for them from now on: its filters tell a new
+    /// id from a known one as cheaply as another layer would.
     pub(crate) fn committed(&mut self, layers: usize) {
-        self.saved.extend(self.unsaved.drain(..layers.min(self.unsaved.len())));
+        self.unsaved.drain(..layers.min(self.unsaved.len()));
         self.recalled = Layer::default();
-        while self.saved.len() > SAVED_LAYERS_MAX {
-            self.drop_oldest();
-        }
-    }
-
-    /// Drops the oldest layer that the store holds too; says whether there was one.
-    pub(crate) fn drop_oldest(&mut self) -> bool {
-        let dropped = self.saved.pop_front().is_some();
-        self.in_store_only |= dropped;
-        dropped
-    }
-
-    /// Drops layers whose every id has expired.
-    pub(crate) fn expire(&mut self, now: Millis) {
-        let expired = |layer: &Arc<Layer>| layer.ids.iter().all(|(_, first)| first.is_expired(now));
-        let cutoff = IDEMPOTENCY_WINDOW_MS + GENERATION_MS;
-        while self.saved.front().is_some_and(|layer| now.since(layer.newest) > cutoff && expired(layer)) {
-            self.saved.pop_front();
-        }
+        self.in_store_only |= layers > 0;
     }
 
     pub(crate) fn len(&self) -> usize {
-        let closed = self.unsaved.iter().chain(&self.saved).map(|layer| layer.ids.len());
+        let closed = self.unsaved.iter().map(|layer| layer.ids.len());
         self.current.ids.len() + closed.sum::<usize>()
     }
 
@@ -228,7 +208,6 @@ impl Seen {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let closed: usize = self.unsaved.iter().chain(&self.saved).map(|layer| layer.memory_bytes()).sum();
-        self.current.memory_bytes() + self.recalled.memory_bytes() + closed
+        self.unsaved_bytes() + self.recalled.memory_bytes()
     }
 }

@@ -78,6 +78,13 @@ fn expiries_stay_within_the_budget() {
         events.push(key(&format!("short:{n}")).as_ref(), expire(), None, None);
     });
     assert!(partition.memory_bytes() >= without + 10_000 * 16, "they count");
+    checkpoint(&mut partition);
+    // Once for the hand to pass, once for it to take.
+    for _ in 0..2 {
+        partition.make_room_for_one(KeyRef::new(b"any").unwrap(), 0);
+    }
+    assert_eq!(partition.resident_counters(), 0);
+    assert!(partition.memory_bytes() < without + 10_000 * 16, "they leave with their counters");
     count(&mut partition, 300, |n, events| {
         events.add(key(&format!("more:{n}")).as_ref(), 1);
         events.push(key(&format!("more:{n}")).as_ref(), expire(), None, None);

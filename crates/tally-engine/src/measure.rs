@@ -95,3 +95,36 @@ impl Meters {
         self.journal_bytes.fetch_add(bytes as u64, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tally_core::batch::Events;
+    use tally_core::event::{Change, Look};
+    use tally_core::key::KeyRef;
+
+    use super::*;
+
+    #[test]
+    fn looks_are_no_events() {
+        let key = KeyRef::new(b"k").unwrap();
+        let look = || Change::Look(Look::Value);
+        let meters = Meters::new();
+        let mut combiner = Combiner::default();
+        let mut events = Events::new(0);
+        events.push(key, look(), None, None);
+        combiner.gather(&events, &mut Vec::new());
+        meters.applied(&combiner, &[Outcome::UNTRIED]);
+        let counted = |meters: &Meters| {
+            (meters.events.load(Relaxed), meters.journalled_events.load(Relaxed), meters.batch_events.figure(1.0))
+        };
+        assert_eq!(counted(&meters), counted(&Meters::new()), "a batch that only looks leaves no mark");
+        events.add(key, 1);
+        events.add(key, 1);
+        combiner.gather(&events, &mut Vec::new());
+        meters.applied(&combiner, &[Outcome::UNTRIED; 3]);
+        let (all, journalled, _) = counted(&meters);
+        assert_eq!((all, journalled), (2, 1));
+    }
+}

@@ -65,18 +65,29 @@ pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
 pub const RESP_SEGMENT_EVENTS: usize = 4_096;
 /// Bytes after which a submission of gathered commands is closed and another begun.
 pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
+/// Commands up to which a worker waits for the flush of a turn instead of reading on meanwhile.
+pub const RESP_TURN_WAITING_MAX: usize = 128;
 /// Most arguments of all commands of a transaction together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Most bytes of all commands of a transaction together.
 pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Commands of one thread under way at once; connections are not read while there are more.
 pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
-/// Bytes of unfinished requests that one thread keeps. A connection that needs more than is left is closed.
+/// Events of these commands under way at once, likewise: `MGET` has one for each key.
+pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
+/// Bytes of their replies known at once, likewise: `COMMAND DOCS` has a long one.
+pub const RESP_REPLY_BYTES_UNDER_WAY_MAX: usize = 16 << 20;
+/// An unfinished request this small always has room, so that whoever fills the room shuts nobody else out.
+pub const RESP_UNFINISHED_BYTES_FREE: usize = 1 << 10;
+/// Bytes of unfinished requests and queued transactions that one thread keeps. A connection that needs more than is
+/// left is closed.
 pub const RESP_WORKER_INPUT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of unread answers that one thread keeps. A connection that needs more than is left is closed.
 pub const RESP_WORKER_OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Memory for answers that an idle connection keeps.
 pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
+/// Longest name a client gives itself, its library or the version of that.
+pub const RESP_NAME_BYTES_MAX: usize = 256;
 /// Most cursors of `SCAN` remembered; the oldest is forgotten first.
 pub const RESP_CURSORS_MAX: usize = 16_384;
 /// How long a connection may be silent before the system asks whether its client is still there.

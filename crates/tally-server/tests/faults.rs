@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use harness::resp::{Reply, Resp, array};
+use harness::wire::{Reply, Resp, request};
 use harness::{Answer, Client, Server, pause, run, serve, tally, write};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -240,7 +240,7 @@ fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
     let mut idle = Resp::to(&server);
     assert_eq!((resp.say("INCR a"), idle.say("INCR a")), (Reply::Integer(1), Reply::Integer(2)));
     switch_on(&faults.flush_marker());
-    resp.send(&[array(&["INCR", "a"]).repeat(100), array(&["GET", "a"])].concat()).unwrap();
+    resp.send(&[request(&["INCR", "a"]).repeat(100), request(&["GET", "a"])].concat()).unwrap();
     for _ in 0..101 {
         match resp.reply() {
             Ok(Reply::Error(text)) => assert!(["UNKNOWN ", "ERR "].iter().any(|kind| text.starts_with(kind)), "{text}"),
@@ -249,7 +249,7 @@ fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
         }
     }
     // Whoever comes later gets an error or a closed connection.
-    let later = idle.send(&array(&["INCR", "a"])).and_then(|()| idle.reply());
+    let later = idle.send(&request(&["INCR", "a"])).and_then(|()| idle.reply());
     assert!(later.as_ref().map_or(true, |reply| !reply.error().is_empty()), "{later:?}");
     assert_eq!(server.exit().code(), Some(70), "{}", server.log());
     assert!(idle.is_closed());
@@ -266,7 +266,7 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
     let mut resp = Resp::to(&server);
     switch_on(&faults.room_marker());
     let keys: Vec<String> = (0..8000).map(|i| format!("{i:0>512}")).collect();
-    let pipeline: Vec<u8> = keys.iter().flat_map(|key| array(&["INCR", key])).collect();
+    let pipeline: Vec<u8> = keys.iter().flat_map(|key| request(&["INCR", key])).collect();
     let mut counted = vec![0; keys.len()];
     let mut send = |resp: &mut Resp| {
         resp.send(&pipeline).unwrap();
@@ -324,9 +324,9 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
 
     switch_on(&faults.hold_marker());
     let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
-    writer.send(&array(&["INCR", "a"])).unwrap();
+    writer.send(&request(&["INCR", "a"])).unwrap();
     assert!(!writer.answers_within(Duration::from_millis(200)), "an increment that is not flushed is not told");
-    reader.send(&array(&["GET", "a"])).unwrap();
+    reader.send(&request(&["GET", "a"])).unwrap();
     assert!(!reader.answers_within(Duration::from_millis(200)), "nor is it read");
     switch_off(&faults.hold_marker());
     assert_eq!((writer.reply().unwrap().number(), reader.reply().unwrap().number()), (2, 2));

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use tally_core::event::{AddExpiry, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look};
 use tally_core::key::Key;
+use tally_core::record;
 use tally_core::surface::{Durability, Health};
 use tally_core::time::Millis;
 use tally_engine::clock::Clock;
-use tally_engine::store::Store;
+use tally_engine::store::{Entry, Store};
 use tally_engine::{Machine, Settings};
 use tally_sim::life::{Life, at_once};
 use tally_sim::model::{Event, push_all};
@@ -357,7 +358,7 @@ fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
     let expires = Millis(world.clock.now().0 + 1_000);
-    let lasting = Details { expiry: Some(AddExpiry { at: expires, only_if_none: false }), ..Details::default() };
+    let lasting = Details { expiry: Some(AddExpiry { at: Some(expires), only_if_none: false }), ..Details::default() };
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
     let first = Event { details: Some(lasting), ..Event::add(&key, 5) };
@@ -424,4 +425,61 @@ fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
     }
     assert_eq!(families, ['c', 'c', 'm'], "no counter and no expiry is left behind");
     assert_eq!(world.open().map(|machine| at_once(machine.count(Durability::Flushed))), Ok(Ok(Ok(2))));
+}
+
+/// Submits, checkpoints, and leaves everything to the store.
+fn store_only(world: &mut World, events: Vec<Event>) -> Machine {
+    let machine = world.open().unwrap();
+    let mut life = Life::new(world, &machine);
+    life.submit_these(counted(events), Durability::Flushed).unwrap();
+    life.settle().unwrap();
+    life.whole_checkpoint().unwrap();
+    drop(life);
+    drop(machine);
+    let clock = Arc::clone(&world.clock);
+    Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
+}
+
+/// A store from before counters were counted is counted when it is opened.
+#[test]
+fn a_store_without_a_count_is_counted() {
+    let mut world = world(0);
+    let keys = world.workload.keys.clone();
+    drop(store_only(&mut world, keys.iter().map(|key| Event::add(key, 1)).collect()));
+    let store = Store::open(world.disk.disk()).unwrap();
+    assert!(store.get(record::META_KEY).unwrap().is_some());
+    let mut older = store.checkpoint();
+    older.write_run([(record::META_KEY, Entry::Remove)]).unwrap();
+    older.commit(store.position()).unwrap();
+    assert_eq!(store.get(record::META_KEY).unwrap(), None);
+    drop(store);
+    let machine = store_only(&mut world, vec![Event::add(&Key::new("another").unwrap(), 1)]);
+    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(keys.len() as u64 + 2)));
+}
+
+/// What memory knows to be gone is not taken from the store, nor what has expired there.
+#[test]
+fn a_sample_of_the_store_is_a_counter_that_exists() {
+    let mut world = world(0);
+    let keys = world.workload.keys.clone();
+    let expired = |key: &Key| {
+        let change = Change::Expire { at: Some(Millis(1)), when: ExpiryCondition::Always };
+        [Event::add(key, 1), Event { change, ..Event::add(key, 0) }]
+    };
+    let lasting = [Event::add(&keys[0], 1), Event::add(&keys[1], 1)];
+    let events = lasting.into_iter().chain(keys[2..].iter().flat_map(expired)).collect();
+    let machine = store_only(&mut world, events);
+    let mut call = machine.events();
+    for key in [keys[0].clone(), Key::new(tally_sim::workload::SUBMISSIONS).unwrap()] {
+        call.push(key.as_ref(), Change::Delete(Correction::default()), None, None);
+    }
+    let mut submitted = std::pin::pin!(machine.submit(call, Durability::Flushed, |_| {}));
+    assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
+    machine.seal();
+    machine.flush().unwrap();
+    at_once(submitted).unwrap().unwrap();
+    let mut rng = Rng::new(0);
+    for number in (0..20).chain((0..20).map(|_| rng.next_u64())) {
+        assert_eq!(at_once(machine.sample(number)), Ok(Ok(Some(keys[1].clone()))), "{number}");
+    }
 }

@@ -114,7 +114,6 @@ impl Partition {
     pub fn begin_capture(&mut self) -> Capture {
         let cells = std::mem::take(&mut self.dirty);
         let removed = Arc::new(std::mem::take(&mut self.removed));
-        self.seen.expire(self.clock);
         // What expires at that moment again is captured with its record.
         let outdated = std::mem::take(&mut self.outdated).into_iter().filter(|(expires_at, key)| {
             self.held(key.as_ref()).is_none_or(|held| held.expires_at != Some(*expires_at))

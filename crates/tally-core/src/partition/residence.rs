@@ -110,10 +110,9 @@ impl Partition {
         self.table.memory_bytes() + self.seen.memory_bytes() + self.book.memory_bytes() + self.preimage_bytes()
     }
 
-    /// Makes sure the batch fits into `budget_bytes`, letting go of cold counters and old request ids that the store
+    /// Makes sure the batch fits into `budget_bytes`, letting go of cold counters that the store
     /// holds.
     pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Room {
-        while self.memory_bytes() > budget_bytes && self.seen.drop_oldest() {}
         if self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE {
             return Room::NeedsCheckpoint;
         }

@@ -5,6 +5,7 @@ use crate::beside::Beside;
 use crate::drawn;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tally_core::event::{AddExpiry, Details};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
 use tally_core::time::Millis;
 use tally_sim::model::{Event, Model};
@@ -131,5 +132,23 @@ proptest! {
         let third = beside.apply(Millis(start + pause + 1), repeat)[0];
         prop_assert!(third.duplicate);
         prop_assert_eq!(third.value, again.value);
+    }
+}
+
+/// The record of the old expiry is to go, the same record of the new one to stay.
+#[test]
+fn a_counter_that_was_swept_may_expire_at_the_same_moment_again() {
+    let (mut model, mut beside) = (Model::default(), Beside::new(1));
+    let at = Millis(1_000);
+    let details = Details { expiry: Some(AddExpiry { at: Some(at), only_if_none: false }), ..Details::default() };
+    let event = Event { details: Some(details), ..Event::add(&drawn::keys()[0], 5) };
+    for now in [Millis(999), Millis(1_001)] {
+        model.apply(now, &event);
+        assert_eq!(beside.apply(now, std::slice::from_ref(&event))[0].value, 5);
+        beside.begin_capture(&model);
+        assert_eq!(beside.commit(), Ok(()));
+        assert_eq!(beside.partition.counters(), 1);
+        beside.sweep(Millis(1_000), 10);
+        assert_eq!(beside.partition.counters(), 0);
     }
 }

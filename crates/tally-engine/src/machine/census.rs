@@ -95,8 +95,9 @@ impl Machine {
                 let held = record::read_counter(value);
                 let held = held.ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
                 let state = lock(&self.state);
-                // What memory knows better was looked at before.
-                if state.partition.wants_counter(key) && !held.is_expired(self.now(&state)) {
+                // Memory knows better, and it may have come there since memory was looked at.
+                let held = if state.partition.wants_counter(key) { Some(held) } else { state.partition.held(key) };
+                if held.is_some_and(|held| !held.is_expired(self.now(&state))) {
                     return Ok(Some(self.found(&state, key.to_key())));
                 }
             }

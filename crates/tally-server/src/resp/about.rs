@@ -9,6 +9,7 @@ use super::reply::{Reply, Version};
 use super::session::Session;
 use super::turn::Turn;
 use super::wire::{Args, integer};
+use crate::limits::RESP_NAME_BYTES_MAX;
 
 /// The version of Redis whose replies these are.
 pub const REDIS_VERSION: &str = "7.0.15";
@@ -17,6 +18,7 @@ const NO_PASSWORD: &str = "ERR AUTH <password> called without any password confi
     sure your configuration is correct?";
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+const LONG_NAME: &str = "ERR Client names cannot be that long.";
 
 /// `TIME`: seconds and microseconds.
 pub fn time(now: Millis, reply: &mut Reply<'_>) {
@@ -90,6 +92,9 @@ fn greeted(client: &Client, args: Args<'_>) -> Result<Option<Version>, String> {
             }
         } else if word.eq_ignore_ascii_case(b"SETNAME") && left >= 1 {
             let name = options.next().unwrap_or_default();
+            if name.len() > RESP_NAME_BYTES_MAX {
+                return Err(LONG_NAME.to_owned());
+            }
             if !is_name(name) {
                 return Err(BAD_NAME.to_owned());
             }
@@ -126,6 +131,9 @@ fn is_name(name: &[u8]) -> bool {
 
 /// `CLIENT SETNAME`.
 pub fn set_name(client: &Client, name: &[u8], reply: &mut Reply<'_>) {
+    if name.len() > RESP_NAME_BYTES_MAX {
+        return reply.error(LONG_NAME);
+    }
     if !is_name(name) {
         return reply.error(BAD_NAME);
     }
@@ -155,6 +163,9 @@ pub fn set_info(client: &Client, attribute: &[u8], value: &[u8], reply: &mut Rep
         "lib-ver" => Client::set_library_version,
         _ => return reply.error(format!("ERR Unrecognized option '{}'", shown(attribute))),
     };
+    if value.len() > RESP_NAME_BYTES_MAX {
+        return reply.error(format!("ERR {name} is too long."));
+    }
     if !is_name(value) {
         return reply.error(format!("ERR {name} cannot contain spaces, newlines or special characters."));
     }

@@ -89,19 +89,30 @@ impl Connection {
 
     /// Writes without a share: the answer of a command that the connection's own task carried out.
     pub fn put(&self, write: impl FnOnce(&mut Vec<u8>)) {
-        if self.over.get() {
-            return;
-        }
+        let is_last = self.under_way.get() == 0;
         let mut out = self.out.borrow_mut();
-        let out = &mut *out;
+        // Written even when the client is gone: the next client's answer begins behind this one.
         write(&mut out.bytes);
         // More shares follow: one write for all.
-        if self.under_way.get() == 0 && self.write(out).is_err() {
-            self.over.set(true);
+        if self.over.get() || (is_last && self.write(&mut out).is_err()) {
+            self.give_up(&mut out);
         }
-        if self.over.get() || !out.rest().is_empty() || self.under_way.get() == 0 {
+        // Also when the client is gone: the task waits for its shares all the same.
+        if is_last {
             self.wake();
         }
+    }
+
+    /// Nothing more can be written: what waits is given back at once, for others to have.
+    fn give_up(&self, out: &mut Out) {
+        self.over.set(true);
+        self.worker.output_changed(out.counted, 0);
+        *out = Out::default();
+    }
+
+    /// Whether the client is gone.
+    pub fn is_over(&self) -> bool {
+        self.over.get()
     }
 
     fn wake(&self) {
@@ -132,7 +143,7 @@ impl Connection {
         let left = out.rest().len();
         self.worker.output_changed(out.counted, left);
         out.counted = left;
-        if self.worker.output_bytes() > RESP_WORKER_OUTPUT_BYTES_MAX {
+        if left > 0 && self.worker.output_bytes() > RESP_WORKER_OUTPUT_BYTES_MAX {
             tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -179,7 +190,7 @@ impl Connection {
             }
             match self.stream.poll_write_ready(context) {
                 Poll::Ready(Ok(())) if self.write(&mut out).is_ok() => {}
-                Poll::Ready(_) => self.over.set(true),
+                Poll::Ready(_) => self.give_up(&mut out),
                 Poll::Pending => return Poll::Pending,
             }
         }

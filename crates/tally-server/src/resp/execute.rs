@@ -14,7 +14,10 @@ use super::slow::Slow;
 use super::turn::Turn;
 use super::wire::{Args, Limits, Parsed, Parser};
 use super::{about, settings};
-use crate::limits::{RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+use crate::metrics::Verb;
+
+const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
 
 /// What to do after a request.
 pub enum Next {
@@ -31,8 +34,13 @@ pub enum Next {
 pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
-        Err(text) if args.name().eq_ignore_ascii_case(b"EXEC") => return misspoken_exec(client, session, turn, &text),
-        Err(text) => return refused(session, turn, text),
+        Err(text) => {
+            turn.count(Verb::Other, true);
+            if args.name().eq_ignore_ascii_case(b"EXEC") {
+                return misspoken_exec(client, session, turn, &text);
+            }
+            return refused(session, turn, text);
+        }
     };
     if session.transaction.is_some() && !ends_transaction(spec.id) {
         return queue(session, spec, args, turn);
@@ -44,12 +52,14 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
             let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
             op.push(events, asker)
         });
+        turn.count(verb(spec.id), planned.is_err());
         match planned {
             Ok(plan) => turn.plan(plan),
             Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
         }
         return Next::Go;
     }
+    turn.count(verb(spec.id), false);
     client.set_last_command(spec.name);
     client.heard(asker.now);
     match spec.id {
@@ -68,6 +78,23 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
                 Next::Go
             }
         },
+    }
+}
+
+/// What a command asks for, as metrics have it.
+#[inline]
+fn verb(command: Command) -> Verb {
+    match command {
+        Command::Incr | Command::IncrBy | Command::IncrEx | Command::TallyAdd => Verb::Increment,
+        Command::Decr | Command::DecrBy => Verb::Decrement,
+        Command::Get | Command::Exists | Command::Type | Command::Ttl | Command::PTtl => Verb::Read,
+        Command::ExpireTime | Command::PExpireTime | Command::TallyRead => Verb::Read,
+        Command::MGet => Verb::Many,
+        Command::Scan | Command::DbSize | Command::RandomKey => Verb::List,
+        Command::Set | Command::GetSet => Verb::Set,
+        Command::Del | Command::Unlink | Command::GetDel | Command::FlushAll | Command::FlushDb => Verb::Delete,
+        Command::Expire | Command::PExpire | Command::ExpireAt | Command::PExpireAt | Command::Persist => Verb::Expire,
+        _ => Verb::Other,
     }
 }
 
@@ -171,6 +198,7 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
             let Ok(spec) = commands::resolve(&args) else { continue };
             match Op::read(spec.id, args, asker) {
                 Some(op) => plans.push(op.and_then(|op| op.push(events, asker))),
+                None if replies.reply_bytes() > RESP_SHARE_BYTES_MAX => plans.push(Err(REPLIES_TOO_LARGE.into())),
                 None => {
                     let before = replies.reply_bytes();
                     answer_at_once(door, client, session, spec, args, &mut replies);

@@ -12,9 +12,6 @@ pub enum Version {
 
 /// Digits and sign of the longest 64-bit integer.
 const INTEGER_BYTES_MAX: usize = 20;
-/// Digits after the first that are enough to tell any two doubles apart.
-const DOUBLE_DIGITS: usize = 16;
-
 /// Appends replies to the bytes that go out. Whoever opens an array, a map or a set writes its elements next.
 #[derive(Debug)]
 pub struct Reply<'a> {
@@ -26,11 +23,6 @@ impl<'a> Reply<'a> {
     /// A writer at the end of `out`.
     pub fn new(out: &'a mut Vec<u8>, version: Version) -> Reply<'a> {
         Reply { out, version }
-    }
-
-    /// The version that is written.
-    pub fn version(&self) -> Version {
-        self.version
     }
 
     /// `+OK`.
@@ -86,14 +78,6 @@ impl<'a> Reply<'a> {
         });
     }
 
-    /// Nothing, where an array could stand.
-    pub fn null_array(&mut self) {
-        self.out.extend_from_slice(match self.version {
-            Version::V2 => b"*-1\r\n",
-            Version::V3 => b"_\r\n",
-        });
-    }
-
     /// Opens an array of `len` elements.
     #[inline]
     pub fn array(&mut self, len: usize) {
@@ -113,15 +97,6 @@ impl<'a> Reply<'a> {
         match self.version {
             Version::V2 => self.header(b'*', len),
             Version::V3 => self.header(b'~', len),
-        }
-    }
-
-    /// A double, with as many digits as tell it from its neighbours. In version 2 it is a string.
-    pub fn double(&mut self, value: f64) {
-        let text = shown(value);
-        match self.version {
-            Version::V2 => self.bulk(text.as_bytes()),
-            Version::V3 => self.line(b',', text.as_bytes()),
         }
     }
 
@@ -201,30 +176,6 @@ fn decimal(value: i64, room: &mut [u8; INTEGER_BYTES_MAX]) -> &[u8] {
     &room[at..]
 }
 
-/// A double as C's `%.17g` prints it, which is what Redis 7 sends.
-fn shown(value: f64) -> String {
-    if value.is_nan() {
-        return "nan".to_owned();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let scientific = format!("{value:.DOUBLE_DIGITS$e}");
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    match usize::try_from(DOUBLE_DIGITS as i32 - exponent) {
-        Ok(decimals) if exponent >= -4 => without_trailing_zeros(&format!("{value:.decimals$}")).to_owned(),
-        _ => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{}e{sign}{:02}", without_trailing_zeros(mantissa), exponent.unsigned_abs())
-        }
-    }
-}
-
-fn without_trailing_zeros(digits: &str) -> &str {
-    if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,34 +218,10 @@ mod tests {
     #[test]
     fn what_version_two_lacks_is_replaced() {
         assert_eq!(both(|reply| reply.null()), ["$-1\r\n", "_\r\n"]);
-        assert_eq!(both(|reply| reply.null_array()), ["*-1\r\n", "_\r\n"]);
         assert_eq!(both(|reply| reply.map(3)), ["*6\r\n", "%3\r\n"]);
         assert_eq!(both(|reply| reply.set(3)), ["*3\r\n", "~3\r\n"]);
         assert_eq!(both(|reply| reply.boolean(true)), [":1\r\n", "#t\r\n"]);
         assert_eq!(both(|reply| reply.boolean(false)), [":0\r\n", "#f\r\n"]);
-        assert_eq!(both(|reply| reply.double(1.5)), ["$3\r\n1.5\r\n", ",1.5\r\n"]);
         assert_eq!(both(|reply| reply.verbatim("a\r\n")), ["$3\r\na\r\n\r\n", "=7\r\ntxt:a\r\n\r\n"]);
-    }
-
-    #[test]
-    fn doubles_look_as_c_prints_them() {
-        for (value, text) in [
-            (0.0, "0"),
-            (-0.0, "-0"),
-            (3.0, "3"),
-            (0.1, "0.10000000000000001"),
-            (-2.5, "-2.5"),
-            (1e16, "10000000000000000"),
-            (1e17, "1e+17"),
-            (1e21, "1e+21"),
-            (1.5e-7, "1.4999999999999999e-07"),
-            (0.0001, "0.0001"),
-            (f64::MAX, "1.7976931348623157e+308"),
-            (f64::INFINITY, "inf"),
-            (f64::NEG_INFINITY, "-inf"),
-            (f64::NAN, "nan"),
-        ] {
-            assert_eq!(shown(value), text);
-        }
     }
 }

@@ -11,8 +11,11 @@ use super::turn::Turn;
 use super::wire::{Limits, Parsed, Parser, ProtocolError};
 use super::worker::Worker;
 use crate::limits::{
-    RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX, RESP_WORKER_INPUT_BYTES_MAX,
+    RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX, RESP_UNFINISHED_BYTES_FREE,
+    RESP_WORKER_INPUT_BYTES_MAX,
 };
+
+const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again later";
 
 /// What a connection remembers between requests.
 #[derive(Default)]
@@ -56,9 +59,11 @@ pub async fn serve(worker: &Rc<Worker>, connection: Rc<Connection>) {
         session: Session::default(),
         parser: Parser::default(),
         rest: Vec::new(),
+        queued: 0,
     };
     reader.run().await;
     reader.keep(&[]);
+    worker.input_changed(reader.queued, 0);
 }
 
 struct Reader {
@@ -68,6 +73,8 @@ struct Reader {
     parser: Parser,
     /// The beginning of a request whose end has not arrived, or requests that have to wait.
     rest: Vec<u8>,
+    /// Bytes of the transaction that is being queued, as the worker was told.
+    queued: usize,
 }
 
 impl Reader {
@@ -88,7 +95,10 @@ impl Reader {
                 match took {
                     Took::All => break,
                     Took::Close => return self.connection.settled().await,
-                    Took::Pause => self.connection.settled().await,
+                    Took::Pause => {
+                        self.connection.settled().await;
+                        self.worker.room().await;
+                    }
                     Took::Slow(command) => {
                         self.connection.settled().await;
                         let answer =
@@ -97,6 +107,9 @@ impl Reader {
                         self.connection.put(|out| out.extend_from_slice(&answer));
                         self.connection.settled().await;
                     }
+                }
+                if self.connection.is_over() {
+                    return;
                 }
                 took = self.take_rest();
             }
@@ -134,8 +147,8 @@ impl Reader {
     /// Takes the whole requests of what was kept.
     fn take_rest(&mut self) -> Took {
         let input = std::mem::take(&mut self.rest);
-        let (took, taken) = self.take(&input);
         self.worker.input_changed(input.len(), 0);
+        let (took, taken) = self.take(&input);
         let left = input.get(taken..).unwrap_or_default();
         if left.len() == input.len() {
             self.worker.input_changed(0, input.len());
@@ -151,6 +164,7 @@ impl Reader {
         self.worker.input_changed(self.rest.len(), bytes.len());
         if bytes.is_empty() {
             self.rest = Vec::new();
+            self.parser.trim();
         } else {
             self.rest.clear();
             self.rest.extend_from_slice(bytes);
@@ -194,7 +208,14 @@ impl Reader {
                     }
                 }
             };
+            let took = if self.queues_too_much() {
+                turn.reply(self.session.version, |reply| reply.error(TOO_MUCH_UNFINISHED));
+                Took::Close
+            } else {
+                took
+            };
             share.hand(turn, &self.connection, self.session.version);
+            self.parser.trim();
             self.connection.client.used(commands as u64);
             (took, taken)
         })
@@ -207,11 +228,20 @@ impl Reader {
             turn.reply(self.session.version, |reply| reply.error("ERR Protocol error: too big request"));
             return Took::Close;
         }
-        if others + bytes > RESP_WORKER_INPUT_BYTES_MAX {
-            turn.reply(self.session.version, |reply| reply.error("ERR too many unfinished requests; try again later"));
+        if bytes > RESP_UNFINISHED_BYTES_FREE && others + bytes > RESP_WORKER_INPUT_BYTES_MAX {
+            turn.reply(self.session.version, |reply| reply.error(TOO_MUCH_UNFINISHED));
             return Took::Close;
         }
         Took::All
+    }
+
+    /// Counts the transaction as an unfinished request. Whether there is no room for it.
+    fn queues_too_much(&mut self) -> bool {
+        let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
+        self.worker.input_changed(self.queued, queued);
+        let grew = queued > self.queued;
+        self.queued = queued;
+        grew && queued > RESP_UNFINISHED_BYTES_FREE && self.worker.input_bytes() > RESP_WORKER_INPUT_BYTES_MAX
     }
 }
 

@@ -13,7 +13,8 @@ use tally_core::surface::Durability;
 use super::connection::Connection;
 use super::plan::Plan;
 use super::reply::{Reply, Version};
-use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS};
+use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS, RESP_TURN_WAITING_MAX};
+use crate::metrics::{DoorMetrics, Stopwatch, Verb};
 use crate::service::{Failure, Service};
 
 /// Commands of many connections on their way to the engine.
@@ -25,12 +26,69 @@ pub struct Turn {
     /// Replies that were known at once, in order.
     bytes: Vec<u8>,
     shares: Vec<Share>,
+    counts: Counts,
 }
+
+/// Commands by what they ask for, and since when the oldest waits.
+#[derive(Default)]
+struct Counts {
+    carried_out: [u32; Verb::ALL.len()],
+    refused: [u32; Verb::ALL.len()],
+    since: Option<Stopwatch>,
+}
+
+impl Counts {
+    fn tell(&mut self, metrics: &DoorMetrics, failed: bool) {
+        let Some(since) = self.since.take() else { return };
+        let status = if failed { FAILED } else { OK };
+        for (counts, status) in [(&mut self.carried_out, status), (&mut self.refused, REFUSED)] {
+            for (verb, count) in Verb::ALL.into_iter().zip(counts).filter(|(_, count)| **count > 0) {
+                metrics.requests(verb, status, u64::from(std::mem::take(count)), &since);
+            }
+        }
+    }
+}
+
+/// How commands are told apart in metrics, in the classes that HTTP has.
+const OK: u16 = 200;
+const REFUSED: u16 = 400;
+const FAILED: u16 = 503;
 
 /// Events that are submitted together.
 struct Segment {
     events: Events,
     durability: Durability,
+}
+
+/// How much a turn holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Commands.
+    pub commands: usize,
+    /// Events of these commands.
+    pub events: usize,
+    /// Bytes of replies that are already known.
+    pub reply_bytes: usize,
+}
+
+impl Load {
+    /// Both together.
+    pub fn plus(self, other: Load) -> Load {
+        Load {
+            commands: self.commands + other.commands,
+            events: self.events + other.events,
+            reply_bytes: self.reply_bytes + other.reply_bytes,
+        }
+    }
+
+    /// What is left without `other`.
+    pub fn minus(self, other: Load) -> Load {
+        Load {
+            commands: self.commands.saturating_sub(other.commands),
+            events: self.events.saturating_sub(other.events),
+            reply_bytes: self.reply_bytes.saturating_sub(other.reply_bytes),
+        }
+    }
 }
 
 /// The commands of one connection.
@@ -57,9 +115,27 @@ impl Turn {
         self.plans.len()
     }
 
+    /// How much it holds.
+    pub fn load(&self) -> Load {
+        let events = self.segments.iter().map(|segment| segment.events.len()).sum();
+        Load { commands: self.plans.len(), events, reply_bytes: self.bytes.len() }
+    }
+
     /// Bytes of replies that are already known.
     pub fn reply_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Counts a command; what it asks for was understood or not.
+    #[inline]
+    pub fn count(&mut self, verb: Verb, is_refused: bool) {
+        let counts = if is_refused { &mut self.counts.refused } else { &mut self.counts.carried_out };
+        if let Some(count) = counts.get_mut(verb as usize) {
+            *count += 1;
+        }
+        if self.counts.since.is_none() {
+            self.counts.since = Some(Stopwatch::start());
+        }
     }
 
     /// Where the next command's events go; they stay together.
@@ -115,8 +191,17 @@ impl Turn {
     }
 
     /// Submits everything and answers every connection once it is settled. What is left is empty and can be used again.
-    pub async fn run(&mut self, service: &Service) {
+    pub async fn run(&mut self, service: &Service, metrics: &DoorMetrics) {
         let mut settled = Vec::with_capacity(self.segments.len());
+        // A small turn is not worth waking the flusher and being woken by it: what these cost is more than what the
+        // thread could do meanwhile.
+        if self.plans.len() <= RESP_TURN_WAITING_MAX
+            && self.segments.len() == 1
+            && let Some(Segment { events, durability }) = self.segments.pop()
+        {
+            let count = events.len();
+            settled.push(Settled { events: count, receipt: service.submit_waiting(events, durability) });
+        }
         let mut submitted = Vec::with_capacity(self.segments.len());
         for Segment { events, durability } in self.segments.drain(..) {
             let count = events.len();
@@ -133,6 +218,7 @@ impl Turn {
             settled.push(Settled { events, receipt });
         }
         self.answer(&settled);
+        self.counts.tell(metrics, settled.iter().any(|settled| settled.receipt.is_err()));
         self.plans.clear();
         self.bytes.clear();
     }

@@ -15,8 +15,10 @@ use super::clients::Client;
 use super::connection::Connection;
 use super::door::Door;
 use super::session;
-use super::turn::Turn;
-use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_READ_BYTES};
+use super::turn::{Load, Turn};
+use crate::limits::{
+    RESP_COMMANDS_UNDER_WAY_MAX, RESP_EVENTS_UNDER_WAY_MAX, RESP_READ_BYTES, RESP_REPLY_BYTES_UNDER_WAY_MAX,
+};
 
 /// An accepted connection on its way to a worker.
 pub struct Accepted {
@@ -36,8 +38,8 @@ pub struct Worker {
     spare: RefCell<Turn>,
     /// What sockets are read into, one after the other.
     buffer: RefCell<Vec<u8>>,
-    /// Commands submitted and not settled.
-    commands_under_way: Cell<usize>,
+    /// What was submitted and is not settled.
+    under_way: Cell<Load>,
     settled: Notify,
     /// Bytes of answers that sockets did not take.
     output_bytes: Cell<usize>,
@@ -55,7 +57,7 @@ impl Worker {
             turn: RefCell::default(),
             spare: RefCell::default(),
             buffer: RefCell::new(vec![0; RESP_READ_BYTES]),
-            commands_under_way: Cell::new(0),
+            under_way: Cell::default(),
             settled: Notify::new(),
             output_bytes: Cell::new(0),
             input_bytes: Cell::new(0),
@@ -101,6 +103,7 @@ impl Worker {
             Ok(stream) => stream,
             Err(error) => {
                 tracing::debug!(%error, "a connection was gone before it was served");
+                self.door.clients.remove(client.id);
                 return;
             }
         };
@@ -108,11 +111,13 @@ impl Worker {
         let connection = Rc::new(Connection::new(stream, Rc::clone(self), client));
         self.connections.borrow_mut().insert(id, Rc::downgrade(&connection));
         let worker = Rc::clone(self);
+        let open = self.door.metrics.connection();
         spawn_local(async move {
             session::serve(&worker, connection).await;
             worker.connections.borrow_mut().remove(&id);
             worker.door.clients.remove(id);
             worker.closed.notify_one();
+            drop(open);
         });
     }
 
@@ -140,19 +145,26 @@ impl Worker {
 
     async fn submit(&self) {
         let mut turn = self.turn.replace(self.spare.take());
-        let commands = turn.commands();
-        self.commands_under_way.set(self.commands_under_way.get() + commands);
-        turn.run(&self.door.service).await;
-        self.commands_under_way.set(self.commands_under_way.get().saturating_sub(commands));
+        let load = turn.load();
+        self.under_way.set(self.under_way.get().plus(load));
+        turn.run(&self.door.service, &self.door.metrics).await;
+        self.under_way.set(self.under_way.get().minus(load));
         self.settled.notify_waiters();
         self.spare.replace(turn);
     }
 
-    /// Resolves when few enough commands are under way for more to be read.
+    /// Resolves when few enough commands gather and are under way for more to be read.
     pub async fn room(&self) {
-        while self.commands_under_way.get() > RESP_COMMANDS_UNDER_WAY_MAX {
+        while self.is_full() {
             self.settled.notified().await;
         }
+    }
+
+    fn is_full(&self) -> bool {
+        let load = self.under_way.get().plus(self.turn.borrow().load());
+        load.commands > RESP_COMMANDS_UNDER_WAY_MAX
+            || load.events > RESP_EVENTS_UNDER_WAY_MAX
+            || load.reply_bytes > RESP_REPLY_BYTES_UNDER_WAY_MAX
     }
 
     /// A connection's unwritten answers went from `before` to `after` bytes.

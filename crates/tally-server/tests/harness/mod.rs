@@ -4,6 +4,7 @@
 
 pub mod redis;
 pub mod resp;
+pub mod wire;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -41,8 +42,8 @@ pub struct Server {
     child: Child,
     /// `http://127.0.0.1:PORT`.
     pub base: String,
-    /// `127.0.0.1:PORT`, where it speaks the protocol of Redis; empty if nowhere.
-    pub resp: String,
+    /// Where Redis clients connect, `127.0.0.1:PORT`; empty if they cannot.
+    pub redis: String,
     stderr: Receiver<String>,
     seen: String,
     _own_data: Option<TempDir>,
@@ -78,8 +79,8 @@ impl Server {
             // Lines go nowhere once the test has seen enough.
             errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
         });
-        let (base, resp, seen) = Default::default();
-        let mut server = Server { child, base, resp, stderr, seen, _own_data: None };
+        let (base, redis) = (String::new(), String::new());
+        let mut server = Server { child, base, redis, stderr, seen: String::new(), _own_data: None };
         let mut out = BufReader::new(server.child.stdout.take().unwrap());
         let mut said = String::new();
         while !said.contains("  try") {
@@ -91,7 +92,7 @@ impl Server {
         let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
         server.base = listening.trim().to_owned();
         let redis = said.lines().find_map(|line| line.trim().strip_prefix("and redis on")).unwrap_or_default();
-        server.resp = redis.trim().trim_start_matches("redis://").to_owned();
+        server.redis = redis.trim().trim_start_matches("redis://").to_owned();
         server
     }
 
@@ -157,6 +158,13 @@ impl Server {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    /// The memory the process has at this moment.
+    pub fn memory_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let now = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        now.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
     /// A connection of its own, that gives up on a read after a while.

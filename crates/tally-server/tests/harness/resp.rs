@@ -1,172 +1,152 @@
-//! A client of the Redis protocol that shows every reply as it was written, for comparing them.
+//! A Redis client by hand, for what real clients do not do.
 
-#![allow(dead_code, reason = "each test uses its own part")]
-
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{PATIENCE, Server};
+use super::{PATIENCE, pause};
 
-/// A reply. Kinds that look alike to most clients are kept apart: a test compares what was on the wire.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A reply, as version 2 of the protocol has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// `+text`.
-    Simple(String),
-    /// `-text`.
+    /// `+…` and `$…`.
+    Text(String),
+    /// `-…`.
     Error(String),
-    /// `:number`.
+    /// `:…`.
     Integer(i64),
-    /// A string.
-    Bulk(Vec<u8>),
-    /// Anything of version 3 that fits on a line: null, booleans, doubles. Also the nulls of version 2.
-    Line(String),
-    /// `*`, `%`, `~` or `>`, and what is in it; a map has its keys and values in a row.
-    Many(u8, Vec<Reply>),
+    /// Nothing.
+    Null,
+    /// `*…`.
+    Array(Vec<Reply>),
 }
 
 impl Reply {
-    /// Reads the next reply.
-    pub fn read(from: &mut impl BufRead) -> io::Result<Reply> {
-        let mut line = Vec::new();
-        from.read_until(b'\n', &mut line)?;
-        let text =
-            String::from_utf8_lossy(line.strip_suffix(b"\r\n").ok_or(io::ErrorKind::UnexpectedEof)?).into_owned();
-        let wrong = |_| io::Error::other(format!("not a reply: {text}"));
-        let rest = text.get(1..).unwrap_or_default();
-        Ok(match (line[0], rest) {
-            (b'$' | b'*', "-1") => Reply::Line(text),
-            (b'+', _) => Reply::Simple(rest.to_owned()),
-            (b'-', _) => Reply::Error(rest.to_owned()),
-            (b':', _) => Reply::Integer(rest.parse().map_err(wrong)?),
-            (b'$' | b'=', _) => {
-                let mut bytes = vec![0; rest.parse::<usize>().map_err(wrong)? + 2];
-                from.read_exact(&mut bytes)?;
-                bytes.truncate(bytes.len() - 2);
-                Reply::Bulk(bytes)
-            }
-            (kind @ (b'*' | b'~' | b'>' | b'%'), _) => {
-                let len = rest.parse::<usize>().map_err(wrong)? * if kind == b'%' { 2 } else { 1 };
-                Reply::Many(kind, (0..len).map(|_| Reply::read(from)).collect::<io::Result<_>>()?)
-            }
-            (b'_' | b'#' | b',' | b'(', _) => Reply::Line(text),
-            _ => return Err(io::Error::other(format!("not a reply: {text}"))),
-        })
-    }
-
-    /// The number, or a panic that shows what it was instead.
-    pub fn number(&self) -> i64 {
-        match self {
-            Reply::Integer(number) => *number,
-            Reply::Bulk(text) => std::str::from_utf8(text).unwrap().parse().unwrap(),
-            other => panic!("not a number: {other:?}"),
-        }
-    }
-
-    /// What an array holds, or a panic that shows what it was instead.
+    /// The elements of an array.
     pub fn items(&self) -> &[Reply] {
         match self {
-            Reply::Many(_, items) => items,
-            other => panic!("not an array: {other:?}"),
+            Reply::Array(items) => items,
+            other => panic!("no array: {other:?}"),
         }
     }
 
-    /// The error's text; empty if it is none.
-    pub fn error(&self) -> &str {
+    /// The text; that of an error, too.
+    pub fn text(&self) -> &str {
         match self {
-            Reply::Error(text) => text,
-            _ => "",
+            Reply::Text(text) | Reply::Error(text) => text,
+            other => panic!("no text: {other:?}"),
         }
     }
 }
 
-/// A request as an array of strings.
-pub fn array(args: &[impl AsRef<[u8]>]) -> Vec<u8> {
+/// A request as clients write it.
+pub fn request<T: AsRef<[u8]>>(args: &[T]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args.iter().map(AsRef::as_ref) {
-        bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
-        bytes.extend_from_slice(arg);
-        bytes.extend_from_slice(b"\r\n");
+        bytes.extend(format!("${}\r\n", arg.len()).bytes());
+        bytes.extend(arg);
+        bytes.extend(b"\r\n");
     }
     bytes
 }
 
-/// A socket of either kind.
-trait Socket: Read + Write + Send {
-    /// How long a read waits.
-    fn wait_at_most(&self, time: Duration) -> io::Result<()>;
+/// A connection that gives up on a read after a while.
+pub fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
 }
 
-impl Socket for TcpStream {
-    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time))
-    }
+/// One connection.
+pub struct Redis {
+    stream: BufReader<TcpStream>,
 }
 
-impl Socket for UnixStream {
-    fn wait_at_most(&self, time: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(time))
-    }
-}
-
-/// A connection that speaks the protocol.
-pub struct Resp(BufReader<Box<dyn Socket>>);
-
-impl Resp {
-    /// A connection to a Tally.
-    pub fn to(server: &Server) -> Resp {
-        Resp::try_to(&server.resp).unwrap()
+impl Redis {
+    /// A new connection.
+    pub fn connect(address: &str) -> Redis {
+        Redis { stream: BufReader::new(connect(address)) }
     }
 
-    /// A connection to this address, if somebody is there.
-    pub fn try_to(address: &str) -> io::Result<Resp> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        stream.wait_at_most(PATIENCE)?;
-        Ok(Resp(BufReader::new(Box::new(stream))))
+    /// Sends bytes as they are; whether the server took them.
+    pub fn send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.get_mut().write_all(bytes).is_ok()
     }
 
-    /// A connection over this socket.
-    pub fn over(stream: UnixStream) -> Resp {
-        stream.wait_at_most(PATIENCE).unwrap();
-        Resp(BufReader::new(Box::new(stream)))
+    /// The same connection, for sending from another thread.
+    pub fn sender(&self) -> TcpStream {
+        self.stream.get_ref().try_clone().unwrap()
     }
 
-    /// Sends bytes as they are.
-    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.get_mut().write_all(bytes)
+    /// The next reply; none when the connection was closed.
+    pub fn read(&mut self) -> Option<Reply> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(0) => return None,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+            Err(error) => panic!("no reply: {error}"),
+        }
+        let (kind, rest) = line.trim_end().split_at(1);
+        Some(match kind {
+            "+" => Reply::Text(rest.to_owned()),
+            "-" => Reply::Error(rest.to_owned()),
+            ":" => Reply::Integer(rest.parse().unwrap()),
+            "$" | "*" if rest == "-1" => Reply::Null,
+            "$" => {
+                let mut bytes = vec![0; rest.parse::<usize>().unwrap() + 2];
+                self.stream.read_exact(&mut bytes).unwrap();
+                bytes.truncate(bytes.len() - 2);
+                Reply::Text(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            "*" => Reply::Array((0..rest.parse().unwrap()).map(|_| self.read().unwrap()).collect()),
+            _ => panic!("not a reply: {line:?}"),
+        })
     }
 
-    /// The next reply.
-    pub fn reply(&mut self) -> io::Result<Reply> {
-        Reply::read(&mut self.0)
+    /// A command and its reply.
+    pub fn call(&mut self, args: &[&str]) -> Reply {
+        assert!(self.send(&request(args)), "the server took no {args:?}");
+        self.read().unwrap_or_else(|| panic!("closed instead of an answer to {args:?}"))
     }
 
-    /// One request and its reply.
-    pub fn call(&mut self, args: &[impl AsRef<[u8]>]) -> Reply {
-        self.send(&array(args)).unwrap();
-        self.reply().unwrap()
+    /// A field of `INFO`.
+    pub fn info(&mut self, field: &str) -> String {
+        let info = self.call(&["INFO"]);
+        let value = info.text().lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("INFO has no {field}")).to_owned()
     }
 
-    /// One request whose words have blanks between, and its reply.
-    pub fn say(&mut self, line: &str) -> Reply {
-        self.call(&line.split(' ').collect::<Vec<_>>())
-    }
-
-    /// Whether the other side has closed, and nothing else is to be read.
-    pub fn is_closed(&mut self) -> bool {
-        match self.0.fill_buf() {
-            Ok(bytes) => bytes.is_empty(),
-            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    /// Waits until so many clients are connected, this one included.
+    pub fn wait_for_clients(&mut self, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let connected = self.info("connected_clients").parse::<usize>().unwrap();
+            if connected == count {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{connected} clients are connected, not {count}");
+            pause(Duration::from_millis(5));
         }
     }
 
-    /// Whether something arrives within this time.
-    pub fn answers_within(&mut self, time: Duration) -> bool {
-        self.0.get_ref().wait_at_most(time).unwrap();
-        let arrived = self.0.fill_buf().is_ok();
-        self.0.get_ref().wait_at_most(PATIENCE).unwrap();
-        arrived
+    /// Counts as a good client does until `attack` has ended, at least so often, and returns the median time of an
+    /// answer. Every answer must be the right one.
+    pub fn counts_during(&mut self, rounds_min: usize, attack: impl FnOnce() + Send) -> Duration {
+        let mut times = Vec::new();
+        std::thread::scope(|scope| {
+            let attack = scope.spawn(attack);
+            let Reply::Integer(mut value) = self.call(&["INCRBY", "good", "0"]) else { panic!("no number") };
+            while times.len() < rounds_min || !attack.is_finished() {
+                let begun = Instant::now();
+                assert_eq!(self.call(&["PING"]), Reply::Text("PONG".to_owned()));
+                value += 1;
+                assert_eq!(self.call(&["INCR", "good"]), Reply::Integer(value));
+                times.push(begun.elapsed() / 2);
+            }
+        });
+        times.sort_unstable();
+        times[times.len() / 2]
     }
 }

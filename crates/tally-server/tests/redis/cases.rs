@@ -2,7 +2,7 @@
 
 use crate::harness::Server;
 use crate::harness::redis::Redis;
-use crate::harness::resp::{Reply, Resp};
+use crate::harness::wire::{Reply, Resp};
 
 /// Cases that went wrong before. Each line is a request on the same new connection.
 const CASES: [&[&str]; 7] = [

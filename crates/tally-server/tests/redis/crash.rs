@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tally_sim::rng::Rng;
 
-use crate::harness::resp::{Reply, Resp, array};
+use crate::harness::wire::{Reply, Resp, request};
 use crate::harness::{Server, pause, run, tally};
 use crate::{clock_ms, number_from_env};
 
@@ -53,7 +53,7 @@ impl Told {
                 2..=4 => vec![format!("INCR own:{client}")],
                 _ => vec!["INCR hot".to_owned()],
             };
-            lines.iter().for_each(|line| bytes.extend(array(&line.split(' ').collect::<Vec<_>>())));
+            lines.iter().for_each(|line| bytes.extend(request(&line.split(' ').collect::<Vec<_>>())));
         }
         self.own_sent += kinds.iter().filter(|kind| matches!(kind, 2..=4)).count() as i64;
         self.hot_sent += kinds.iter().filter(|kind| **kind > 4).count() as i64;
@@ -133,7 +133,7 @@ fn no_reply_is_taken_back_however_often_the_server_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let mut server = Server::start_in(&data);
-    let (stop, address) = (AtomicBool::new(false), RwLock::new(server.resp.clone()));
+    let (stop, address) = (AtomicBool::new(false), RwLock::new(server.redis.clone()));
     let (server, told) = std::thread::scope(|scope| {
         let send = |client| send_until(&stop, &address, client, seed);
         let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || send(client))).collect();
@@ -142,7 +142,7 @@ fn no_reply_is_taken_back_however_often_the_server_is_killed() {
             pause(Duration::from_millis(20 + rng.below(250)));
             server.kill();
             server = Server::start_in(&data);
-            address.write().unwrap().clone_from(&server.resp);
+            address.write().unwrap().clone_from(&server.redis);
         }
         pause(Duration::from_millis(100));
         stop.store(true, SeqCst);

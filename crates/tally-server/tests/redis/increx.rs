@@ -1,7 +1,7 @@
 //! `INCREX`, which this Redis does not have: drawn at random, and done naively with the commands it does have.
 
 use crate::draw::{Draw, Words};
-use crate::harness::resp::{Reply, Resp};
+use crate::harness::wire::{Reply, Resp};
 
 /// One `INCREX` with options that are right.
 pub struct IncrEx {

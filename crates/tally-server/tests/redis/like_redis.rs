@@ -12,7 +12,7 @@ use tally_sim::rng::Rng;
 
 use crate::draw::{Draw, EXACT_MOMENTS, Words};
 use crate::harness::redis::Redis;
-use crate::harness::resp::{Reply, Resp, array};
+use crate::harness::wire::{Reply, Resp, request};
 use crate::harness::{Server, pause};
 use crate::increx::IncrEx;
 use crate::{number_from_env, seed};
@@ -266,7 +266,7 @@ impl Run {
             let end: &[u8] = self.draw.pick(&[b"\r\n", b"\n", b"  \r\n"]);
             return [words.join(&b' '), end.to_vec()].concat();
         }
-        array(words)
+        request(words)
     }
 
     fn expect(&mut self, at: usize, expected: Vec<Expected>) {

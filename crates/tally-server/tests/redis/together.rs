@@ -5,7 +5,7 @@ use std::sync::Barrier;
 
 use serde_json::json;
 
-use crate::harness::resp::{Reply, Resp, array};
+use crate::harness::wire::{Reply, Resp, request};
 use crate::harness::{Client, Server, serve, write};
 
 const STOCK: i64 = 300;
@@ -17,10 +17,10 @@ const EACH: usize = 10;
 fn a_thousand_buyers_of_three_hundred_pieces_get_exactly_three_hundred() {
     let server = Server::start();
     assert_eq!(Resp::to(&server).say(&format!("SET stock {STOCK}")), Reply::Simple("OK".into()));
-    let (barrier, address) = (Barrier::new(BUYERS), &server.resp);
+    let (barrier, address) = (Barrier::new(BUYERS), &server.redis);
     let buy = || {
         let mut resp = Resp::try_to(address).unwrap();
-        let request = array(&["INCREX", "stock", "BYINT", "-1", "LBOUND", "0"]).repeat(EACH);
+        let request = request(&["INCREX", "stock", "BYINT", "-1", "LBOUND", "0"]).repeat(EACH);
         barrier.wait();
         resp.send(&request).unwrap();
         let replies = (0..EACH).map(|_| resp.reply().unwrap());
@@ -41,12 +41,12 @@ fn a_thousand_buyers_of_three_hundred_pieces_get_exactly_three_hundred() {
 #[test]
 fn both_front_doors_count_into_one_total() {
     let server = Server::start();
-    let (resp, http) = (&server.resp, &server.base);
+    let (resp, http) = (&server.redis, &server.base);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let mut resp = Resp::try_to(resp).unwrap();
-                resp.send(&array(&["INCR", "k"]).repeat(500)).unwrap();
+                resp.send(&request(&["INCR", "k"]).repeat(500)).unwrap();
                 (0..500).for_each(|_| assert!(resp.reply().unwrap().number() > 0));
             });
             scope.spawn(|| {
@@ -107,7 +107,7 @@ fn pipelines_over_namespaces_of_every_consistency_are_answered_in_order() {
         for line in
             ["INCR views:1", "INCR likes:1", "MGET views:1 likes:1", "PING", "GET views:1", "DEL views:2 likes:2"]
         {
-            bytes.extend(array(&line.split(' ').collect::<Vec<_>>()));
+            bytes.extend(request(&line.split(' ').collect::<Vec<_>>()));
         }
     }
     resp.send(&bytes).unwrap();
@@ -130,10 +130,10 @@ fn the_replies_of_a_deep_pipeline_keep_their_order_across_reads_walks_and_turns(
     let mut resp = Resp::to(&server);
     let mut bytes = Vec::new();
     for number in 1..=DEPTH {
-        bytes.extend(array(&["INCR", "a"]));
+        bytes.extend(request(&["INCR", "a"]));
         if number % 1000 == 0 {
-            bytes.extend(array(&["DBSIZE"]));
-            bytes.extend(array(&["GET", "a"]));
+            bytes.extend(request(&["DBSIZE"]));
+            bytes.extend(request(&["GET", "a"]));
         }
     }
     resp.send(&bytes).unwrap();

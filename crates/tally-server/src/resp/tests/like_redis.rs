@@ -159,20 +159,6 @@ fn commands_are_described_as_redis_describes_them() {
 }
 
 #[test]
-fn doubles_are_written_as_redis_writes_them() {
-    let redis = Redis::start();
-    for value in [0.1, -2.5, 3.0, 1e16, 1e17, 123_456_789.123, 1e300, 1.5e-7, 0.0001, 1.0 / 3.0] {
-        let script = "redis.setresp(3); return {double=tonumber(ARGV[1])}";
-        let request = format!("HELLO 3\r\nEVAL \"{script}\" 0 {value:e}\r\n");
-        let theirs = redis.answer(&[AUTH, request.as_bytes()].concat());
-        let mut ours = Vec::new();
-        Reply::new(&mut ours, Version::V3).double(value);
-        let (ours, theirs) = (String::from_utf8_lossy(&ours), String::from_utf8_lossy(&theirs));
-        assert!(theirs.ends_with(ours.as_ref()), "{ours:?}\nis not the end of\n{theirs:?}");
-    }
-}
-
-#[test]
 fn patterns_match_the_keys_that_redis_matches() {
     const ROUNDS: usize = 2000;
     const LETTERS: &[u8] = b"abAc]-^\\";

@@ -1,0 +1,159 @@
+//! Ends of Redis connections: at any point, in the middle of anything, and when the server is told to stop.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+#![cfg(target_os = "linux")]
+
+mod harness;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use harness::resp::{Redis, Reply, connect, request};
+use harness::{PATIENCE, Server};
+
+/// So many answers of a good client are checked during an attack.
+const ROUNDS: usize = 200;
+
+/// Closes without a farewell: what the server writes from now on fails.
+fn reset(stream: TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    drop(stream);
+}
+
+#[test]
+fn a_client_that_is_gone_in_a_deep_pipeline_takes_nobody_elses_answers() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    // More commands than are under way at once for one connection, in one read.
+    let deep = b"PING\r\n".repeat(60_000);
+    good.counts_during(ROUNDS, || {
+        for _ in 0..300 {
+            let mut stream = connect(address);
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(&deep);
+            reset(stream);
+        }
+    });
+    good.wait_for_clients(1);
+}
+
+#[test]
+fn connections_that_end_at_any_point_leave_nothing_behind() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let large = "x".repeat(300_000);
+    let all = [
+        request(&["INCR", "cut"]).repeat(3),
+        b"INCR cut\r\n".to_vec(),
+        request(&["HELLO", "3"]),
+        request(&["COMMAND", "DOCS"]).repeat(8),
+        request(&["SCAN", "0"]).repeat(3),
+        request(&["MULTI"]),
+        request(&["ECHO", &large]).repeat(2),
+        request(&["EXEC"]),
+        request(&["MULTI"]),
+        request(&["ECHO", &large]),
+    ]
+    .concat();
+    let rounds = 600;
+    good.counts_during(ROUNDS, || {
+        for round in 0..rounds {
+            // Half of them within what is short, where most of the borders are.
+            let span = if round % 2 == 0 { 700 } else { all.len() };
+            let cut = round * 7919 % span;
+            let mut stream = connect(address);
+            let _ = stream.write_all(&all[..cut]);
+            match round % 3 {
+                0 => reset(stream),
+                1 => drop(stream),
+                _ => {
+                    // Answered to the end, as far as it was understood.
+                    stream.shutdown(std::net::Shutdown::Write).unwrap();
+                    let _ = stream.read_to_end(&mut Vec::new());
+                }
+            }
+        }
+    });
+    good.wait_for_clients(1);
+    assert_eq!(good.call(&["CLIENT", "LIST"]).text().lines().count(), 1);
+    // The room for unfinished requests is whole again: 50 of a mebibyte fit beside each other.
+    let echo = request(&["ECHO", &"x".repeat(1 << 20)]);
+    let mut unfinished: Vec<Redis> = (0..50).map(|_| Redis::connect(address)).collect();
+    for client in &mut unfinished {
+        assert!(client.send(&echo[..echo.len() - 2]));
+    }
+    for client in &mut unfinished {
+        assert!(client.send(&echo[echo.len() - 2..]));
+        assert_eq!(client.read().unwrap().text().len(), 1 << 20);
+    }
+}
+
+#[test]
+fn what_was_sent_before_the_end_of_a_connection_is_carried_out_and_answered() {
+    let server = Server::start();
+    let mut stream = connect(&server.redis);
+    stream.write_all(&request(&["INCR", "last"]).repeat(10_000)).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    let expected: String = (1..=10_000).map(|value| format!(":{value}\r\n")).collect();
+    assert!(answers == expected, "ended with {:?}", answers.lines().last());
+}
+
+#[test]
+fn sigterm_closes_idle_connections_at_once() {
+    let mut server = Server::start();
+    let mut idle: Vec<Redis> = (0..100).map(|_| Redis::connect(&server.redis)).collect();
+    idle.iter_mut().for_each(|client| assert_eq!(client.call(&["PING"]).text(), "PONG"));
+    // Neither half a request nor an open transaction is under way.
+    assert!(idle[0].send(b"*2\r\n$3\r\nGET\r\n$5\r\nun"));
+    assert_eq!(idle[1].call(&["MULTI"]).text(), "OK");
+    let begun = Instant::now();
+    server.signal();
+    idle.iter_mut().for_each(|client| assert_eq!(client.read(), None));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(server.exit().code(), Some(0));
+    assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn sigterm_answers_everything_that_it_carries_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let mut server = Server::start_in(&data);
+    let address = server.redis.clone();
+    let counts: Vec<i64> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|number| {
+                let mut client = Redis::connect(&address);
+                let mut sender = client.sender();
+                let incr = request(&["INCR", &format!("stopped:{number}")]);
+                // Writes until the server is gone.
+                scope.spawn(move || while sender.write_all(&incr.repeat(100)).is_ok() {});
+                assert_eq!(client.read(), Some(Reply::Integer(1)));
+                client
+            })
+            .collect();
+        server.signal();
+        let count = |mut client: Redis| {
+            let mut last = 1;
+            while let Some(reply) = client.read() {
+                assert_eq!(reply, Reply::Integer(last + 1));
+                last += 1;
+            }
+            last
+        };
+        let counting: Vec<_> = clients.into_iter().map(|client| scope.spawn(move || count(client))).collect();
+        counting.into_iter().map(|count| count.join().unwrap()).collect()
+    });
+    assert_eq!(server.exit().code(), Some(0));
+    let server = Server::start_in(&data);
+    let mut client = Redis::connect(&server.redis);
+    for (number, count) in counts.into_iter().enumerate() {
+        let stored = client.call(&["GET", &format!("stopped:{number}")]);
+        assert_eq!(stored, Reply::Text(count.to_string()), "client {number}");
+    }
+}

@@ -1,0 +1,411 @@
+//! Hostile input to the Redis port: each is refused, bounded or closed, memory stays within what docs/operating.md
+//! states, and a good client keeps its answers and their speed.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+#![cfg(target_os = "linux")]
+
+mod harness;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use harness::resp::{Redis, Reply, connect, request};
+use harness::{Server, serve};
+
+const MIB: usize = 1 << 20;
+/// What one thread of the Redis port takes at the most, as docs/operating.md says.
+const THREAD_BYTES_MAX: usize = 512 * MIB;
+/// What an idle connection takes at the most, as docs/operating.md says.
+const IDLE_BYTES_MAX: usize = 8 << 10;
+/// Bytes of unfinished requests that a thread keeps.
+const UNFINISHED_BYTES_MAX: usize = 64 * MIB;
+/// The median answer to a good client during an attack, on a slow machine with other work.
+const MEDIAN_MAX: Duration = Duration::from_millis(250);
+/// How many answers the median is taken of.
+const ROUNDS: usize = 200;
+
+/// Threads of the Redis port on this machine.
+fn threads() -> usize {
+    (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 16)
+}
+
+fn assert_bounded(server: &Server, before: u64, median: Duration) {
+    let grown = server.memory_peak_bytes() - before;
+    eprintln!("{} MiB more, median {median:?}", grown >> 20);
+    assert!(grown < (threads() * THREAD_BYTES_MAX) as u64, "{} MiB", grown >> 20);
+    assert!(median < MEDIAN_MAX, "{median:?}");
+}
+
+/// Everything the server says to these bytes until it closes.
+fn said_until_closed(address: &str, bytes: &[u8]) -> String {
+    let mut stream = connect(address);
+    // The server may answer and close before everything is written.
+    let _ = stream.write_all(bytes);
+    let mut said = Vec::new();
+    let end = stream.read_to_end(&mut said);
+    assert!(
+        !matches!(&end, Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset),
+        "not closed after {:?}: {end:?}",
+        String::from_utf8_lossy(&said)
+    );
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn a_broken_frame_is_told_and_closed_while_others_count_on() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mebibyte = "x".repeat(MIB);
+    let three_large = format!("*4\r\n$4\r\nMGET\r\n{}", format!("${MIB}\r\n{mebibyte}\r\n").repeat(3));
+    let cases: [(&[u8], &str); 12] = [
+        (b"*1000000000\r\n", "invalid multibulk length"),
+        (b"*1025\r\n", "invalid multibulk length"),
+        (b"*99999999999999999999\r\n", "invalid multibulk length"),
+        (b"*1\r\n$-2\r\n", "invalid bulk length"),
+        (b"*1\r\n$-1\r\n", "invalid bulk length"),
+        (b"*1\r\n$1048577\r\n", "invalid bulk length"),
+        (b"*2\r\n$4\r\nECHO\r\n$4294967296\r\n", "invalid bulk length"),
+        (b"*1\r\n:1\r\n", "expected '$', got ':'"),
+        (&[b"*".as_slice(), &[b'1'; 70_000]].concat(), "too big mbulk count string"),
+        (&[b'a'; (64 << 10) + 1], "too big inline request"),
+        (b"GET \"unbalanced\r\n", "unbalanced quotes in request"),
+        (three_large.as_bytes(), "too big request"),
+    ];
+    let mut good = Redis::connect(address);
+    for (bytes, text) in cases {
+        assert_eq!(said_until_closed(address, bytes), format!("-ERR Protocol error: {text}\r\n"));
+        assert_eq!(good.call(&["PING"]).text(), "PONG");
+    }
+    good.wait_for_clients(1);
+}
+
+#[test]
+fn a_browser_learns_nothing_and_counts_nothing() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let body = "INCR hit\r\nINCR hit\r\n";
+    let post = format!("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    assert_eq!(said_until_closed(address, post.as_bytes()), "");
+    let get = format!("GET /INCR HTTP/1.1\r\nHost: x\r\n\r\n{body}");
+    assert_eq!(said_until_closed(address, get.as_bytes()), "");
+    assert_eq!(Redis::connect(address).call(&["GET", "hit"]), Reply::Null);
+}
+
+#[test]
+fn requests_may_come_one_byte_at_a_time() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut slow = Redis::connect(address);
+    let requests = [request(&["INCRBY", "slow", "7"]), b"GET slow\r\n".to_vec(), request(&["ECHO", "a b"])].concat();
+    for byte in requests {
+        assert!(slow.send(&[byte]));
+    }
+    assert_eq!(slow.read(), Some(Reply::Integer(7)));
+    assert_eq!(slow.read(), Some(Reply::Text("7".to_owned())));
+    assert_eq!(slow.read(), Some(Reply::Text("a b".to_owned())));
+}
+
+#[test]
+fn the_largest_argument_is_taken_and_answered() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let text = "x".repeat(MIB);
+    let mut client = Redis::connect(address);
+    assert_eq!(client.call(&["ECHO", &text]).text(), text);
+    let error = client.call(&["GET", &text]);
+    assert!(matches!(&error, Reply::Error(text) if text.len() < 512), "a key of a mebibyte is refused in few words");
+    let error = client.call(&["CLIENT", "SETNAME", &text]);
+    assert_eq!(error, Reply::Error("ERR Client names cannot be that long.".to_owned()));
+    for attribute in ["LIB-NAME", "LIB-VER"] {
+        assert!(matches!(client.call(&["CLIENT", "SETINFO", attribute, &text]), Reply::Error(_)));
+    }
+    assert!(matches!(client.call(&["HELLO", "3", "SETNAME", &text]), Reply::Error(_)));
+    assert!(client.call(&["CLIENT", "LIST"]).text().len() < 1024);
+}
+
+#[test]
+fn one_connection_too_many_is_told_so_and_room_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(&dir.path().join("data"));
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 400 && exec \"$0\" \"$@\""]).arg(served.get_program()).args(served.get_args());
+    let server = Server::start_with(command);
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let max: usize = good.call(&["CONFIG", "GET", "maxclients"]).items()[1].text().parse().unwrap();
+    let mut others: Vec<Redis> = (1..max).map(|_| Redis::connect(address)).collect();
+    others.iter_mut().for_each(|other| assert_eq!(other.call(&["PING"]).text(), "PONG"));
+    let refused = Redis::connect(address).read();
+    assert_eq!(refused, Some(Reply::Error("ERR max number of clients reached".to_owned())));
+    assert_eq!(good.info("rejected_connections"), "1");
+    drop(others);
+    good.wait_for_clients(1);
+    assert_eq!(Redis::connect(address).call(&["PING"]).text(), "PONG");
+}
+
+#[test]
+fn ten_thousand_idle_connections_cost_little_and_slow_nobody() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const WANTED: usize = 10_000;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let max: usize = good.call(&["CONFIG", "GET", "maxclients"]).items()[1].text().parse().unwrap();
+    let own = limit.maximum.map_or(usize::MAX, |files| usize::try_from(files).unwrap());
+    let count = WANTED.min(max - 8).min(own.saturating_sub(512));
+    if count < WANTED {
+        eprintln!("only {count} connections: the hard limit of open files allows no more");
+    }
+    let before = server.memory_bytes();
+    // Each has been used, with a request that took memory to read.
+    let many_words = format!("MGET{}\r\n", " word".repeat(1000));
+    let idle: Vec<TcpStream> = (0..count)
+        .map(|at| {
+            let mut stream = connect(address);
+            if at % 16 == 0 {
+                stream.write_all(many_words.as_bytes()).unwrap();
+                stream.read_exact(&mut [0; 7 + 1000 * 5]).unwrap();
+            }
+            stream
+        })
+        .collect();
+    good.wait_for_clients(count + 1);
+    let median = good.counts_during(ROUNDS, || {});
+    let grown = usize::try_from(server.memory_bytes().saturating_sub(before)).unwrap();
+    eprintln!("{count} idle connections: {} bytes each, median {median:?}", grown / count);
+    assert!(grown < count * IDLE_BYTES_MAX, "{} bytes each", grown / count);
+    assert!(median < MEDIAN_MAX, "{median:?}");
+    drop(idle);
+    good.wait_for_clients(1);
+}
+
+/// A client that sends the same requests over and over, does not wait, and never reads.
+struct Greedy {
+    stream: TcpStream,
+    sent: usize,
+}
+
+impl Greedy {
+    fn connect(address: &str) -> Greedy {
+        let stream = connect(address);
+        // Little room for answers on this side.
+        rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        Greedy { stream, sent: 0 }
+    }
+
+    /// Sends as much as is taken at once; false when the connection was closed.
+    fn send_on(&mut self, requests: &[u8]) -> bool {
+        match self.stream.write(&requests[self.sent..]) {
+            Ok(taken) => self.sent = (self.sent + taken) % requests.len(),
+            Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+        }
+        true
+    }
+}
+
+#[test]
+fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
+    const CLIENTS: usize = 300;
+    /// So many are closed before the attack ends: the room for unread answers was full.
+    const CLOSED: usize = 100;
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    good.call(&["SET", "known", "1234567890"]);
+    let before = server.memory_peak_bytes();
+    let requests = [
+        request(&["COMMAND", "DOCS"]).repeat(20),
+        request(&["GET", "known"]).repeat(1000),
+        request(&["ECHO", &"x".repeat(MIB)]),
+    ]
+    .concat();
+    let median = good.counts_during(ROUNDS, || {
+        // Sooner than those who take nothing are cut off for that alone.
+        let deadline = Instant::now() + Duration::from_secs(25);
+        let mut greedy: Vec<Greedy> = (0..CLIENTS).map(|_| Greedy::connect(address)).collect();
+        let mut closed = 0;
+        while closed < CLOSED {
+            assert!(Instant::now() < deadline, "only {closed} were closed");
+            for client in &mut greedy {
+                if !client.send_on(&requests) {
+                    closed += 1;
+                    *client = Greedy::connect(address);
+                }
+            }
+        }
+    });
+    assert_bounded(&server, before, median);
+    good.wait_for_clients(1);
+}
+
+/// Opens connections that each send all of `bytes` but its end, and returns those that were not turned away.
+fn unfinished(address: &str, count: usize, bytes: &[u8]) -> Vec<Redis> {
+    let mut kept: Vec<Redis> = Vec::new();
+    for _ in 0..count {
+        let mut client = Redis::connect(address);
+        client.send(bytes);
+        kept.push(client);
+    }
+    kept
+}
+
+#[test]
+fn unfinished_requests_share_one_room_which_is_given_back_whole() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let before = server.memory_peak_bytes();
+    let fitting = threads() * UNFINISHED_BYTES_MAX / MIB;
+    let echo = request(&["ECHO", &"x".repeat(MIB)]);
+    let most = &echo[..echo.len() - 3];
+    for round in 0..4 {
+        let mut kept = Vec::new();
+        let median = good.counts_during(ROUNDS, || kept = unfinished(address, 3 * fitting, most));
+        assert_bounded(&server, before, median);
+        // The room is full, and a small request that comes in two parts has room all the same.
+        let mut small = Redis::connect(address);
+        let incr = request(&["INCR", "in-two-parts"]);
+        assert!(small.send(&incr[..20]));
+        assert_eq!(good.call(&["PING"]).text(), "PONG");
+        assert!(small.send(&incr[20..]));
+        assert_eq!(small.read(), Some(Reply::Integer(round + 1)));
+        // Those that were kept are answered when they end; all others were told why not.
+        let mut answered = 0;
+        for client in &mut kept {
+            client.send(&echo[echo.len() - 3..]);
+            match client.read() {
+                Some(Reply::Text(text)) => answered += usize::from(text.len() == MIB),
+                Some(Reply::Error(text)) => assert_eq!(text, "ERR too many unfinished requests; try again later"),
+                other => assert_eq!(other, None),
+            }
+        }
+        assert!((fitting * 3 / 4..=fitting + 1).contains(&answered), "{answered} of {fitting} in round {round}");
+        drop((kept, small));
+        good.wait_for_clients(1);
+    }
+}
+
+#[test]
+fn transactions_without_end_are_bounded_alone_and_together() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let before = server.memory_peak_bytes();
+    // Alone: too many commands spoil it.
+    let mut endless = Redis::connect(address);
+    assert_eq!(endless.call(&["MULTI"]).text(), "OK");
+    let refused = (0..100_000).map(|_| endless.call(&["INCR", "spoilt"])).find(|reply| reply.text() != "QUEUED");
+    assert_eq!(refused, Some(Reply::Error("ERR the transaction is too large".to_owned())));
+    assert!(matches!(endless.call(&["EXEC"]), Reply::Error(text) if text.starts_with("EXECABORT")));
+    assert_eq!(endless.call(&["GET", "spoilt"]), Reply::Null);
+    // Together: they count as unfinished requests, for as long as they last.
+    let fitting = threads() * UNFINISHED_BYTES_MAX / MIB;
+    let echo = request(&["ECHO", &"x".repeat(MIB / 10)]);
+    let large = [request(&["MULTI"]), echo.repeat(9)].concat();
+    for _ in 0..3 {
+        let mut kept: Vec<Redis> = (0..2 * fitting).map(|_| Redis::connect(address)).collect();
+        let mut whole = 0;
+        let median = good.counts_during(ROUNDS, || {
+            for client in &mut kept {
+                client.send(&large);
+                let replies: Vec<_> = (0..10).map_while(|_| client.read()).collect();
+                whole += usize::from(replies.iter().filter(|reply| reply.text() == "QUEUED").count() == 9);
+            }
+        });
+        assert_bounded(&server, before, median);
+        // Each takes nine tenths of a mebibyte.
+        assert!((fitting..fitting * 10 / 9 + 2).contains(&whole), "{whole} of {fitting}");
+        drop(kept);
+        good.wait_for_clients(2);
+    }
+}
+
+#[test]
+fn a_transaction_of_long_replies_is_cut_short() {
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut client = Redis::connect(address);
+    let before = server.memory_peak_bytes();
+    client
+        .send(&[request(&["MULTI"]), request(&["COMMAND", "DOCS"]).repeat(1000), request(&["INCR", "after"])].concat());
+    (0..1002).for_each(|_| assert!(matches!(client.read(), Some(Reply::Text(_)))));
+    let replies = client.call(&["EXEC"]);
+    assert_eq!(replies.items().len(), 1001);
+    assert!(matches!(replies.items()[0], Reply::Array(_)));
+    let too_large = Reply::Error("ERR the replies of the transaction are too large".to_owned());
+    assert_eq!(replies.items()[999], too_large);
+    assert_eq!(replies.items()[1000], Reply::Integer(1), "what counts is carried out");
+    assert!(server.memory_peak_bytes() - before < 32 * MIB as u64);
+}
+
+#[test]
+fn walks_that_are_never_finished_are_forgotten() {
+    const WALKS: usize = 20_000;
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    for at in 0..100 {
+        good.call(&["INCR", &format!("walk:{at:03}:{}", "x".repeat(400))]);
+    }
+    let before = server.memory_peak_bytes();
+    let median = good.counts_during(ROUNDS, || {
+        let mut dropping = Redis::connect(address);
+        for at in (0..WALKS).step_by(1000) {
+            let count = (1 + at / 1000).to_string();
+            dropping.send(&request(&["SCAN", "0", "COUNT", &count]).repeat(1000));
+            (0..1000).for_each(|_| assert_ne!(dropping.read().unwrap().items()[0].text(), "0"));
+        }
+    });
+    assert_bounded(&server, before, median);
+    let (mut cursor, mut seen) = ("0".to_owned(), 0);
+    loop {
+        let page = good.call(&["SCAN", &cursor, "MATCH", "walk:*"]);
+        seen += page.items()[1].items().len();
+        cursor = page.items()[0].text().to_owned();
+        if cursor == "0" {
+            break;
+        }
+    }
+    assert_eq!(seen, 100);
+}
+
+#[test]
+fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
+    const CLIENTS: usize = 40;
+    const DEEP: usize = 50;
+    let server = Server::start();
+    let address = server.redis.as_str();
+    let mut good = Redis::connect(address);
+    let keys: Vec<String> = (0..1000).map(|at| format!("k{at}")).collect();
+    for (value, key) in keys.iter().enumerate() {
+        good.send(&request(&["SET", key, &value.to_string()]));
+    }
+    keys.iter().for_each(|_| assert_eq!(good.read().unwrap().text(), "OK"));
+    let values: Vec<Reply> = (0..1000).map(|value: usize| Reply::Text(value.to_string())).collect();
+    let mut args = vec!["MGET"];
+    args.extend(keys.iter().map(String::as_str));
+    let pipeline = request(&args).repeat(DEEP);
+    let before = server.memory_peak_bytes();
+    let median = good.counts_during(ROUNDS, || {
+        std::thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    let mut client = Redis::connect(address);
+                    let mut sender = client.sender();
+                    let sent = scope.spawn({
+                        let pipeline = &pipeline;
+                        move || sender.write_all(pipeline).unwrap()
+                    });
+                    (0..DEEP).for_each(|_| assert_eq!(client.read().unwrap().items(), values));
+                    sent.join().unwrap();
+                });
+            }
+        });
+    });
+    assert_bounded(&server, before, median);
+}
