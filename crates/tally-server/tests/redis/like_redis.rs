@@ -162,7 +162,7 @@ impl Run {
 
     /// Draws a pipeline of any length for one of the connections: its bytes, and what to expect.
     fn draw_pipeline(&mut self, at: usize) -> (Vec<u8>, Vec<Expected>) {
-        let longest = self.draw.pick(&[1, 5, 30, 200]);
+        let longest = self.draw.pick(&[3, 30, 200, 200]);
         let mut bytes = Vec::new();
         let mut expected = Vec::new();
         for _ in 0..=self.draw.below(longest) {
