@@ -1,6 +1,7 @@
 //! What a request comes to: events in the turn, a reply that is known at once, or a command for later.
 
 use tally_core::surface::Durability;
+use tally_core::time::Millis;
 
 use super::clients::Client;
 use super::commands::{self, Command, Spec};
@@ -31,7 +32,7 @@ pub enum Next {
 
 /// Plans one request.
 #[inline]
-pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, turn: &mut Turn) -> Next {
+pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, now: Millis, turn: &mut Turn) -> Next {
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
         Err(text) => {
@@ -45,7 +46,7 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
     if session.transaction.is_some() && !ends_transaction(spec.id) {
         return queue(session, spec, args, turn);
     }
-    let asker = Asker { peer: client.peer.ip(), now: door.now() };
+    let asker = Asker { peer: client.peer.ip(), now };
     if let Some(op) = Op::read(spec.id, args, asker) {
         let planned = op.and_then(|op| {
             let durability = op.durability(&door.service);

@@ -177,6 +177,8 @@ impl Reader {
         worker.with_turn(|turn| {
             let mut share =
                 Share { from: turn.commands(), bytes_from: turn.reply_bytes(), version: self.session.version };
+            // What arrived together came at one time.
+            let now = worker.door.now();
             let (mut taken, mut commands) = (0, 0);
             let took = loop {
                 let left = input.get(taken..).unwrap_or_default();
@@ -191,7 +193,8 @@ impl Reader {
                     Parsed::Request(args, bytes) => {
                         taken += bytes;
                         commands += 1;
-                        let next = execute::plan(&worker.door, &self.connection.client, &mut self.session, args, turn);
+                        let next =
+                            execute::plan(&worker.door, &self.connection.client, &mut self.session, args, now, turn);
                         if self.session.version != share.version {
                             share.hand(turn, &self.connection, self.session.version);
                         }
