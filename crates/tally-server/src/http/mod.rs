@@ -164,7 +164,8 @@ mod tests {
 
     fn door() -> (Arc<Service>, Door) {
         let service = Arc::new(Service::new(Policies::default()));
-        (Arc::clone(&service), Door::new(service, Hosts::Any))
+        let metrics = DoorMetrics::new("http");
+        (Arc::clone(&service), Door::new(service, Hosts::Any, Arc::clone(&metrics), [metrics].into()))
     }
 
     fn ask(door: &Door, method: &str, path: &str) -> (Response, serde_json::Value) {
