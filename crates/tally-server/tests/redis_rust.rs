@@ -44,7 +44,9 @@ fn counters_are_read_and_written() {
 fn pipelines_and_transactions_are_answered_in_order() {
     in_both_versions(|_, mut connection, _| {
         let mut long = pipe();
-        (0..10_000).for_each(|_| drop(long.incr("piped", 1)));
+        for _ in 0..10_000 {
+            long.incr("piped", 1);
+        }
         let answers: Vec<i64> = long.query(&mut connection).unwrap();
         assert!(answers.into_iter().eq(1..=10_000));
         let answers: (i64, i64, Option<i64>, i64) =
@@ -58,13 +60,15 @@ fn a_walk_under_writes_sees_every_key_that_stays() {
     in_both_versions(|server, mut connection, _| {
         let names: BTreeSet<String> = (0..500).map(|at| format!("stay:{at}")).collect();
         let mut all = pipe();
-        names.iter().for_each(|name| drop(all.incr(name, 1)));
+        for name in &names {
+            all.incr(name, 1);
+        }
         let _: Vec<i64> = all.query(&mut connection).unwrap();
         let mut writer = Client::open(format!("redis://{}", server.redis)).unwrap().get_connection().unwrap();
-        let mut walk: redis::Iter<'_, String> = connection.scan_match("stay:*").unwrap();
+        let walk: redis::Iter<'_, String> = connection.scan_match("stay:*").unwrap();
         let mut seen = BTreeSet::new();
         let mut at = 0;
-        while let Some(key) = walk.next() {
+        for key in walk {
             seen.insert(key.unwrap());
             at += 1;
             let _: (i64, i64, i64) = pipe()
