@@ -12,6 +12,10 @@ REDIS_COMMANDS ?= 1000000
 # Inputs of the fuzz test: `make fuzz FUZZ_ROUNDS=1000000`.
 FUZZ_ROUNDS ?= 20000000
 
+# The Python client that the tests use, and the file that says it is there.
+REDIS_PY_VERSION := 6.4.0
+REDIS_PY := $(or $(CARGO_TARGET_DIR),target)/redis-py/$(REDIS_PY_VERSION)
+
 comma := ,
 say = @printf '\n== %s\n' '$(1)'
 
@@ -83,8 +87,16 @@ rust-tools:
 		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
 	fi
 
-test-tools: rust-tools
-	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools)
+test-tools: rust-tools $(REDIS_PY)
+	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
+
+# The Redis client of Python, for the tests alone: beside what is built, not among the machine's own packages.
+$(REDIS_PY):
+	$(call need,python3:python3 pip3:python3-pip)
+	$(call say,redis-py $(REDIS_PY_VERSION))
+	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --upgrade \
+		--target $(dir $@) redis==$(REDIS_PY_VERSION)
+	@touch $@
 
 bench-tools: rust-tools
 	$(call need,curl:curl wrk:wrk)

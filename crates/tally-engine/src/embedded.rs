@@ -405,11 +405,11 @@ impl Shared {
     fn measures(&self) -> Vec<Measure> {
         let machine = &self.machine;
         let meters = &machine.meters;
-        let (memory, counters, requests, dirty) = {
+        let (all, memory, counters, requests, dirty) = {
             let state = lock(&machine.state);
             let partition = &state.partition;
             let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
-            (partition.memory_bytes(), figures.0, figures.1, figures.2)
+            (partition.counters(), partition.memory_bytes(), figures.0, figures.1, figures.2)
         };
         let count = |name, help, figure: &std::sync::atomic::AtomicU64| Measure {
             name,
@@ -441,6 +441,7 @@ impl Shared {
             },
             gauge("tally_persist_lag_bytes", "Journal behind the last checkpoint", machine.journal_lag() as f64),
             gauge("tally_memory_bytes", "Memory held by counters and request ids", memory as f64),
+            gauge("tally_counters", "Counters in memory and in the store", all as f64),
             gauge("tally_resident_counters", "Counters in memory", counters as f64),
             gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
             gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),

@@ -86,6 +86,8 @@ pub const RESP_WORKER_INPUT_BYTES_MAX: usize = 64 << 20;
 pub const RESP_WORKER_OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Memory for answers that an idle connection keeps.
 pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
+/// How long a connection that is closed while its client still sends may take to end.
+pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// Longest name a client gives itself, its library or the version of that.
 pub const RESP_NAME_BYTES_MAX: usize = 256;
 /// Most cursors of `SCAN` remembered; the oldest is forgotten first.

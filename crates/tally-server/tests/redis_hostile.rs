@@ -409,3 +409,25 @@ fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
     });
     assert_bounded(&server, before, median);
 }
+
+#[test]
+fn what_many_clients_ask_for_at_the_same_moment_is_not_gathered_all_at_once() {
+    let mut mget = vec!["MGET"];
+    mget.resize(1001, "k");
+    for (name, clients, requests, replies, grown_max) in [
+        ("many keys", 200, request(&mget).repeat(8), 8, 320 * MIB),
+        ("long replies", 600, request(&["COMMAND", "DOCS"]).repeat(12), 12, 160 * MIB),
+    ] {
+        let server = Server::start();
+        let mut clients: Vec<Redis> = (0..clients).map(|_| Redis::connect(&server.redis)).collect();
+        clients.iter_mut().for_each(|client| assert_eq!(client.call(&["PING"]).text(), "PONG"));
+        let before = server.memory_peak_bytes();
+        server.hold(|| clients.iter_mut().for_each(|client| assert!(client.send(&requests))));
+        for client in &mut clients {
+            (0..replies).for_each(|_| assert!(matches!(client.read(), Some(Reply::Array(_)))));
+        }
+        let grown = server.memory_peak_bytes() - before;
+        eprintln!("{name}: {} MiB more", grown >> 20);
+        assert!(grown < (threads() * grown_max) as u64, "{name}: {} MiB", grown >> 20);
+    }
+}

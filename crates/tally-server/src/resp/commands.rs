@@ -2,6 +2,7 @@
 
 mod info;
 mod refusal;
+mod syntax;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -12,11 +12,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use rustix::net::{Shutdown, shutdown};
 use tokio::net::TcpStream;
 
 use super::clients::Client;
 use super::worker::Worker;
-use crate::limits::{RESP_OUTPUT_BYTES_KEPT, RESP_WORKER_OUTPUT_BYTES_MAX};
+use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_WORKER_OUTPUT_BYTES_MAX};
 
 /// The socket of one client.
 pub struct Connection {
@@ -108,6 +109,26 @@ impl Connection {
         self.over.set(true);
         self.worker.output_changed(out.counted, 0);
         *out = Out::default();
+    }
+
+    /// Says goodbye to a client that still sends. Closing over requests that nobody read would take back answers that
+    /// are on their way, so they are read and dropped until the client has seen the end.
+    pub async fn farewell(&self) {
+        let still_sends = || matches!(self.stream.try_read(&mut [0; 1]), Ok(1));
+        if self.over.get() || !still_sends() || shutdown(&self.stream, Shutdown::Write).is_err() {
+            return;
+        }
+        let until_end = async {
+            while self.stream.readable().await.is_ok() {
+                match self.worker.with_buffer(|buffer| self.stream.try_read(buffer)) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => {}
+                }
+            }
+        };
+        // A client that goes on is closed all the same.
+        let _ = tokio::time::timeout(RESP_FAREWELL_MAX, until_end).await;
     }
 
     /// Whether the client is gone.

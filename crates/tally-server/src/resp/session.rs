@@ -64,6 +64,7 @@ pub async fn serve(worker: &Rc<Worker>, connection: Rc<Connection>) {
     reader.run().await;
     reader.keep(&[]);
     worker.input_changed(reader.queued, 0);
+    reader.connection.farewell().await;
 }
 
 struct Reader {

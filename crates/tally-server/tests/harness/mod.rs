@@ -135,6 +135,14 @@ impl Server {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
+    /// Holds the process still meanwhile, so that it finds everything at once.
+    pub fn hold(&self, meanwhile: impl FnOnce()) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        meanwhile();
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+
     /// SIGTERM, and the exit it leads to.
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal();

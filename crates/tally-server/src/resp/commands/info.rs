@@ -1,6 +1,6 @@
 //! Writes what `COMMAND` and its subcommands answer, and the `HELP` of containers.
 
-use super::{Keys, Spec, find, find_full, find_subcommand, short_name, top_level};
+use super::{Keys, Spec, find, find_full, find_subcommand, short_name, syntax, top_level};
 use crate::resp::glob;
 use crate::resp::reply::Reply;
 
@@ -150,10 +150,15 @@ fn explain(reply: &mut Reply<'_>, spec: &Spec) {
     let texts =
         [("summary", spec.summary), ("since", spec.since), ("group", spec.group), ("complexity", spec.complexity)];
     reply.bulk(spec.name.as_bytes());
-    reply.map(texts.len() + usize::from(has_some));
+    let has_arguments = syntax::has_arguments(spec.id);
+    reply.map(texts.len() + usize::from(has_arguments) + usize::from(has_some));
     for (name, text) in texts {
         reply.bulk(name.as_bytes());
         reply.bulk(text.as_bytes());
+    }
+    if has_arguments {
+        reply.bulk(b"arguments");
+        syntax::arguments(reply, spec.id);
     }
     if has_some {
         reply.bulk(b"subcommands");

@@ -114,8 +114,9 @@ fn commands_are_explained_and_unknown_ones_left_out() {
     let names = [b"ECHO".as_slice(), b"nope"];
     assert_eq!(
         written(Version::V3, |reply| docs(reply, names.into_iter())),
-        "%1\r\n$4\r\necho\r\n%4\r\n$7\r\nsummary\r\n$30\r\nAnswers with what it was sent.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
-         $5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n"
+        "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$30\r\nAnswers with what it was sent.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
+         $5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n\
+         $9\r\narguments\r\n*1\r\n%2\r\n$4\r\nname\r\n$7\r\nmessage\r\n$4\r\ntype\r\n$6\r\nstring\r\n"
     );
     let nested = written(Version::V2, |reply| docs(reply, [b"function".as_slice()].into_iter()));
     assert!(nested.starts_with("*2\r\n$8\r\nfunction\r\n*10\r\n") && nested.contains("subcommands\r\n*4\r\n"));
