@@ -100,10 +100,6 @@ pub trait Engine: Send + Sync + 'static {
         durability: Durability,
     ) -> impl Future<Output = Result<Receipt, EngineError>> + Send;
 
-    /// As [`submit`](Engine::submit), for a thread that may wait: the engine may do its own work on it meanwhile, which
-    /// spares waking another.
-    fn submit_waiting(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError>;
-
     /// Reads counters, in the order asked. An unknown key reads zero and does not exist.
     fn read(
         &self,

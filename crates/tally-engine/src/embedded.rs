@@ -4,13 +4,10 @@
 //! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
 //! The *merger* fills memory after a restart and then keeps the store's runs few.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -27,7 +24,7 @@ use crate::clock::SystemClock;
 use crate::disk::{Disk, RealDisk};
 use crate::lock::{DirLock, Purpose};
 use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};
-use crate::signal::{Signal, block_on, lock};
+use crate::signal::{Signal, lock};
 use crate::store::StoreError;
 
 /// How to open an embedded engine.
@@ -204,29 +201,6 @@ impl Shared {
         }
     }
 
-    /// Does the flusher's work once, on a thread that waits for it anyway, unless the flusher is at it. Whatever is left
-    /// is the flusher's.
-    fn flush_here(&self) {
-        // A panic would leave a half-applied batch behind, on somebody else's thread.
-        let flushed = catch_unwind(AssertUnwindSafe(|| {
-            let sealed = self.machine.seal();
-            self.heed(Some(sealed));
-            self.machine.try_flush()
-        }));
-        match flushed {
-            Ok(Ok(true)) => self.after_flush(),
-            Ok(Ok(false)) => {}
-            Ok(Err(_)) => return self.nudge_all(),
-            Err(_) => {
-                self.machine.poison("flushing a batch panicked".to_owned());
-                return self.nudge_all();
-            }
-        }
-        if self.machine.is_waited_for() || self.machine.needs_tending() {
-            self.flusher.set();
-        }
-    }
-
     fn after_flush(&self) {
         self.flushed.set();
         if self.machine.journal_lag() >= self.machine.settings.checkpoint_journal_bytes {
@@ -341,27 +315,6 @@ impl Engine for Embedded {
 
     async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
         self.shared.machine.submit(events, durability, |nudge| self.shared.nudge(nudge)).await
-    }
-
-    fn submit_waiting(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
-        let shared = &self.shared;
-        let mut call = pin!(shared.machine.submit(events, durability, |nudge| match nudge {
-            // It follows at once.
-            Nudge::None | Nudge::Flusher => {}
-            Nudge::Seal => shared.nudge(Nudge::Seal),
-        }));
-        let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(done) = call.as_mut().poll(&mut context) {
-            return done;
-        }
-        shared.flush_here();
-        match call.as_mut().poll(&mut context) {
-            Poll::Ready(done) => done,
-            Poll::Pending => {
-                shared.flusher.set();
-                block_on(call)
-            }
-        }
     }
 
     async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {

@@ -229,18 +229,8 @@ impl Machine {
     /// Writes and syncs everything sealed; wakes the callers whose batches it covers. Says whether anything was
     /// flushed. A failure poisons the engine: a flush is never tried again.
     pub fn flush(&self) -> Result<bool, EngineError> {
-        self.flush_with(&mut lock(&self.writer))
-    }
-
-    /// Flushes, unless somebody is at it already.
-    pub(crate) fn try_flush(&self) -> Result<bool, EngineError> {
-        match self.writer.try_lock() {
-            Ok(mut flushing) => self.flush_with(&mut flushing),
-            Err(_) => Ok(false),
-        }
-    }
-
-    fn flush_with(&self, flushing: &mut Flushing) -> Result<bool, EngineError> {
+        let mut flushing = lock(&self.writer);
+        let flushing = &mut *flushing;
         let reuse = std::mem::take(&mut flushing.group);
         flushing.group = lock(&self.state).tail.take(reuse);
         let Some(writer) = flushing.writer.as_mut().filter(|_| !flushing.group.is_empty()) else {
@@ -311,11 +301,6 @@ impl Machine {
     #[must_use]
     pub fn needs_tending(&self) -> bool {
         self.trim_to.load(Ordering::Acquire) > 0 || lock(&self.writer).writer.as_ref().is_none_or(Writer::needs_spare)
-    }
-
-    /// Whether some batch is yet to be sealed or flushed.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        !lock(&self.state).in_flight.is_empty() || !lock(&self.open).combiner.batch().is_empty()
     }
 
     /// Everything before this is durable.

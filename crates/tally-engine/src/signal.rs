@@ -1,10 +1,8 @@
 //! Small signals between the engine's threads and its callers.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::future::poll_fn;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// Takes a lock whose holder cannot leave half-made state behind, or whose state is discarded when it does.
@@ -41,25 +39,6 @@ impl Signal {
         let set = lock(&self.set);
         let waited = self.changed.wait_timeout_while(set, limit, |set| !*set);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
-}
-
-/// Waits for a future on this thread.
-pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
     }
 }
 

@@ -65,8 +65,6 @@ pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
 pub const RESP_SEGMENT_EVENTS: usize = 4_096;
 /// Bytes after which a submission of gathered commands is closed and another begun.
 pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
-/// Commands up to which a worker waits for the flush of a turn instead of reading on meanwhile.
-pub const RESP_TURN_WAITING_MAX: usize = 128;
 /// Most arguments of all commands of a transaction together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Most bytes of all commands of a transaction together.

@@ -61,6 +61,7 @@ impl Policies {
     }
 
     /// The consistency of the namespace a key belongs to.
+    #[inline]
     pub fn consistency(&self, key: KeyRef<'_>) -> Consistency {
         if self.consistency.is_empty() {
             return Consistency::default();

@@ -147,11 +147,6 @@ impl Service {
         Ok(self.engine()?.submit(events, durability).await?)
     }
 
-    /// As `submit`, for a thread that may wait.
-    pub fn submit_waiting(&self, events: Events, durability: Durability) -> Result<Receipt, Failure> {
-        Ok(self.engine()?.submit_waiting(events, durability)?)
-    }
-
     /// How many counters there are.
     pub async fn count(&self) -> Result<u64, Failure> {
         Ok(self.engine()?.count(Durability::Flushed).await?)

@@ -85,10 +85,6 @@ impl Driven {
 
 /// Drives whenever something was submitted or may be waited for.
 impl Engine for Driven {
-    fn submit_waiting(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
-        block_on(self.submit(events, durability))
-    }
-
     fn events(&self) -> Events {
         self.machine.events()
     }

@@ -53,11 +53,10 @@ impl<'a> Op<'a> {
     /// What the arguments of a command on counters say; `None` for other commands. Their number is known to be right.
     #[inline]
     pub fn read(command: Command, args: Args<'a>, asker: Asker) -> Option<Result<Op<'a>, Refused>> {
+        if let Some(delta) = delta(command, args) {
+            return Some(delta.and_then(|delta| Ok(Op::Add { delta, key: key(args)? })));
+        }
         Some(match command {
-            Command::Incr => add(args, Ok(1)),
-            Command::Decr => add(args, Ok(-1)),
-            Command::IncrBy => add(args, number(args, 2)),
-            Command::DecrBy => add(args, negated(args)),
             Command::Get => look(args, Look::Value, Plan::Text),
             Command::Type => look(args, Look::Value, Plan::Kind),
             Command::Ttl => look(args, Look::Expiry, Plan::Expiry(Clock::SecondsLeft)),
@@ -167,8 +166,9 @@ fn admit(key: &[u8]) -> Result<KeyRef<'_>, Refused> {
     KeyRef::new(key).map_err(|error| format!("ERR {error}").into())
 }
 
+/// The counter that a command names first.
 #[inline]
-fn key(args: Args<'_>) -> Result<KeyRef<'_>, Refused> {
+pub fn key(args: Args<'_>) -> Result<KeyRef<'_>, Refused> {
     admit(args.get(1).unwrap_or_default())
 }
 
@@ -193,9 +193,16 @@ fn negated(args: Args<'_>) -> Result<i64, Refused> {
     number(args, 2)?.checked_neg().ok_or("ERR decrement would overflow".into())
 }
 
+/// What a plain add adds; `None` for other commands.
 #[inline]
-fn add(args: Args<'_>, delta: Result<i64, Refused>) -> Result<Op<'_>, Refused> {
-    Ok(Op::Add { delta: delta?, key: key(args)? })
+pub fn delta(command: Command, args: Args<'_>) -> Option<Result<i64, Refused>> {
+    Some(match command {
+        Command::Incr => Ok(1),
+        Command::Decr => Ok(-1),
+        Command::IncrBy => number(args, 2),
+        Command::DecrBy => negated(args),
+        _ => return None,
+    })
 }
 
 fn look(args: Args<'_>, look: Look, plan: Plan) -> Result<Op<'_>, Refused> {

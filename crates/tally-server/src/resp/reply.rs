@@ -10,8 +10,6 @@ pub enum Version {
     V3,
 }
 
-/// Digits and sign of the longest 64-bit integer.
-const INTEGER_BYTES_MAX: usize = 20;
 /// Appends replies to the bytes that go out. Whoever opens an array, a map or a set writes its elements next.
 #[derive(Debug)]
 pub struct Reply<'a> {
@@ -65,8 +63,7 @@ impl<'a> Reply<'a> {
     /// An integer as a string, as `GET` answers.
     #[inline]
     pub fn bulk_integer(&mut self, value: i64) {
-        let mut room = [0; INTEGER_BYTES_MAX];
-        self.bulk(decimal(value, &mut room));
+        self.bulk(itoa::Buffer::new().format(value).as_bytes());
     }
 
     /// Nothing, where a string could stand.
@@ -142,8 +139,7 @@ impl<'a> Reply<'a> {
             self.out.push(b'0' + digit);
             return;
         }
-        let mut room = [0; INTEGER_BYTES_MAX];
-        self.out.extend_from_slice(decimal(value, &mut room));
+        self.out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
     }
 
     #[inline]
@@ -154,26 +150,6 @@ impl<'a> Reply<'a> {
 
 fn is_line_break(byte: u8) -> bool {
     matches!(byte, b'\r' | b'\n')
-}
-
-/// The decimal digits of `value`, at the end of `room`.
-#[inline]
-fn decimal(value: i64, room: &mut [u8; INTEGER_BYTES_MAX]) -> &[u8] {
-    let mut left = value.unsigned_abs();
-    let mut at = INTEGER_BYTES_MAX;
-    loop {
-        at -= 1;
-        room[at] = b'0' + (left % 10) as u8;
-        left /= 10;
-        if left == 0 {
-            break;
-        }
-    }
-    if value < 0 {
-        at -= 1;
-        room[at] = b'-';
-    }
-    &room[at..]
 }
 
 #[cfg(test)]

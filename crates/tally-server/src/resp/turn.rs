@@ -13,7 +13,7 @@ use tally_core::surface::Durability;
 use super::connection::Connection;
 use super::plan::Plan;
 use super::reply::{Reply, Version};
-use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS, RESP_TURN_WAITING_MAX};
+use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS};
 use crate::metrics::{DoorMetrics, Stopwatch, Verb};
 use crate::service::{Failure, Service};
 
@@ -193,15 +193,6 @@ impl Turn {
     /// Submits everything and answers every connection once it is settled. What is left is empty and can be used again.
     pub async fn run(&mut self, service: &Service, metrics: &DoorMetrics) {
         let mut settled = Vec::with_capacity(self.segments.len());
-        // A small turn is not worth waking the flusher and being woken by it: what these cost is more than what the
-        // thread could do meanwhile.
-        if self.plans.len() <= RESP_TURN_WAITING_MAX
-            && self.segments.len() == 1
-            && let Some(Segment { events, durability }) = self.segments.pop()
-        {
-            let count = events.len();
-            settled.push(Settled { events: count, receipt: service.submit_waiting(events, durability) });
-        }
         let mut submitted = Vec::with_capacity(self.segments.len());
         for Segment { events, durability } in self.segments.drain(..) {
             let count = events.len();
