@@ -135,7 +135,7 @@ const ALLOWED_HOSTS: &str = "allowed_hosts";
 /// Checks every setting and fills in the defaults.
 pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
     let exposure = validate_insecure(typed.insecure.as_ref())?;
-    let is_off = typed.resp.as_ref().is_some_and(|setting| setting.text == RESP_OFF);
+    let is_off = typed.resp.as_ref().is_some_and(|setting| setting.text.eq_ignore_ascii_case(RESP_OFF));
     let resp = if is_off { Vec::new() } else { validate_address("resp", typed.resp.as_ref(), RESP_DEFAULT, exposure)? };
     Ok(Config {
         data: validate_data(typed.data.as_ref())?,
@@ -193,7 +193,8 @@ fn validate_address(
 ) -> Result<Vec<SocketAddr>, ConfigError> {
     let unset = Setting { text: default.into(), source: Source::Flag };
     let setting = typed.unwrap_or(&unset);
-    let hint = &format!("write an address and a port, such as {default}");
+    let or_off = if key == "resp" { ", or off" } else { "" };
+    let hint = &format!("write an address and a port, such as {default}, without a scheme{or_off}");
     let addresses: Vec<SocketAddr> = match setting.text.to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
         Err(error) => return Err(unusable(key, setting, &format!("{error}; {hint}"))),

@@ -86,7 +86,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let fronts = Fronts::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, data = %config.data.display(), "recovering; calls are answered 503 until it is done");
+    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), "recovering; calls are answered 503, commands LOADING, until it is done");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
@@ -99,7 +99,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     service.engine_ready(engine.clone());
     announce(address, fronts.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, data = %config.data.display(), opened_ms, "ready");
+    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {

@@ -14,7 +14,8 @@ const EXAMPLES: &str = "Examples:
   tally stats likes:post:42           its rate, its extremes
   tally check ./tally-data            verify a data directory
 
-The server documents its HTTP interface itself, at http://127.0.0.1:7300/docs.";
+The server documents its HTTP interface itself, at http://127.0.0.1:7300/docs, and answers any Redis client:
+  redis-cli -p 7379 INCR likes:post:42";
 
 /// A durable counter service: increments are combined, journalled and never lost.
 #[derive(Parser)]
@@ -45,7 +46,7 @@ pub enum Command {
 const SERVE_EXAMPLES: &str = "Examples:
   tally serve
   tally serve --data /var/lib/tally --memory 4GiB
-  tally serve --http 127.0.0.1:8000 --log json
+  tally serve --http 127.0.0.1:8000 --resp 127.0.0.1:6379 --log json
   tally serve --config /etc/tally.toml
   TALLY_DATA=/var/lib/tally tally serve
 

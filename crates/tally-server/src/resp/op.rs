@@ -125,12 +125,12 @@ impl<'a> Op<'a> {
             }
             Op::Remove { keys, plan } => {
                 for key in keys.iter().skip(1) {
-                    remove(events, admit(key)?, asker)?;
+                    remove(events, admit(key)?, asker, "DEL")?;
                 }
                 Ok(plan)
             }
             Op::Take { key } => {
-                remove(events, key, asker)?;
+                remove(events, key, asker, "GETDEL")?;
                 Ok(Plan::Taken)
             }
             Op::Set { key, value, when, expiry, before } => {
@@ -150,9 +150,9 @@ impl<'a> Op<'a> {
 }
 
 /// Tells whether the counter is there, then removes it.
-fn remove(events: &mut Events, key: KeyRef<'_>, asker: Asker) -> Result<(), Refused> {
+fn remove(events: &mut Events, key: KeyRef<'_>, asker: Asker, command: &str) -> Result<(), Refused> {
     events.push(key, Change::Look(Look::Value), None, None);
-    events.push(key, Change::Delete(correction(asker, "DEL")?), None, None);
+    events.push(key, Change::Delete(correction(asker, command)?), None, None);
     Ok(())
 }
 

@@ -151,7 +151,7 @@ fn count<'a>(looks: impl Iterator<Item = &'a Outcome>, reply: &mut Reply<'_>) {
 
 fn written(changed: &Outcome, reply: &mut Reply<'_>) {
     if changed.refusal == Some(Refusal::PayloadMismatch) {
-        return reply.error("ERR this ID was used before with another key, delta or options; nothing was changed");
+        return reply.error("ERR this ID was used before with another key or delta; nothing was changed");
     }
     reply.map(5);
     reply.bulk(b"value");

@@ -7,7 +7,7 @@ use super::reply::Reply;
 use super::wire::Args;
 
 /// Every setting with its value. Each acknowledgement is flushed first, which Redis calls `appendfsync always`.
-fn all(door: &Door) -> [(&'static str, String); 14] {
+fn all(door: &Door) -> [(&'static str, String); 13] {
     let about = &door.about;
     [
         ("appendfsync", "always".to_owned()),
@@ -15,7 +15,6 @@ fn all(door: &Door) -> [(&'static str, String); 14] {
         ("bind", about.address.ip().to_string()),
         ("databases", "1".to_owned()),
         ("dir", about.data.clone()),
-        ("io-threads", "1".to_owned()),
         ("maxclients", about.connections_max.to_string()),
         ("maxmemory", about.memory_bytes.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),

@@ -18,14 +18,7 @@ fn syntax(command: Command) -> &'static [&'static str] {
         Command::Ttl | Command::PTtl | Command::ExpireTime | Command::PExpireTime | Command::Persist => &["key"],
         Command::IncrBy => &["key", "increment"],
         Command::DecrBy => &["key", "decrement"],
-        Command::TallyAdd => &[
-            "key",
-            "increment",
-            "[ID request-id]",
-            "[MEMBER member]",
-            "[DIM name value]",
-            "[AT unix-time-milliseconds]",
-        ],
+        Command::TallyAdd => &["key", "increment", "[ID request-id]"],
         Command::TallyRead => &["key", "[EXACT]"],
         Command::IncrEx => {
             &["key", "[BYINT increment]", "[LBOUND lowest]", "[UBOUND highest]", "[SATURATE]", LIFETIME, "[ENX]"]

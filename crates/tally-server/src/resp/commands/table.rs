@@ -63,7 +63,7 @@ commands! {
     DecrBy "decrby" 3 | "write denyoom fast", "@write @string @fast", "", one(UPDATE),
         "string" "1.0.0" "O(1)", "Takes a number from a counter.";
     TallyAdd "tally.add" -3 | "write denyoom fast", "@write @string @fast", "", one(UPDATE),
-        "module" "0.1.0" "O(1)", "Adds a number to a counter, once per request id, with a member, dimensions or a time.";
+        "module" "0.1.0" "O(1)", "Adds a number to a counter, once per request id.";
     TallyRead "tally.read" -2 | "readonly fast", "@read @string @fast", "", one("RO access"),
         "module" "0.1.0" "O(1)", "Reads a counter and says how fresh and how exact the number is.";
     IncrEx "increx" -2 | "write denyoom fast", "@write @string @fast", "", one(UPDATE),
@@ -179,9 +179,9 @@ commands! {
     ConfigGet "config|get" -3 | ADMIN, ADMIN_CATEGORIES, "", None,
         "server" "2.0.0" "O(N) for N settings", "Answers settings whose names match.";
     ConfigSet "config|set" -4 | ADMIN, ADMIN_CATEGORIES, "request_policy:all_nodes response_policy:all_succeeded", None,
-        "server" "2.0.0" "O(N) for N settings", "Changes settings while the server runs.";
+        "server" "2.0.0" "O(N) for N settings", "Accepts settings as they already are; none changes while the server runs.";
     ConfigResetStat "config|resetstat" 2 | ADMIN, ADMIN_CATEGORIES, "", None,
-        "server" "2.0.0" "O(1)", "Sets the figures of INFO back to zero.";
+        "server" "2.0.0" "O(1)", "Is accepted; the figures of INFO go on.";
     ConfigHelp "config|help" 2 | "loading stale", "@slow", "", None,
         "server" "5.0.0" "O(1)", "Lists the subcommands.";
 
