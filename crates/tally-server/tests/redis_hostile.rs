@@ -9,6 +9,7 @@ mod harness;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use harness::resp::{Redis, Reply, connect, request};
@@ -53,8 +54,15 @@ fn said_until_closed(address: &str, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
+/// These tests measure: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_broken_frame_is_told_and_closed_while_others_count_on() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mebibyte = "x".repeat(MIB);
@@ -83,6 +91,7 @@ fn a_broken_frame_is_told_and_closed_while_others_count_on() {
 
 #[test]
 fn a_browser_learns_nothing_and_counts_nothing() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let body = "INCR hit\r\nINCR hit\r\n";
@@ -95,6 +104,7 @@ fn a_browser_learns_nothing_and_counts_nothing() {
 
 #[test]
 fn requests_may_come_one_byte_at_a_time() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mut slow = Redis::connect(address);
@@ -109,6 +119,7 @@ fn requests_may_come_one_byte_at_a_time() {
 
 #[test]
 fn the_largest_argument_is_taken_and_answered() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let text = "x".repeat(MIB);
@@ -127,6 +138,7 @@ fn the_largest_argument_is_taken_and_answered() {
 
 #[test]
 fn one_connection_too_many_is_told_so_and_room_comes_back() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let served = serve(&dir.path().join("data"));
     let mut command = Command::new("sh");
@@ -147,6 +159,7 @@ fn one_connection_too_many_is_told_so_and_room_comes_back() {
 
 #[test]
 fn ten_thousand_idle_connections_cost_little_and_slow_nobody() {
+    let _alone = alone();
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const WANTED: usize = 10_000;
     let limit = getrlimit(Resource::Nofile);
@@ -210,6 +223,7 @@ impl Greedy {
 
 #[test]
 fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
+    let _alone = alone();
     const CLIENTS: usize = 300;
     /// So many are closed before the attack ends: the room for unread answers was full.
     const CLOSED: usize = 100;
@@ -256,6 +270,7 @@ fn unfinished(address: &str, count: usize, bytes: &[u8]) -> Vec<Redis> {
 
 #[test]
 fn unfinished_requests_share_one_room_which_is_given_back_whole() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mut good = Redis::connect(address);
@@ -292,6 +307,7 @@ fn unfinished_requests_share_one_room_which_is_given_back_whole() {
 
 #[test]
 fn transactions_without_end_are_bounded_alone_and_together() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mut good = Redis::connect(address);
@@ -327,6 +343,7 @@ fn transactions_without_end_are_bounded_alone_and_together() {
 
 #[test]
 fn a_transaction_of_long_replies_is_cut_short() {
+    let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mut client = Redis::connect(address);
@@ -345,6 +362,7 @@ fn a_transaction_of_long_replies_is_cut_short() {
 
 #[test]
 fn walks_that_are_never_finished_are_forgotten() {
+    let _alone = alone();
     const WALKS: usize = 20_000;
     let server = Server::start();
     let address = server.redis.as_str();
@@ -376,6 +394,7 @@ fn walks_that_are_never_finished_are_forgotten() {
 
 #[test]
 fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
+    let _alone = alone();
     const CLIENTS: usize = 40;
     const DEEP: usize = 50;
     let server = Server::start();
@@ -412,6 +431,7 @@ fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
 
 #[test]
 fn what_many_clients_ask_for_at_the_same_moment_is_not_gathered_all_at_once() {
+    let _alone = alone();
     let mut mget = vec!["MGET"];
     mget.resize(1001, "k");
     for (name, clients, requests, replies, grown_max) in [
