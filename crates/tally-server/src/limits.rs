@@ -77,11 +77,11 @@ pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
 pub const RESP_REPLY_BYTES_UNDER_WAY_MAX: usize = 16 << 20;
 /// An unfinished request this small always has room, so that whoever fills the room shuts nobody else out.
 pub const RESP_UNFINISHED_BYTES_FREE: usize = 1 << 10;
-/// Bytes of unfinished requests and queued transactions that one thread keeps. A connection that needs more than is
-/// left is closed.
-pub const RESP_WORKER_INPUT_BYTES_MAX: usize = 64 << 20;
-/// Bytes of unread answers that one thread keeps. A connection that needs more than is left is closed.
-pub const RESP_WORKER_OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of unfinished requests and queued transactions that all connections hold together. One that needs more than
+/// is left is closed.
+pub const RESP_INPUT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of unread answers that all connections hold together. One that needs more than is left is closed.
+pub const RESP_OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Memory for answers that an idle connection keeps.
 pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
 /// How long a connection that is closed while its client still sends may take to end.

@@ -29,7 +29,7 @@ const ROUNDS: usize = 200;
 
 /// Threads of the Redis port on this machine.
 fn threads() -> usize {
-    (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 16)
+    std::thread::available_parallelism().unwrap().get().clamp(1, 16)
 }
 
 fn assert_bounded(server: &Server, before: u64, median: Duration) {
@@ -275,7 +275,7 @@ fn unfinished_requests_share_one_room_which_is_given_back_whole() {
     let address = server.redis.as_str();
     let mut good = Redis::connect(address);
     let before = server.memory_peak_bytes();
-    let fitting = threads() * UNFINISHED_BYTES_MAX / MIB;
+    let fitting = UNFINISHED_BYTES_MAX / MIB;
     let echo = request(&["ECHO", &"x".repeat(MIB)]);
     let most = &echo[..echo.len() - 3];
     for round in 0..4 {
@@ -320,7 +320,7 @@ fn transactions_without_end_are_bounded_alone_and_together() {
     assert!(matches!(endless.call(&["EXEC"]), Reply::Error(text) if text.starts_with("EXECABORT")));
     assert_eq!(endless.call(&["GET", "spoilt"]), Reply::Null);
     // Together: they count as unfinished requests, for as long as they last.
-    let fitting = threads() * UNFINISHED_BYTES_MAX / MIB;
+    let fitting = UNFINISHED_BYTES_MAX / MIB;
     let echo = request(&["ECHO", &"x".repeat(MIB / 10)]);
     let large = [request(&["MULTI"]), echo.repeat(9)].concat();
     for _ in 0..3 {

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use super::clients::Client;
 use super::worker::Worker;
-use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_WORKER_OUTPUT_BYTES_MAX};
+use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX};
 
 /// The socket of one client.
 pub struct Connection {
@@ -164,7 +164,7 @@ impl Connection {
         let left = out.rest().len();
         self.worker.output_changed(out.counted, left);
         out.counted = left;
-        if left > 0 && self.worker.output_bytes() > RESP_WORKER_OUTPUT_BYTES_MAX {
+        if left > 0 && self.worker.output_bytes() > RESP_OUTPUT_BYTES_MAX {
             tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
             return Err(io::ErrorKind::OutOfMemory.into());
         }

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tally_core::time::Millis;
 use tally_engine::clock::{Clock, SystemClock};
@@ -20,6 +21,10 @@ pub struct Door {
     pub clients: Clients,
     /// Where walks over the counters have got to.
     pub cursors: Cursors,
+    /// Bytes of requests that are not complete, and of transactions being queued.
+    pub unfinished: Room,
+    /// Bytes of answers that sockets did not take.
+    pub unread: Room,
     /// What it measures.
     pub metrics: Arc<DoorMetrics>,
     /// What the server was started with, for `INFO` and `CONFIG GET`.
@@ -29,6 +34,28 @@ pub struct Door {
     clock: SystemClock,
     random: RandomState,
     random_seed: u64,
+}
+
+/// Bytes that all connections hold together.
+#[derive(Default)]
+pub struct Room(AtomicUsize);
+
+impl Room {
+    /// What one connection holds went from `before` to `after` bytes.
+    #[inline]
+    pub fn change(&self, before: usize, after: usize) {
+        // Most often nothing waits before or after, and nothing shared is touched.
+        if before < after {
+            self.0.fetch_add(after - before, Relaxed);
+        } else if after < before {
+            self.0.fetch_sub(before - after, Relaxed);
+        }
+    }
+
+    /// What all hold.
+    pub fn bytes(&self) -> usize {
+        self.0.load(Relaxed)
+    }
 }
 
 /// What the server was started with.
@@ -52,6 +79,8 @@ impl Door {
             service,
             clients: Clients::default(),
             cursors: Cursors::default(),
+            unfinished: Room::default(),
+            unread: Room::default(),
             metrics,
             about,
             uptime: Stopwatch::start(),

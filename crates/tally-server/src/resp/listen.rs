@@ -28,10 +28,10 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts a worker for every two cores: the other half is for the engine and the other front door.
+    /// Starts a worker for every core.
     pub fn start(door: &Arc<Door>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let workers = (cores / 2).clamp(1, RESP_WORKERS_MAX);
+        let workers = cores.clamp(1, RESP_WORKERS_MAX);
         (0..workers).map(|number| start(number, door)).collect::<io::Result<Vec<_>>>().map(Threads)
     }
 }

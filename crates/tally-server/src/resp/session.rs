@@ -11,8 +11,8 @@ use super::turn::Turn;
 use super::wire::{Limits, Parsed, Parser, ProtocolError};
 use super::worker::Worker;
 use crate::limits::{
-    RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX, RESP_UNFINISHED_BYTES_FREE,
-    RESP_WORKER_INPUT_BYTES_MAX,
+    RESP_INPUT_BYTES_MAX, RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX,
+    RESP_UNFINISHED_BYTES_FREE,
 };
 
 const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again later";
@@ -232,7 +232,7 @@ impl Reader {
             turn.reply(self.session.version, |reply| reply.error("ERR Protocol error: too big request"));
             return Took::Close;
         }
-        if bytes > RESP_UNFINISHED_BYTES_FREE && others + bytes > RESP_WORKER_INPUT_BYTES_MAX {
+        if bytes > RESP_UNFINISHED_BYTES_FREE && others + bytes > RESP_INPUT_BYTES_MAX {
             turn.reply(self.session.version, |reply| reply.error(TOO_MUCH_UNFINISHED));
             return Took::Close;
         }
@@ -245,7 +245,7 @@ impl Reader {
         self.worker.input_changed(self.queued, queued);
         let grew = queued > self.queued;
         self.queued = queued;
-        grew && queued > RESP_UNFINISHED_BYTES_FREE && self.worker.input_bytes() > RESP_WORKER_INPUT_BYTES_MAX
+        grew && queued > RESP_UNFINISHED_BYTES_FREE && self.worker.input_bytes() > RESP_INPUT_BYTES_MAX
     }
 }
 

@@ -41,10 +41,6 @@ pub struct Worker {
     /// What was submitted and is not settled.
     under_way: Cell<Load>,
     settled: Notify,
-    /// Bytes of answers that sockets did not take.
-    output_bytes: Cell<usize>,
-    /// Bytes of requests that are not complete.
-    input_bytes: Cell<usize>,
     stopping: Cell<bool>,
     connections: RefCell<BTreeMap<u64, Weak<Connection>>>,
     closed: Notify,
@@ -59,8 +55,6 @@ impl Worker {
             buffer: RefCell::new(vec![0; RESP_READ_BYTES]),
             under_way: Cell::default(),
             settled: Notify::new(),
-            output_bytes: Cell::new(0),
-            input_bytes: Cell::new(0),
             stopping: Cell::new(false),
             connections: RefCell::default(),
             closed: Notify::new(),
@@ -169,21 +163,21 @@ impl Worker {
 
     /// A connection's unwritten answers went from `before` to `after` bytes.
     pub fn output_changed(&self, before: usize, after: usize) {
-        self.output_bytes.set(self.output_bytes.get() + after - before);
+        self.door.unread.change(before, after);
     }
 
     /// Bytes of answers that wait for sockets.
     pub fn output_bytes(&self) -> usize {
-        self.output_bytes.get()
+        self.door.unread.bytes()
     }
 
     /// A connection's incomplete request went from `before` to `after` bytes.
     pub fn input_changed(&self, before: usize, after: usize) {
-        self.input_bytes.set(self.input_bytes.get() + after - before);
+        self.door.unfinished.change(before, after);
     }
 
     /// Bytes of requests that are not complete.
     pub fn input_bytes(&self) -> usize {
-        self.input_bytes.get()
+        self.door.unfinished.bytes()
     }
 }
