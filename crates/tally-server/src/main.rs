@@ -1,5 +1,6 @@
 //! The binary `tally`: a durable counter service and its command line.
 
+mod accept;
 mod admission;
 mod cli;
 mod config;

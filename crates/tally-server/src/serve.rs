@@ -18,8 +18,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::accept::Listening;
 use crate::config::Config;
-use crate::http::{Door, Hosts, Listening, listen};
+use crate::http::{Door, Hosts, listen};
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
 use crate::metrics::{DoorMetrics, Stopwatch};
 use crate::progress;
@@ -86,7 +87,8 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let fronts = Fronts::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), "recovering; calls are answered 503, commands LOADING, until it is done");
+    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), "recovering; until it is done, calls are \
+        answered 503 and commands LOADING");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io::{self, Write};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Door;
 use super::problem::{Kind, Problem};
-use crate::limits::{ACCEPT_RETRY, HEAD_BYTES_MAX, HEAD_READ_MAX, WRITE_STALL_MAX};
+use crate::accept::{Listening, pause_after, prepare};
+use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
 
 /// Where a request came from.
 #[derive(Clone, Copy)]
@@ -35,15 +35,6 @@ impl Peer {
     pub fn of(extensions: &Extensions) -> IpAddr {
         extensions.get::<Peer>().copied().unwrap_or_else(Peer::unknown).0
     }
-}
-
-/// How the listener ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
-    /// Every request under way was answered.
-    Drained,
-    /// Some were cut off after the time allowed.
-    CutOff,
 }
 
 /// Accepts connections until `stopping` says how long those open may take to finish.
@@ -75,10 +66,7 @@ pub async fn listen(
 
 /// Serves one connection on a task of its own.
 fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &GracefulShutdown) {
-    // Answers are small and awaited: waiting to fill a packet only delays them.
-    let stall_max = u32::try_from(WRITE_STALL_MAX.as_millis()).unwrap_or(u32::MAX);
-    let set = stream.set_nodelay(true).and_then(|()| Ok(set_tcp_user_timeout(&stream, stall_max)?));
-    if let Err(error) = set {
+    if let Err(error) = prepare(&stream) {
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
@@ -117,13 +105,4 @@ fn refusal() -> String {
          connection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
-}
-
-/// Out of file descriptors or memory: going on at once would only spin.
-async fn pause_after(error: &io::Error) {
-    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
-        return;
-    }
-    tracing::warn!(%error, "a connection could not be accepted");
-    tokio::time::sleep(ACCEPT_RETRY).await;
 }

@@ -35,7 +35,7 @@ use counters::Direction;
 use listen::Peer;
 use problem::{Kind, Problem};
 
-pub use listen::{Listening, listen};
+pub use listen::listen;
 pub use rebinding::Hosts;
 
 /// What every handler can reach.

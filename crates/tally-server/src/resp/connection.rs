@@ -107,7 +107,7 @@ impl Connection {
     /// Nothing more can be written: what waits is given back at once, for others to have.
     fn give_up(&self, out: &mut Out) {
         self.over.set(true);
-        self.worker.output_changed(out.counted, 0);
+        self.worker.door.unread.change(out.counted, 0);
         *out = Out::default();
     }
 
@@ -162,9 +162,9 @@ impl Connection {
             out.written = 0;
         }
         let left = out.rest().len();
-        self.worker.output_changed(out.counted, left);
+        self.worker.door.unread.change(out.counted, left);
         out.counted = left;
-        if left > 0 && self.worker.output_bytes() > RESP_OUTPUT_BYTES_MAX {
+        if left > 0 && self.worker.door.unread.bytes() > RESP_OUTPUT_BYTES_MAX {
             tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -228,6 +228,6 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let counted = self.out.borrow().counted;
-        self.worker.output_changed(counted, 0);
+        self.worker.door.unread.change(counted, 0);
     }
 }

@@ -33,7 +33,6 @@ pub struct Door {
     pub uptime: Stopwatch,
     clock: SystemClock,
     random: RandomState,
-    random_seed: u64,
 }
 
 /// Bytes that all connections hold together.
@@ -74,7 +73,6 @@ pub struct About {
 impl Door {
     /// A door to the service.
     pub fn new(service: Arc<Service>, metrics: Arc<DoorMetrics>, about: About) -> Self {
-        let random = RandomState::new();
         Door {
             service,
             clients: Clients::default(),
@@ -85,14 +83,13 @@ impl Door {
             about,
             uptime: Stopwatch::start(),
             clock: SystemClock::new(),
-            random_seed: random.hash_one(0u8),
-            random,
+            random: RandomState::new(),
         }
     }
 
     /// Names this run of the server: forty hexadecimal digits, as in Redis.
     pub fn run_id(&self) -> String {
-        format!("{:040x}", (u128::from(self.random_seed) << 64) | u128::from(std::process::id()))
+        format!("{:040x}", (u128::from(self.random.hash_one(0u8)) << 64) | u128::from(std::process::id()))
     }
 
     /// A number that differs every time.

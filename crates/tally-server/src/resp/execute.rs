@@ -46,21 +46,8 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
     if session.transaction.is_some() && !ends_transaction(spec.id) {
         return queue(session, spec, args, turn);
     }
-    if let Some(added) = add(door, spec.id, args, turn) {
-        turn.count(verb(spec.id), added.is_err());
-        match added {
-            Ok(()) => turn.plan(Plan::Value),
-            Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
-        }
-        return Next::Go;
-    }
     let asker = Asker { peer: client.peer.ip(), now };
-    if let Some(op) = Op::read(spec.id, args, asker) {
-        let planned = op.and_then(|op| {
-            let durability = op.durability(&door.service);
-            let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
-            op.push(events, asker)
-        });
+    if let Some(planned) = add(door, spec.id, args, turn).or_else(|| operate(door, spec.id, args, asker, turn)) {
         turn.count(verb(spec.id), planned.is_err());
         match planned {
             Ok(plan) => turn.plan(plan),
@@ -70,7 +57,6 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
     }
     turn.count(verb(spec.id), false);
     client.set_last_command(spec.name);
-    client.heard(asker.now);
     match spec.id {
         Command::Multi => multi(client, session, turn),
         Command::Exec => exec(door, client, session, turn, asker),
@@ -92,14 +78,29 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
 
 /// Plain adds: the hot path. The same as by way of `Op`, without building one.
 #[inline]
-fn add(door: &Door, command: Command, args: Args<'_>, turn: &mut Turn) -> Option<Result<(), Refused>> {
+fn add(door: &Door, command: Command, args: Args<'_>, turn: &mut Turn) -> Option<Result<Plan, Refused>> {
     let delta = op::delta(command, args)?;
     Some(op::key(args).and_then(|key| {
         let delta = delta?;
         let durability = door.service.consistency(key).durability();
         let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
         events.add(key, delta);
-        Ok(())
+        Ok(Plan::Value)
+    }))
+}
+
+/// Any other command on counters.
+fn operate(
+    door: &Door,
+    command: Command,
+    args: Args<'_>,
+    asker: Asker,
+    turn: &mut Turn,
+) -> Option<Result<Plan, Refused>> {
+    Some(Op::read(command, args, asker)?.and_then(|op| {
+        let durability = op.durability(&door.service);
+        let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
+        op.push(events, asker)
     }))
 }
 

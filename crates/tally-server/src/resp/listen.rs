@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_user_timeout};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::door::Door;
 use super::worker::{Accepted, Worker};
-use crate::http::Listening;
-use crate::limits::{ACCEPT_RETRY, RESP_KEEPALIVE, RESP_WORKERS_MAX, WRITE_STALL_MAX};
+use crate::accept::{Listening, pause_after, prepare};
+use crate::limits::{RESP_KEEPALIVE, RESP_WORKERS_MAX};
 
 /// The workers' threads.
 pub struct Threads(Vec<Thread>);
@@ -91,10 +91,8 @@ fn start(number: usize, door: &Arc<Door>) -> io::Result<Thread> {
 }
 
 fn admit(door: &Door, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
-    stream.set_nodelay(true)?;
+    prepare(&stream)?;
     let local = stream.local_addr()?;
-    let stall_max = u32::try_from(WRITE_STALL_MAX.as_millis()).unwrap_or(u32::MAX);
-    set_tcp_user_timeout(&stream, stall_max)?;
     // Idle connections stay open; those whose client is gone without a word do not.
     set_socket_keepalive(&stream, true)?;
     set_tcp_keepidle(&stream, RESP_KEEPALIVE)?;
@@ -114,13 +112,4 @@ fn refuse(door: &Door, stream: TcpStream) {
     door.metrics.connection_refused();
     let told = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));
     tracing::debug!(?told, "a connection was turned away: too many are open");
-}
-
-/// Out of file descriptors or memory: going on at once would only spin.
-async fn pause_after(error: &io::Error) {
-    if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
-        return;
-    }
-    tracing::warn!(%error, "a connection could not be accepted");
-    tokio::time::sleep(ACCEPT_RETRY).await;
 }

@@ -63,7 +63,7 @@ pub async fn serve(worker: &Rc<Worker>, connection: Rc<Connection>) {
     };
     reader.run().await;
     reader.keep(&[]);
-    worker.input_changed(reader.queued, 0);
+    worker.door.unfinished.change(reader.queued, 0);
     reader.connection.farewell().await;
 }
 
@@ -140,7 +140,7 @@ impl Reader {
                 return Ok(Took::Close);
             }
             self.rest.extend_from_slice(buffer.get(..read).unwrap_or_default());
-            self.worker.input_changed(kept, kept + read);
+            self.worker.door.unfinished.change(kept, kept + read);
             Ok(self.take_rest())
         })
     }
@@ -148,11 +148,11 @@ impl Reader {
     /// Takes the whole requests of what was kept.
     fn take_rest(&mut self) -> Took {
         let input = std::mem::take(&mut self.rest);
-        self.worker.input_changed(input.len(), 0);
+        self.worker.door.unfinished.change(input.len(), 0);
         let (took, taken) = self.take(&input);
         let left = input.get(taken..).unwrap_or_default();
         if left.len() == input.len() {
-            self.worker.input_changed(0, input.len());
+            self.worker.door.unfinished.change(0, input.len());
             self.rest = input;
         } else {
             self.keep(left);
@@ -162,7 +162,7 @@ impl Reader {
 
     /// Keeps bytes for later.
     fn keep(&mut self, bytes: &[u8]) {
-        self.worker.input_changed(self.rest.len(), bytes.len());
+        self.worker.door.unfinished.change(self.rest.len(), bytes.len());
         if bytes.is_empty() {
             self.rest = Vec::new();
             self.parser.trim();
@@ -180,6 +180,7 @@ impl Reader {
                 Share { from: turn.commands(), bytes_from: turn.reply_bytes(), version: self.session.version };
             // What arrived together came at one time.
             let now = worker.door.now();
+            self.connection.client.heard(now);
             let (mut taken, mut commands) = (0, 0);
             let took = loop {
                 let left = input.get(taken..).unwrap_or_default();
@@ -227,7 +228,7 @@ impl Reader {
 
     /// Waits for the rest of a request, unless it would be too much.
     fn incomplete(&self, turn: &mut Turn, bytes: usize) -> Took {
-        let others = self.worker.input_bytes().saturating_sub(self.rest.len());
+        let others = self.worker.door.unfinished.bytes().saturating_sub(self.rest.len());
         if bytes > RESP_REQUEST_BYTES_MAX {
             turn.reply(self.session.version, |reply| reply.error("ERR Protocol error: too big request"));
             return Took::Close;
@@ -242,10 +243,10 @@ impl Reader {
     /// Counts the transaction as an unfinished request. Whether there is no room for it.
     fn queues_too_much(&mut self) -> bool {
         let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
-        self.worker.input_changed(self.queued, queued);
+        self.worker.door.unfinished.change(self.queued, queued);
         let grew = queued > self.queued;
         self.queued = queued;
-        grew && queued > RESP_UNFINISHED_BYTES_FREE && self.worker.input_bytes() > RESP_INPUT_BYTES_MAX
+        grew && queued > RESP_UNFINISHED_BYTES_FREE && self.worker.door.unfinished.bytes() > RESP_INPUT_BYTES_MAX
     }
 }
 

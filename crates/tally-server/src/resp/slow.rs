@@ -175,8 +175,13 @@ async fn run_random_key(door: &Door, reply: &mut Reply<'_>) -> Result<(), Failur
 
 /// Removes every counter, a page at a time, each with its ledger entry. Counters created meanwhile may stay.
 async fn run_flush(door: &Door, client: &Client, reply: &mut Reply<'_>) -> Result<(), Failure> {
-    let why = admission::correction(client.peer.ip(), "FLUSHALL");
-    let Ok(why) = why else { return Ok(()) };
+    let why = match admission::correction(client.peer.ip(), "FLUSHALL") {
+        Ok(why) => why,
+        Err(denied) => {
+            reply.error(format!("ERR {denied}"));
+            return Ok(());
+        }
+    };
     let mut after = None;
     loop {
         let page = door.service.list(PageRequest { prefix: Vec::new(), after, limit: PAGE_ITEMS_MAX }).await?;

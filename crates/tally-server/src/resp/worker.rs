@@ -160,24 +160,4 @@ impl Worker {
             || load.events > RESP_EVENTS_UNDER_WAY_MAX
             || load.reply_bytes > RESP_REPLY_BYTES_UNDER_WAY_MAX
     }
-
-    /// A connection's unwritten answers went from `before` to `after` bytes.
-    pub fn output_changed(&self, before: usize, after: usize) {
-        self.door.unread.change(before, after);
-    }
-
-    /// Bytes of answers that wait for sockets.
-    pub fn output_bytes(&self) -> usize {
-        self.door.unread.bytes()
-    }
-
-    /// A connection's incomplete request went from `before` to `after` bytes.
-    pub fn input_changed(&self, before: usize, after: usize) {
-        self.door.unfinished.change(before, after);
-    }
-
-    /// Bytes of requests that are not complete.
-    pub fn input_bytes(&self) -> usize {
-        self.door.unfinished.bytes()
-    }
 }
