@@ -47,6 +47,11 @@ pub const GENERATION_MS: u64 = 60 * 60 * 1000;
 
 /// Bytes of one journal segment. A batch never spans two.
 pub const SEGMENT_BYTES: u64 = 64 << 20;
+/// A submitting thread flushes itself only if the last flush took no longer than this. Otherwise it has better things to
+/// do meanwhile.
+pub const FLUSH_HERE_MICROS_MAX: u64 = 1_000;
+/// Likewise only if no more events than this, after combining, are to be applied before.
+pub const FLUSH_HERE_EVENTS_MAX: usize = 1_024;
 /// Bytes sealed but not yet flushed before sealing waits for the disk.
 pub const UNFLUSHED_BYTES_MAX: usize = 32 << 20;
 /// A checkpoint starts once this much journal lies behind the last one.

@@ -40,6 +40,16 @@ pub struct Config {
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Shared>,
+    flushes: Flushes,
+}
+
+/// Who flushes what is submitted through a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flushes {
+    /// The engine's own thread.
+    Aside,
+    /// The thread that submits, where that is quick and nobody else is at it.
+    Here,
 }
 
 struct Shared {
@@ -94,7 +104,14 @@ impl Embedded {
             let handle = start(name, duty, &shared)?;
             lock(&shared.threads).push(handle);
         }
-        Ok(Embedded { shared })
+        Ok(Embedded { shared, flushes: Flushes::Aside })
+    }
+
+    /// The same engine, for a caller that gathers many requests into one submission and has a thread of its own. That
+    /// thread may then be kept for the time of one flush, which spares waking the flusher and being woken by it.
+    #[must_use]
+    pub fn flushing_here(&self) -> Embedded {
+        Embedded { shared: Arc::clone(&self.shared), flushes: Flushes::Here }
     }
 
     /// Refuses new work, drains, flushes, checkpoints and stops the engine's threads. Blocks until done. Closing
@@ -165,6 +182,26 @@ impl Shared {
                     Err(_) => drop(self.machine.poison("sealing a batch panicked".to_owned())),
                 }
                 self.flusher.set();
+            }
+        }
+    }
+
+    /// Does what the flusher would, on the calling thread, or leaves it to the flusher.
+    fn flush_here(&self) {
+        match catch_unwind(AssertUnwindSafe(|| self.machine.try_flush())) {
+            Ok(Some((_, Err(_)))) => self.nudge_all(),
+            Ok(Some((Seal::Applied, Ok(_)))) => {
+                self.heed(Some(Seal::Applied));
+                self.after_flush();
+                if self.machine.needs_tending() {
+                    self.flusher.set();
+                }
+            }
+            // The flusher knows what to do with a batch that cannot be sealed now.
+            Ok(None | Some(_)) => self.flusher.set(),
+            Err(_) => {
+                self.machine.poison("flushing a batch panicked".to_owned());
+                self.nudge_all();
             }
         }
     }
@@ -314,7 +351,12 @@ impl Engine for Embedded {
     }
 
     async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
-        self.shared.machine.submit(events, durability, |nudge| self.shared.nudge(nudge)).await
+        let here = self.flushes == Flushes::Here && durability == Durability::Flushed;
+        let nudge = |nudge| match nudge {
+            Nudge::Flusher if here => self.shared.flush_here(),
+            nudge => self.shared.nudge(nudge),
+        };
+        self.shared.machine.submit(events, durability, nudge).await
     }
 
     async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {

@@ -23,8 +23,8 @@ pub use recover::OpenError;
 pub use seal::Seal;
 use tally_core::batch::{Combiner, Events, Placed, key_hash};
 use tally_core::limits::{
-    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, MEMORY_BYTES_DEFAULT,
-    SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
+    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, FLUSH_HERE_EVENTS_MAX,
+    FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
 };
 use tally_core::outcome::{Outcome, Receipt, Token};
 use tally_core::partition::Partition;
@@ -95,6 +95,8 @@ pub struct Machine {
     pub(crate) state: Mutex<State>,
     writer: Mutex<Flushing>,
     flushed: AtomicU64,
+    /// How long the last flush took.
+    last_flush_micros: AtomicU64,
     /// Where the oldest segment still needed begins; set by checkpoints, done by the flusher.
     trim_to: AtomicU64,
     /// Time of the last batch that the store reflects, as far as this process knows.
@@ -229,8 +231,23 @@ impl Machine {
     /// Writes and syncs everything sealed; wakes the callers whose batches it covers. Says whether anything was
     /// flushed. A failure poisons the engine: a flush is never tried again.
     pub fn flush(&self) -> Result<bool, EngineError> {
-        let mut flushing = lock(&self.writer);
-        let flushing = &mut *flushing;
+        self.flush_with(&mut lock(&self.writer))
+    }
+
+    /// Seals and flushes, unless somebody else is flushing or it would keep the caller for long: the disk is slow, or
+    /// there is much to apply.
+    pub fn try_flush(&self) -> Option<(Seal, Result<bool, EngineError>)> {
+        if self.last_flush_micros.load(Ordering::Relaxed) > FLUSH_HERE_MICROS_MAX
+            || lock(&self.open).combiner.batch().len() > FLUSH_HERE_EVENTS_MAX
+        {
+            return None;
+        }
+        let mut flushing = self.writer.try_lock().ok()?;
+        let sealed = self.seal();
+        Some((sealed, self.flush_with(&mut flushing)))
+    }
+
+    fn flush_with(&self, flushing: &mut Flushing) -> Result<bool, EngineError> {
         let reuse = std::mem::take(&mut flushing.group);
         flushing.group = lock(&self.state).tail.take(reuse);
         let Some(writer) = flushing.writer.as_mut().filter(|_| !flushing.group.is_empty()) else {
@@ -241,7 +258,9 @@ impl Machine {
             Ok(flushed) => flushed,
             Err(error) => return Err(self.poison(format!("the journal could not be flushed: {error}"))),
         };
-        self.meters.flushed(self.clock.elapsed().saturating_sub(began), flushing.group.len());
+        let micros = u64::try_from(self.clock.elapsed().saturating_sub(began).as_micros()).unwrap_or(u64::MAX);
+        self.last_flush_micros.store(micros, Ordering::Relaxed);
+        self.meters.flushed(micros, flushing.group.len());
         self.flushed.store(flushed.0, Ordering::Release);
         self.release(flushed);
         Ok(true)
@@ -297,10 +316,11 @@ impl Machine {
         }
     }
 
-    /// Whether `tend_journal` has something to do.
+    /// Whether `tend_journal` has something to do. Whoever is flushing now will ask again.
     #[must_use]
     pub fn needs_tending(&self) -> bool {
-        self.trim_to.load(Ordering::Acquire) > 0 || lock(&self.writer).writer.as_ref().is_none_or(Writer::needs_spare)
+        let needs_spare = |flushing: &Flushing| flushing.writer.as_ref().is_none_or(Writer::needs_spare);
+        self.trim_to.load(Ordering::Acquire) > 0 || self.writer.try_lock().is_ok_and(|flushing| needs_spare(&flushing))
     }
 
     /// Everything before this is durable.

@@ -1,7 +1,6 @@
 //! What the engine measures about itself.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use tally_core::batch::Combiner;
 use tally_core::outcome::Outcome;
@@ -90,8 +89,8 @@ impl Meters {
         self.duplicates.fetch_add(duplicates as u64, Relaxed);
     }
 
-    pub(crate) fn flushed(&self, took: Duration, bytes: usize) {
-        self.flush_micros.record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+    pub(crate) fn flushed(&self, micros: u64, bytes: usize) {
+        self.flush_micros.record(micros);
         self.journal_bytes.fetch_add(bytes as u64, Relaxed);
     }
 }

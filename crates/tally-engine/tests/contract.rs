@@ -9,6 +9,13 @@ mod embedded {
     tally_contract::contract!(AsShipped);
 }
 
+mod flushing_here {
+    //! With submissions that are flushed by the thread that makes them.
+    use crate::hosts::FlushingHere;
+
+    tally_contract::contract!(FlushingHere);
+}
+
 mod cramped {
     //! With room in memory for a few counters besides those that fill it, small segments, and a checkpoint or a merge
     //! after every few batches.

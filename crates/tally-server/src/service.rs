@@ -21,6 +21,8 @@ use crate::policy::{Consistency, Policies};
 /// Counters, as front doors see them.
 pub struct Service {
     engine: OnceLock<Embedded>,
+    /// The same engine, for calls that were gathered.
+    gathered: OnceLock<Embedded>,
     policies: Policies,
     closing: AtomicBool,
 }
@@ -71,11 +73,12 @@ pub enum Failure {
 impl Service {
     /// A service without an engine as yet.
     pub fn new(policies: Policies) -> Self {
-        Service { engine: OnceLock::new(), policies, closing: AtomicBool::new(false) }
+        Service { engine: OnceLock::new(), gathered: OnceLock::new(), policies, closing: AtomicBool::new(false) }
     }
 
     /// Hands over the recovered engine. A second one is ignored: there is only ever one.
     pub fn engine_ready(&self, engine: Embedded) {
+        let _ = self.gathered.set(engine.flushing_here());
         let _ = self.engine.set(engine);
     }
 
@@ -142,9 +145,11 @@ impl Service {
         Ok(self.engine()?.events())
     }
 
-    /// Applies events that were gathered over many calls: each succeeds or is refused on its own.
+    /// Applies events that were gathered over many calls: each succeeds or is refused on its own. The calling thread may
+    /// be kept for the time of a flush.
     pub async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, Failure> {
-        Ok(self.engine()?.submit(events, durability).await?)
+        let engine = self.gathered.get().ok_or(Failure::Recovering)?;
+        Ok(engine.submit(events, durability).await?)
     }
 
     /// How many counters there are.

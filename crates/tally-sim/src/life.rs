@@ -114,7 +114,8 @@ impl<'m> Life<'m> {
             0..=7 => self.submit()?,
             8 => self.look()?,
             9..=12 => self.seal()?,
-            13..=16 => self.flush()?,
+            13..=15 => self.flush()?,
+            16 => self.flush_here()?,
             17..=18 => self.tend(),
             19..=22 => self.checkpoint()?,
             23 => match self.world.rng.below(3) {
@@ -194,8 +195,12 @@ impl<'m> Life<'m> {
 
     /// Seals what has gathered.
     pub fn seal(&mut self) -> Verdict {
+        self.expect_seal(self.machine.seal())
+    }
+
+    fn expect_seal(&mut self, sealed: Seal) -> Verdict {
         let waiting = self.submissions.iter().any(|submission| matches!(submission.fate, Fate::Open));
-        match self.machine.seal() {
+        match sealed {
             Seal::Empty => ensure!(!waiting || self.is_poisoned(), "a batch was not sealed"),
             Seal::BackedUp | Seal::NeedsCheckpoint => {}
             Seal::Refused => {
@@ -226,11 +231,23 @@ impl<'m> Life<'m> {
 
     /// Flushes what was sealed.
     pub fn flush(&mut self) -> Verdict {
-        let waiting = self.world.history.sealed() > self.world.history.flushed();
         let segments = self.segments();
-        match self.machine.flush() {
+        let flushed = self.machine.flush();
+        self.world.seen.rolls += u64::from(flushed == Ok(true) && self.segments() > segments);
+        self.expect_flush(flushed)
+    }
+
+    /// Seals and flushes in one go, as a thread that submits may.
+    pub fn flush_here(&mut self) -> Verdict {
+        let Some((sealed, flushed)) = self.machine.try_flush() else { return Ok(()) };
+        self.expect_seal(sealed)?;
+        self.expect_flush(flushed)
+    }
+
+    fn expect_flush(&mut self, flushed: Result<bool, EngineError>) -> Verdict {
+        let waiting = self.world.history.sealed() > self.world.history.flushed();
+        match flushed {
             Ok(true) => {
-                self.world.seen.rolls += u64::from(self.segments() > segments);
                 ensure!(!self.world.disk.crashed(), "a flush succeeded on a crashed disk");
                 self.world.history.flush();
                 self.world.seen.flushes += 1;

@@ -69,10 +69,18 @@ impl Event {
     }
 }
 
-/// Adds events to a call, in their groups.
+/// Adds events to a call, in their groups; plain adds that say the same in a row all at once.
 pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
-    for group in events.chunk_by(|_, next| next.grouped) {
+    let mut groups = events.chunk_by(|_, next| next.grouped).peekable();
+    while let Some(group) = groups.next() {
         match group {
+            [Event { key, change: Change::Add(delta), id: None, details: None, .. }] => {
+                let mut times = 1;
+                while groups.next_if_eq(&group).is_some() {
+                    times += 1;
+                }
+                call.add_times(key.as_ref(), *delta, times);
+            }
             [event] => event.push_to(call),
             group => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
         }

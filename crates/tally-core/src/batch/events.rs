@@ -90,6 +90,33 @@ impl Events {
         self.batch.push_add(key, hash, delta, merging);
     }
 
+    /// The same as `times` calls of [`Events::add`].
+    pub fn add_times(&mut self, key: KeyRef<'_>, delta: i64, times: usize) {
+        if times == 0 {
+            return;
+        }
+        self.add(key, delta);
+        let more = times - 1;
+        if let Some(&Mark { slot: at, prior, .. }) = self.marks.last()
+            && let Some(slot) = self.batch.slots.get_mut(at as usize)
+            && slot.merging != Merging::Closed
+            && let Some(joined) =
+                i64::try_from(more).ok().and_then(|more| delta.checked_mul(more)?.checked_add(slot.delta))
+        {
+            if more > 0 {
+                slot.delta = joined;
+                slot.merging = Merging::Joined;
+                // Sums on the way lie between the ends, so they fit.
+                let sums = std::iter::successors(Some(prior), |sum| Some(sum.wrapping_add(delta)));
+                self.marks.extend(sums.skip(1).take(more).map(|prior| Mark { slot: at, delta, prior }));
+            }
+            return;
+        }
+        for _ in 0..more {
+            self.add(key, delta);
+        }
+    }
+
     /// Adds any event.
     pub fn push(&mut self, key: KeyRef<'_>, change: Change, id: Option<RequestId>, details: Option<Details>) {
         let details = details.filter(|details| !details.is_empty());

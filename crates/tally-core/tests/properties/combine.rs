@@ -98,7 +98,8 @@ type Moment = (u64, Vec<Vec<Event>>);
 fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
     // Few counters, so that whatever can meet in a batch does.
     let keys = drawn::keys().into_iter().take(3).collect();
-    let call = vec(drawn::event_of(keys, amount), 1..16);
+    let call = vec((drawn::event_of(keys, amount), prop_oneof![4 => Just(1), 1 => 2usize..6]), 1..16);
+    let call = call.prop_map(|events| events.into_iter().flat_map(|(event, times)| vec![event; times]).collect());
     vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
 }
 

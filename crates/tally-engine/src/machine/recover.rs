@@ -191,6 +191,7 @@ impl Machine {
             state: Mutex::new(state),
             writer: Mutex::new(Flushing { writer, group: Group::default() }),
             flushed: AtomicU64::new(recovered.end.0),
+            last_flush_micros: AtomicU64::new(0),
             trim_to: AtomicU64::new(0),
             stored_at: AtomicU64::new(meta.clock.0),
             disk_full: AtomicBool::new(full),

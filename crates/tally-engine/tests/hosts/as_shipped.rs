@@ -10,6 +10,9 @@ use tempfile::TempDir;
 /// The engine that users get.
 pub struct AsShipped;
 
+/// The same engine, whose submissions are flushed by the thread that makes them.
+pub struct FlushingHere;
+
 /// A data directory and the engine last started on it.
 pub struct Place {
     dir: TempDir,
@@ -42,5 +45,22 @@ impl Host for AsShipped {
 
     fn stop(&self, engine: &Embedded) -> Verdict {
         Ok(engine.close()?)
+    }
+}
+
+impl Host for FlushingHere {
+    type Engine = Embedded;
+    type Data = Place;
+
+    fn prepare(&self) -> Result<Place, Failure> {
+        AsShipped.prepare()
+    }
+
+    fn start(&self, place: &Place) -> Result<Embedded, Failure> {
+        Ok(AsShipped.start(place)?.flushing_here())
+    }
+
+    fn stop(&self, engine: &Embedded) -> Verdict {
+        AsShipped.stop(engine)
     }
 }

@@ -3,5 +3,5 @@
 mod as_shipped;
 mod cramped;
 
-pub use as_shipped::AsShipped;
+pub use as_shipped::{AsShipped, FlushingHere};
 pub use cramped::Cramped;

@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::clients::Client;
@@ -30,8 +31,10 @@ pub struct Connection {
     under_way: Cell<usize>,
     /// It is not to be read any more.
     over: Cell<bool>,
-    /// Its task waits for more than the socket.
+    /// How to wake its task for more than the socket.
     waker: RefCell<Option<Waker>>,
+    /// Its task waits for the answers under way, and not only for the next request.
+    awaits_answers: Cell<bool>,
 }
 
 /// What waits to be written.
@@ -69,12 +72,23 @@ impl Connection {
             under_way: Cell::new(0),
             over: Cell::new(false),
             waker: RefCell::default(),
+            awaits_answers: Cell::new(false),
         }
     }
 
     /// Reads what has arrived; 0 at the end of the stream.
     pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.try_read(into)
+        let mut short = None;
+        let read = self.stream.try_io(Interest::READABLE, || {
+            let (read, _) = recv(&self.stream, &mut *into, RecvFlags::empty())?;
+            if 0 < read && read < into.len() {
+                // It was all there is. Said this way, the next call waits for more instead of asking the system.
+                short = Some(read);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(read)
+        });
+        short.map_or(read, Ok)
     }
 
     /// One more share of it is under way.
@@ -98,8 +112,9 @@ impl Connection {
         if self.over.get() || (is_last && self.write(&mut out).is_err()) {
             self.give_up(&mut out);
         }
-        // Also when the client is gone: the task waits for its shares all the same.
-        if is_last {
+        // Also when the client is gone: the task waits for its shares all the same. One that waits for the next request
+        // is woken by that.
+        if is_last && (self.awaits_answers.get() || self.over.get() || !out.rest().is_empty()) {
             self.wake();
         }
     }
@@ -177,6 +192,11 @@ impl Connection {
     }
 
     fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Ready> {
+        if self.under_way.get() > 0 && !self.worker.is_stopping() && self.stream.poll_read_ready(context).is_pending() {
+            self.awaits_answers.set(false);
+            self.remember(context);
+            return Poll::Pending;
+        }
         if self.poll_settled(context).is_pending() {
             return Poll::Pending;
         }
@@ -202,6 +222,7 @@ impl Connection {
     fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.under_way.get() > 0 {
+                self.awaits_answers.set(true);
                 self.remember(context);
                 return Poll::Pending;
             }

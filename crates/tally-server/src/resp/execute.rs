@@ -13,9 +13,9 @@ use super::reply::Reply;
 use super::session::{Session, Transaction};
 use super::slow::Slow;
 use super::turn::Turn;
-use super::wire::{Args, Limits, Parsed, Parser};
+use super::wire::{Args, Limits, Parsed, Parser, Sent};
 use super::{about, settings};
-use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
+use crate::limits::{RESP_REPEATS_MAX, RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
 use crate::metrics::Verb;
 
 const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
@@ -24,15 +24,24 @@ const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too larg
 pub enum Next {
     /// Read on.
     Go,
+    /// Read on behind as many requests as this: they are the same, and all are planned.
+    GoBehind(usize),
     /// Carry this out once everything before it is answered.
     Slow(Slow),
     /// Close, once everything is answered.
     Close,
 }
 
-/// Plans one request.
+/// Plans one request, and those behind it that say the same if it is a plain add: the hot path.
 #[inline]
-pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>, now: Millis, turn: &mut Turn) -> Next {
+pub fn plan(
+    door: &Door,
+    client: &Client,
+    session: &mut Session,
+    (args, sent): (Args<'_>, Sent<'_>),
+    now: Millis,
+    turn: &mut Turn,
+) -> Next {
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
         Err(text) => {
@@ -47,7 +56,10 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
         return queue(session, spec, args, turn);
     }
     let asker = Asker { peer: client.peer.ip(), now };
-    if let Some(planned) = add(door, spec.id, args, turn).or_else(|| operate(door, spec.id, args, asker, turn)) {
+    if let Some(added) = add(door, spec.id, (args, sent), turn) {
+        return added;
+    }
+    if let Some(planned) = operate(door, spec.id, args, asker, turn) {
         turn.count(verb(spec.id), planned.is_err());
         match planned {
             Ok(plan) => turn.plan(plan),
@@ -76,17 +88,20 @@ pub fn plan(door: &Door, client: &Client, session: &mut Session, args: Args<'_>,
     }
 }
 
-/// Plain adds: the hot path. The same as by way of `Op`, without building one.
+/// Plain adds. The same as by way of `Op`, without building one, and at once for all of a pipeline that say the same.
+/// What is wrong with one is for `Op` to say.
 #[inline]
-fn add(door: &Door, command: Command, args: Args<'_>, turn: &mut Turn) -> Option<Result<Plan, Refused>> {
-    let delta = op::delta(command, args)?;
-    Some(op::key(args).and_then(|key| {
-        let delta = delta?;
-        let durability = door.service.consistency(key).durability();
-        let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
-        events.add(key, delta);
-        Ok(Plan::Value)
-    }))
+fn add(door: &Door, command: Command, (args, sent): (Args<'_>, Sent<'_>), turn: &mut Turn) -> Option<Next> {
+    let delta = op::delta(command, args)?.ok()?;
+    let key = op::key(args).ok()?;
+    let durability = door.service.consistency(key).durability();
+    let events = turn.events(&door.service, durability).ok()?;
+    let times = sent.times(RESP_REPEATS_MAX);
+    events.add_times(key, delta, times);
+    let count = u32::try_from(times).unwrap_or(u32::MAX);
+    turn.count_times(verb(command), false, count);
+    turn.plan(if times == 1 { Plan::Value } else { Plan::Values(count) });
+    Some(Next::GoBehind(times))
 }
 
 /// Any other command on counters.

@@ -98,6 +98,7 @@ fn memory(door: &Door, text: &mut String) {
     line(text, format_args!("maxmemory:{}", door.about.memory_bytes));
     line(text, format_args!("maxmemory_human:{}", human(door.about.memory_bytes)));
     line(text, format_args!("maxmemory_policy:noeviction"));
+    line(text, format_args!("mem_clients_normal:{}", door.unfinished.bytes() + door.unread.bytes()));
     line(text, format_args!("mem_allocator:mimalloc"));
 }
 

@@ -28,10 +28,11 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts a worker for every core.
+    /// Starts a worker for every other core. HTTP, checkpoints and the system's own work on the network need the rest,
+    /// and the fewer workers there are, the more each flush covers.
     pub fn start(door: &Arc<Door>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let workers = cores.clamp(1, RESP_WORKERS_MAX);
+        let workers = (cores / 2).clamp(1, RESP_WORKERS_MAX);
         (0..workers).map(|number| start(number, door)).collect::<io::Result<Vec<_>>>().map(Threads)
     }
 }

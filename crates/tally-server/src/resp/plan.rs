@@ -14,6 +14,8 @@ pub enum Plan {
     Bytes(u32),
     /// One change: the value afterwards.
     Value,
+    /// The replies of so many requests in a row, each one change: the value afterwards.
+    Values(u32),
     /// One look: the value as a string, or null.
     Text,
     /// So many looks: an array of strings and nulls.
@@ -72,7 +74,7 @@ impl Plan {
             | Plan::Expiry(_)
             | Plan::Written => 1,
             Plan::Before | Plan::Taken => 2,
-            Plan::Texts(keys) | Plan::Existing(keys) => keys as usize,
+            Plan::Values(events) | Plan::Texts(events) | Plan::Existing(events) => events as usize,
             Plan::Removed(keys) => 2 * keys as usize,
         }
     }
@@ -82,6 +84,9 @@ impl Plan {
     pub fn write(self, outcomes: &[Outcome], reply: &mut Reply<'_>) {
         match (self, outcomes) {
             (Plan::Value, [changed]) if changed.refusal.is_none() => reply.integer(changed.value),
+            (Plan::Values(_), changes) => {
+                changes.iter().for_each(|changed| Plan::Value.write(std::slice::from_ref(changed), reply));
+            }
             (Plan::Value | Plan::Set | Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) => {
                 reply.error(OVERFLOW);
             }

@@ -8,7 +8,7 @@ use super::execute::{self, Next};
 use super::reply::Version;
 use super::slow::{self, Slow};
 use super::turn::Turn;
-use super::wire::{Limits, Parsed, Parser, ProtocolError};
+use super::wire::{Limits, Parsed, Parser, ProtocolError, Sent};
 use super::worker::Worker;
 use crate::limits::{
     RESP_INPUT_BYTES_MAX, RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX,
@@ -176,8 +176,7 @@ impl Reader {
     fn take(&mut self, input: &[u8]) -> (Took, usize) {
         let worker = Rc::clone(&self.worker);
         worker.with_turn(|turn| {
-            let mut share =
-                Share { from: turn.commands(), bytes_from: turn.reply_bytes(), version: self.session.version };
+            let mut share = Share { from: turn.plans(), bytes_from: turn.reply_bytes(), version: self.session.version };
             // What arrived together came at one time.
             let now = worker.door.now();
             self.connection.client.heard(now);
@@ -195,13 +194,19 @@ impl Reader {
                     Parsed::Request(args, bytes) => {
                         taken += bytes;
                         commands += 1;
+                        let (request, behind) = left.split_at_checked(bytes).unwrap_or((left, &[]));
+                        let request = (args, Sent { request, behind });
                         let next =
-                            execute::plan(&worker.door, &self.connection.client, &mut self.session, args, now, turn);
+                            execute::plan(&worker.door, &self.connection.client, &mut self.session, request, now, turn);
                         if self.session.version != share.version {
                             share.hand(turn, &self.connection, self.session.version);
                         }
                         match next {
                             Next::Go => {}
+                            Next::GoBehind(times) => {
+                                taken += bytes * (times - 1);
+                                commands += times - 1;
+                            }
                             Next::Slow(command) => break Took::Slow(command),
                             Next::Close => break Took::Close,
                         }
@@ -265,11 +270,11 @@ struct Share {
 
 impl Share {
     fn hand(&mut self, turn: &mut Turn, connection: &Rc<Connection>, version: Version) {
-        if turn.commands() > self.from {
+        if turn.plans() > self.from {
             connection.begin();
             turn.share(connection, self.version, self.from);
         }
-        self.from = turn.commands();
+        self.from = turn.plans();
         self.version = version;
     }
 }

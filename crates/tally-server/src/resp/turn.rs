@@ -63,7 +63,7 @@ struct Segment {
 /// How much a turn holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Commands.
+    /// Commands; those planned together count once.
     pub commands: usize,
     /// Events of these commands.
     pub events: usize,
@@ -110,8 +110,8 @@ impl Turn {
         self.shares.is_empty()
     }
 
-    /// How many commands wait.
-    pub fn commands(&self) -> usize {
+    /// How many plans wait.
+    pub fn plans(&self) -> usize {
         self.plans.len()
     }
 
@@ -129,9 +129,15 @@ impl Turn {
     /// Counts a command; what it asks for was understood or not.
     #[inline]
     pub fn count(&mut self, verb: Verb, is_refused: bool) {
+        self.count_times(verb, is_refused, 1);
+    }
+
+    /// Counts a command that was sent so many times.
+    #[inline]
+    pub fn count_times(&mut self, verb: Verb, is_refused: bool, times: u32) {
         let counts = if is_refused { &mut self.counts.refused } else { &mut self.counts.carried_out };
         if let Some(count) = counts.get_mut(verb as usize) {
-            *count += 1;
+            *count += times;
         }
         if self.counts.since.is_none() {
             self.counts.since = Some(Stopwatch::start());

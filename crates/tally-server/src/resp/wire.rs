@@ -97,6 +97,25 @@ impl<'a> Args<'a> {
     }
 }
 
+/// A whole request as it was sent, and what was sent behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent<'a> {
+    /// The bytes of the request.
+    pub request: &'a [u8],
+    /// The bytes behind it.
+    pub behind: &'a [u8],
+}
+
+impl Sent<'_> {
+    /// How many times the request was sent in a row, up to `max`: 1 if something else follows. Equal bytes are equal
+    /// requests, so all but the first need not be read.
+    #[inline]
+    pub fn times(&self, max: usize) -> usize {
+        let again = self.behind.chunks_exact(self.request.len().max(1)).take(max.saturating_sub(1));
+        1 + again.take_while(|next| *next == self.request).count()
+    }
+}
+
 /// Why there is no request yet, or never will be.
 enum Stop {
     Incomplete(usize),

@@ -138,6 +138,8 @@ impl Worker {
     }
 
     async fn submit(&self) {
+        // Once more round: what arrived while the others were read comes along.
+        tokio::task::yield_now().await;
         let mut turn = self.turn.replace(self.spare.take());
         let load = turn.load();
         self.under_way.set(self.under_way.get().plus(load));

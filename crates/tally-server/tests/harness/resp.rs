@@ -120,14 +120,19 @@ impl Redis {
 
     /// Waits until so many clients are connected, this one included.
     pub fn wait_for_clients(&mut self, count: usize) {
+        self.wait_for("connected_clients", |connected| connected == count);
+    }
+
+    /// Waits until a figure of `INFO` is as it should be.
+    pub fn wait_for(&mut self, name: &str, is_right: impl Fn(usize) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let connected = self.info("connected_clients").parse::<usize>().unwrap();
-            if connected == count {
+            let figure = self.info(name).parse::<usize>().unwrap();
+            if is_right(figure) {
                 return;
             }
-            assert!(Instant::now() < deadline, "{connected} clients are connected, not {count}");
-            pause(Duration::from_millis(5));
+            assert!(Instant::now() < deadline, "{name} is {figure}");
+            pause(Duration::from_millis(1));
         }
     }
 

@@ -167,10 +167,24 @@ impl Run {
         let mut expected = Vec::new();
         for _ in 0..=self.draw.below(longest) {
             let next = self.next(at);
-            bytes.extend(self.written(&next.words));
+            let written = self.written(&next.words);
+            let again = if self.may_repeat(at, &next) && self.draw.one_in(3) { self.draw.below(24) } else { 0 };
+            let words = next.words.clone();
             expected.push(next);
+            for _ in 0..again {
+                let reply = self.pairs[at].redis.call(&words);
+                expected.push(Expected { words: words.clone(), reply, check: Check::Same });
+            }
+            bytes.extend(std::iter::repeat_n(written, 1 + again as usize).flatten());
         }
         (bytes, expected)
+    }
+
+    /// Whether the same words again mean the same again, which Tally takes at once.
+    fn may_repeat(&self, at: usize, next: &Expected) -> bool {
+        let name = next.words[0].to_ascii_lowercase();
+        let adds = matches!(name.as_slice(), b"incr" | b"decr" | b"incrby" | b"decrby");
+        adds && !is_refused(&next.words) && self.pairs[at].queue.is_none()
     }
 
     /// Pipelines on all connections at the same time, each with keys of its own.

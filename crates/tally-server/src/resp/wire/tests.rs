@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Limits, Parsed, Parser, ProtocolError, integer};
+use super::{Limits, Parsed, Parser, ProtocolError, Sent, integer};
 use crate::limits::{RESP_ARGS_MAX, RESP_BULK_BYTES_MAX, RESP_LINE_BYTES_MAX, RESP_SCRATCH_BYTES_KEPT};
 use crate::resp::tests::naive::{self, Verdict};
 
@@ -316,4 +316,13 @@ proptest! {
         });
         prop_assert_eq!(integer(&noise), canonical);
     }
+}
+
+#[test]
+fn a_request_is_counted_as_often_as_it_was_sent_in_a_row() {
+    let sent = |behind: &'static str| Sent { request: b"INCR a\r\n", behind: behind.as_bytes() };
+    assert_eq!(sent("").times(9), 1);
+    assert_eq!(sent("INCR a\r\nINCR a\r\nINCR b\r\nINCR a\r\n").times(9), 3);
+    assert_eq!(sent("INCR a\r\nINCR a\r").times(9), 2, "what has not arrived whole is not counted");
+    assert_eq!(sent("INCR a\r\nINCR a\r\nINCR a\r\n").times(3), 3, "nor more than asked for");
 }
