@@ -74,6 +74,9 @@ enum Hidden {
     /// What the scale suite runs in a process of its own.
     #[command(hide = true)]
     Child(scale::ChildArgs),
+    /// What the redis suite compares with: a server that only receives, flushes and answers.
+    #[command(hide = true)]
+    Bare(redis::BareArgs),
 }
 
 impl Options {
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let result = match &args.command {
         Some(Hidden::Child(child)) => scale::child(child),
+        Some(Hidden::Bare(args)) => redis::serve_bare(args),
         None => measure(&args.options),
     };
     match result {

@@ -3,6 +3,7 @@
 //! Tally acknowledges after its flush. Redis runs twice: from memory alone, and with a flush before every
 //! acknowledgement. Within a round every load goes to each server in turn, and the order rotates from round to round.
 
+mod bare;
 mod client;
 mod load;
 mod paced;
@@ -10,6 +11,7 @@ mod peer;
 
 use std::path::Path;
 
+pub use bare::{BareArgs, serve as serve_bare};
 use load::{Load, Outcome};
 use paced::{Latency, Request};
 use peer::{Kind, Peer};
@@ -53,13 +55,16 @@ const PACED: [(&str, usize, Request, f64); 2] = [
     ("reads at half the peak", 6, Request { command: READ, reply_lines: 2 }, 5.0),
 ];
 
+/// The contests that the bare server takes part in: those of one hot key.
+const BARE_CONTESTS: usize = 3;
+
 const MEASURED_FOR_MEMORY: [Kind; 2] = [Kind::Tally, Kind::RedisMemory];
 
 /// Steps of the progress bar: one per server to get ready, then everything each round measures.
 pub fn steps(options: &Options) -> u64 {
     let servers = Kind::ALL.len();
-    let round = CONTESTS.len() * servers + PACED.len() + MEASURED_FOR_MEMORY.len();
-    (servers + options.rounds * round) as u64
+    let round = CONTESTS.len() * servers + BARE_CONTESTS + PACED.len() + MEASURED_FOR_MEMORY.len();
+    (servers + 1 + options.rounds * round) as u64
 }
 
 /// Everything the rounds found.
@@ -67,6 +72,8 @@ pub fn steps(options: &Options) -> u64 {
 struct Found {
     /// By contest and by server, one for each round.
     outcomes: [[Vec<Outcome>; 3]; CONTESTS.len()],
+    /// Of the bare server, by contest, one for each round.
+    bare: [Vec<Outcome>; BARE_CONTESTS],
     latencies: [Vec<Latency>; PACED.len()],
     /// Bytes per counter.
     memory: [Vec<f64>; MEASURED_FOR_MEMORY.len()],
@@ -84,6 +91,10 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
         requests.push(counts);
         progress.step();
     }
+    progress.say("redis: getting the bare server ready");
+    let bare = Peer::start(Kind::Bare, &dir.path().join("bare"))?;
+    let bare_requests = requests_of(&bare, &CONTESTS[..BARE_CONTESTS], options)?;
+    progress.step();
     let mut found = Found::default();
     for round in 0..options.rounds {
         let say = |what: &str| progress.say(&format!("redis: {what} (round {} of {})", round + 1, options.rounds));
@@ -92,6 +103,11 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
                 let who = (round + turn) % peers.len();
                 say(&format!("{}, {}", load.name, peers[who].kind.name()));
                 found.outcomes[at][who].push(load::run(&peers[who], load, requests[who][at])?);
+                progress.step();
+            }
+            if let (Some(outcomes), Some(requests)) = (found.bare.get_mut(at), bare_requests.get(at)) {
+                say(&format!("{}, {}", load.name, bare.kind.name()));
+                outcomes.push(load::run(&bare, load, *requests)?);
                 progress.step();
             }
         }
@@ -118,16 +134,21 @@ fn ready(kind: Kind, data: &Path, options: &Options) -> Result<(Peer, Vec<f64>),
     client.call(&INCREMENT)?;
     // The keys that redis-benchmark makes of `key:__rand_int__`.
     client.increment_all(KEYS, |number| format!("key:{number:012}"))?;
-    let mut requests = Vec::new();
-    for Contest { load, .. } in &CONTESTS {
-        let few = 20_000.0 + 10_000.0 * load.pipeline as f64;
-        requests.push(load::run(&peer, load, few)?.per_second * options.seconds);
-    }
+    let requests = requests_of(&peer, &CONTESTS, options)?;
     let counters = client.call(&["DBSIZE"])?;
     if counters != (KEYS + 1).to_string() {
         return Err(Failure::new(&format!("{} has {counters} keys, not {KEYS} and the hot one", kind.name())));
     }
     Ok((peer, requests))
+}
+
+/// How many requests of each contest take the wanted time.
+fn requests_of(peer: &Peer, contests: &[Contest], options: &Options) -> Result<Vec<f64>, Failure> {
+    let few = |load: &Load| 20_000.0 + 10_000.0 * load.pipeline as f64;
+    contests
+        .iter()
+        .map(|Contest { load, .. }| Ok(load::run(peer, load, few(load))?.per_second * options.seconds))
+        .collect()
 }
 
 /// What a million counters with 14-byte keys add to a fresh server.
@@ -144,6 +165,9 @@ impl Found {
         let mut rows = Vec::new();
         for (contest, outcomes) in CONTESTS.iter().zip(&self.outcomes) {
             rows.extend(contest_rows(contest, outcomes));
+        }
+        for (at, (contest, bare)) in CONTESTS.iter().zip(&self.bare).enumerate() {
+            rows.extend(bare_rows(contest, bare, &self.outcomes[at]));
         }
         for ((name, .., p99_max), latencies) in PACED.iter().zip(&self.latencies) {
             let of = |pick: fn(&Latency) -> f64| latencies.iter().map(pick).collect::<Vec<f64>>();
@@ -191,6 +215,17 @@ fn contest_rows(contest: &Contest, outcomes: &[Vec<Outcome>; 3]) -> Vec<Row> {
     rows
 }
 
+/// What flushing leaves to any server, beside Redis in memory.
+fn bare_rows(contest: &Contest, bare: &[Outcome], outcomes: &[Vec<Outcome>; 3]) -> [Row; 2] {
+    let [_, memory, _] = outcomes;
+    let of = |rounds: &[Outcome], pick: fn(&Outcome) -> f64| rounds.iter().map(pick).collect::<Vec<f64>>();
+    let row = |what: &str, pick: fn(&Outcome) -> f64| {
+        let name = format!("{}: {what}a bare server ÷ Redis in memory", contest.load.name);
+        Row::new("redis", name, "", ratios(&of(bare, pick), &of(memory, pick)))
+    };
+    [row("", |outcome| outcome.per_second), row("processor time, ", |outcome| outcome.cpu_per_million)]
+}
+
 /// Round by round.
 fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).map(|(over, under)| over / under).collect()
@@ -207,6 +242,7 @@ mod tests {
         };
         Found {
             outcomes: std::array::from_fn(|_| [outcome(300.0, 1.0), outcome(200.0, 2.0), outcome(100.0, 3.0)]),
+            bare: std::array::from_fn(|_| outcome(180.0, 1.0)),
             latencies: std::array::from_fn(|_| vec![Latency { p50: 1.0, p99: 6.0, p999: 9.0 }; 2]),
             memory: [vec![90.0; 2], vec![60.0; 2]],
         }
@@ -221,6 +257,7 @@ mod tests {
         assert_eq!(median("one hot key, pipeline 16: Tally ÷ Redis in memory"), 1.5);
         assert_eq!(median("1 M keys, pipeline 128: Tally ÷ Redis with fsync"), 3.0);
         assert_eq!(median("one hot key, pipeline 16: processor time, Tally ÷ Redis in memory"), 0.5);
+        assert_eq!(median("one hot key, pipeline 1: a bare server ÷ Redis in memory"), 0.9);
         assert_eq!(median("memory per counter, Tally ÷ Redis"), 1.5);
     }
 

@@ -37,6 +37,9 @@ pub const META_KEY: &[u8] = &[META];
 /// Store keys of expiries begin with this, and sort by time.
 pub const EXPIRY_PREFIX: &[u8] = &[EXPIRY];
 
+/// Store keys of request ids begin with this.
+pub const REQUEST_PREFIX: &[u8] = &[REQUEST];
+
 /// What holds of a partition as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
@@ -77,6 +80,12 @@ pub fn request_key(id: RequestId) -> [u8; 17] {
     let mut key = [REQUEST; 17];
     key[1..].copy_from_slice(&id.0);
     key
+}
+
+/// Appends the value of a request id.
+pub fn write_request(first: &FirstOutcome, out: &mut Vec<u8>) {
+    out.push(VERSION);
+    first.encode(out);
 }
 
 /// Store key of a ledger entry.
@@ -271,11 +280,6 @@ impl Records {
             put_u64(out, meta.clock.0);
             put_u64(out, meta.counters);
         });
-    }
-
-    /// Adds a request id with its first outcome.
-    pub fn put_request(&mut self, id: RequestId, first: &FirstOutcome) {
-        self.put(&[&[REQUEST], &id.0], |out| first.encode(out));
     }
 
     /// Adds the end of a ledger chain.

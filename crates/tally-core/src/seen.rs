@@ -110,6 +110,11 @@ impl Layer {
         self.ids.iter().map(|(id, first)| (*id, first))
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
     fn memory_bytes(&self) -> usize {
         self.ids.allocation_size()
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use tally_core::limits::CAPTURE_SLICE;
 use tally_core::partition::Capture;
-use tally_core::record::{Records, is_expired};
+use tally_core::record::{REQUEST_PREFIX, Records, is_expired};
 use tally_core::time::{Millis, Position};
 
 use crate::machine::Machine;
@@ -27,7 +27,7 @@ pub struct Checkpoint<'m> {
 enum Phase<'m> {
     /// Copies changed counters, a slice a step.
     Counters(CheckpointWriter<'m>),
-    /// Copies request ids, removals and ledger entries.
+    /// Writes request ids, removals and ledger entries.
     Rest(CheckpointWriter<'m>),
     /// Everything is written; the journal must be durable up to the position before the store may claim it.
     Written(CheckpointWriter<'m>),
@@ -117,8 +117,32 @@ impl Checkpoint<'_> {
             Ok(())
         })?;
         self.machine.meters.checkpoint_records.fetch_add(written as u64, Ordering::Relaxed);
-        self.write_run(&mut writer)?;
+        match self.capture.requests_max() {
+            0 => self.write_run(&mut writer)?,
+            requests_max => self.write_requests(requests_max, &mut writer)?,
+        }
         Ok(Phase::Written(writer))
+    }
+
+    /// Writes the last records and all request ids. However many ids there are, they make one run with what sorts behind
+    /// them; what sorts before them makes another. So neither run is searched for what only the other can hold.
+    fn write_requests(&mut self, requests_max: usize, writer: &mut CheckpointWriter<'_>) -> Result<(), StoreError> {
+        self.records.sort();
+        let is_before = |key: &[u8]| key < REQUEST_PREFIX;
+        writer.write_run(entries(&self.records).filter(|(key, _)| is_before(key)))?;
+        let mut run = writer.begin_run(requests_max + self.records.len())?;
+        let mut written = self.records.len();
+        self.capture.requests(self.machine.settings.capture_bytes(), |key, value| {
+            written += 1;
+            run.push(key, Entry::Put(value))
+        })?;
+        for (key, entry) in entries(&self.records).filter(|(key, _)| !is_before(key)) {
+            run.push(key, entry)?;
+        }
+        writer.end_run(run)?;
+        self.machine.meters.checkpoint_records.fetch_add(written as u64, Ordering::Relaxed);
+        self.records.clear();
+        Ok(())
     }
 
     fn write_run(&mut self, writer: &mut CheckpointWriter<'_>) -> Result<(), StoreError> {
@@ -138,14 +162,82 @@ impl Checkpoint<'_> {
 
 fn write_run(records: &mut Records, writer: &mut CheckpointWriter<'_>) -> Result<(), StoreError> {
     records.sort();
-    writer.write_run(records.iter().map(|(key, value)| (key, value.map_or(Entry::Remove, Entry::Put))))?;
+    writer.write_run(entries(records))?;
     records.clear();
     Ok(())
+}
+
+fn entries(records: &Records) -> impl Iterator<Item = (&[u8], Entry<'_>)> {
+    records.iter().map(|(key, value)| (key, value.map_or(Entry::Remove, Entry::Put)))
 }
 
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
         // After a commit there is no capture left to abandon.
         lock(&self.machine.state).partition.capture_abandoned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use tally_contract::block_on;
+    use tally_core::event::{Change, RequestId};
+    use tally_core::key::KeyRef;
+    use tally_core::surface::Durability;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::disk::RealDisk;
+    use crate::machine::{Nudge, Settings};
+
+    /// Ids are sorted in a 32nd of this, so those below take several shares.
+    const SETTINGS: Settings =
+        Settings { memory_bytes: 4 << 20, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 30, seed: 7 };
+    const REQUESTS: usize = 10_000;
+
+    fn open(dir: &tempfile::TempDir) -> Machine {
+        let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
+        Machine::open(disk, Arc::new(SystemClock::new()), SETTINGS, &mut |_, _| {}).unwrap()
+    }
+
+    /// Counts one for each of so many requests and says how many had been seen before.
+    fn count(machine: &Machine, requests: usize) -> usize {
+        let key = KeyRef::new(b"likes:1").unwrap();
+        let mut events = machine.events();
+        for number in 0..requests {
+            let id = RequestId::new(key, format!("request {number}").as_bytes()).unwrap();
+            events.push(key, Change::Add(1), Some(id), None);
+        }
+        let drive = |nudge| {
+            if nudge != Nudge::None {
+                machine.tend_journal();
+                machine.seal();
+                machine.flush().unwrap();
+            }
+        };
+        let receipt = block_on(machine.submit(events, Durability::Flushed, drive)).unwrap();
+        receipt.outcomes.iter().filter(|outcome| outcome.duplicate).count()
+    }
+
+    fn checkpoint(machine: &Machine) {
+        let mut checkpoint = machine.checkpoint().unwrap();
+        while checkpoint.step().unwrap() != Step::Done {}
+    }
+
+    #[test]
+    fn request_ids_of_a_checkpoint_make_one_run_however_many_they_are() {
+        assert!(REQUESTS * 32 > 2 * SETTINGS.capture_bytes(), "they are sorted in several shares");
+        let dir = tempfile::tempdir().unwrap();
+        let machine = open(&dir);
+        assert_eq!(count(&machine, REQUESTS), 0);
+        checkpoint(&machine);
+        assert_eq!(machine.store.runs(), 2, "one for counters and one for ids");
+        drop(machine);
+        let machine = open(&dir);
+        assert_eq!(count(&machine, REQUESTS + 1), REQUESTS, "all are found again, in the store");
     }
 }

@@ -1,5 +1,6 @@
 //! The servers that are compared, each on a free port of this machine.
 
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,10 +25,12 @@ pub enum Kind {
     RedisMemory,
     /// Redis with an append-only file and `appendfsync always`: after the flush.
     RedisFsync,
+    /// A server that only receives, flushes and answers.
+    Bare,
 }
 
 impl Kind {
-    /// All of them, in the order of the table.
+    /// Those that count, in the order of the table.
     pub const ALL: [Kind; 3] = [Kind::Tally, Kind::RedisMemory, Kind::RedisFsync];
 
     /// What the table calls it.
@@ -36,6 +39,7 @@ impl Kind {
             Kind::Tally => "Tally",
             Kind::RedisMemory => "Redis in memory",
             Kind::RedisFsync => "Redis with fsync",
+            Kind::Bare => "a bare server",
         }
     }
 }
@@ -59,6 +63,7 @@ impl Peer {
                 let Tally { process, resp_port, .. } = Tally::start(&dir.join("data"))?;
                 return Ok(Peer { kind, port: resp_port, process });
             }
+            Kind::Bare => return Peer::start_bare(dir),
             Kind::RedisMemory => &["--appendonly", "no"],
             Kind::RedisFsync => &["--appendonly", "yes", "--appendfsync", "always"],
         };
@@ -79,6 +84,21 @@ impl Peer {
         let mut peer = Peer { kind, port, process: Owned(process) };
         peer.wait_until_it_answers()?;
         Ok(peer)
+    }
+
+    /// Starts this very program as the bare server.
+    fn start_bare(dir: &Path) -> Result<Peer, Failure> {
+        let started = std::env::current_exe().and_then(|program| {
+            Command::new(program).arg("bare").arg(dir).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+        });
+        let mut process = Owned(started.map_err(|error| Failure::new(&error))?);
+        let mut line = String::new();
+        let said = process.0.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut line));
+        let port = line.trim_end().rsplit(':').next().and_then(|port| port.parse().ok());
+        match (said, port) {
+            (Some(Ok(_)), Some(port)) => Ok(Peer { kind: Kind::Bare, port, process }),
+            _ => Err(Failure::new(&"the bare server did not say where it listens")),
+        }
     }
 
     /// A connection to it.

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use super::Partition;
 use crate::bits::Bits;
 use crate::book::Pages;
+use crate::event::RequestId;
 use crate::key::Key;
 use crate::ledger::ChainHead;
-use crate::record::{Meta, Records};
-use crate::seen::Layer;
+use crate::record::{Meta, Records, request_key, write_request};
+use crate::seen::{FirstOutcome, Layer};
 use crate::table::CellId;
 use crate::time::Millis;
 
@@ -59,19 +60,48 @@ impl Capture {
         self.meta.clock
     }
 
-    /// Hands everything but the counters to `sink`, one record at a time; `sink` may write out what it has gathered
-    /// whenever it likes.
+    /// How many request ids there are at most.
+    #[must_use]
+    pub fn requests_max(&self) -> usize {
+        self.layers.iter().map(|layer| layer.len()).sum()
+    }
+
+    /// Hands the request ids that are still to be remembered to `sink`, as store key and value, in key order.
+    ///
+    /// They are sorted a share at a time, in about `memory_bytes`. Ids are digests, so equal ranges of them hold about as
+    /// many, and one walk over all ids for each range is far cheaper than merging sorted pieces later.
+    pub fn requests<E>(
+        &self,
+        memory_bytes: usize,
+        mut sink: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        type Place<'l> = (u128, &'l FirstOutcome);
+        let ids = || self.layers.iter().flat_map(|layer| layer.iter());
+        let shares = (self.requests_max() * size_of::<Place<'_>>()).div_ceil(memory_bytes.max(1)).max(1);
+        let share_of = |id: u128| (((id >> 96) * shares as u128) >> 32) as usize;
+        let mut sorted: Vec<Place<'_>> = Vec::new();
+        let mut value = Vec::new();
+        for share in 0..shares {
+            let keyed = ids().map(|(id, first)| (u128::from_be_bytes(id.0), first));
+            sorted.extend(keyed.filter(|(id, first)| share_of(*id) == share && !first.is_expired(self.at())));
+            sorted.sort_unstable_by_key(|(id, _)| *id);
+            for (id, first) in sorted.drain(..) {
+                value.clear();
+                write_request(first, &mut value);
+                sink(&request_key(RequestId(id.to_be_bytes())), &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands everything but counters and request ids to `sink`, one record at a time; `sink` may write out what it has
+    /// gathered whenever it likes.
     pub fn records<E>(&self, mut sink: impl FnMut(&mut dyn FnMut(&mut Records)) -> Result<(), E>) -> Result<(), E> {
         for key in self.removed.iter() {
             sink(&mut |records| records.remove_counter(key))?;
         }
         for (expires_at, key) in &self.outdated {
             sink(&mut |records| records.remove_expiry(*expires_at, key))?;
-        }
-        for (id, first) in self.layers.iter().flat_map(|layer| layer.iter()) {
-            if !first.is_expired(self.at()) {
-                sink(&mut |records| records.put_request(id, first))?;
-            }
         }
         for (key, entries) in self.pages.iter().flat_map(|pages| pages.iter()) {
             for entry in entries {

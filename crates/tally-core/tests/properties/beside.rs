@@ -99,6 +99,16 @@ impl Beside {
         if keys.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err("a key was captured twice".to_owned());
         }
+        // So little memory that there are about as many shares as ids.
+        let mut last = Vec::new();
+        capture.requests(40, |key, value| {
+            if key <= last.as_slice() {
+                return Err(format!("{key:?} was captured behind {last:?}"));
+            }
+            last = key.to_vec();
+            self.store.insert(key.to_vec(), value.to_vec());
+            Ok(())
+        })?;
         for (key, value) in records.iter() {
             match value {
                 Some(value) => self.store.insert(key.to_vec(), value.to_vec()),

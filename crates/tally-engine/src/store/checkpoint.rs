@@ -36,6 +36,16 @@ impl<'a> CheckpointWriter<'a> {
         CheckpointWriter { store, pending: Pending { store, runs: Vec::new() } }
     }
 
+    /// Begins a run that is filled entry by entry, as [`CheckpointWriter::write_run`] does. Dropped, it leaves nothing.
+    pub fn begin_run(&self, entries_max: usize) -> Result<OpenRun<'a>, StoreError> {
+        Ok(OpenRun(self.store.run_writer(entries_max.min(ENTRIES_MAX) as u64)?))
+    }
+
+    /// Makes a run durable and a part of the checkpoint. One without entries is none.
+    pub fn end_run(&mut self, run: OpenRun<'a>) -> Result<(), StoreError> {
+        self.pending.finish(run.0)
+    }
+
     /// Writes one run, and makes it durable, from entries whose keys ascend strictly and have at most
     /// [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes; other keys are refused. No entries make no run.
     ///
@@ -52,15 +62,11 @@ impl<'a> CheckpointWriter<'a> {
         if entries.peek().is_none() {
             return Ok(());
         }
-        let entries_max = entries.size_hint().1.unwrap_or(ENTRIES_GUESS).min(ENTRIES_MAX);
-        let mut writer = self.store.run_writer(entries_max as u64)?;
+        let mut run = self.begin_run(entries.size_hint().1.unwrap_or(ENTRIES_GUESS))?;
         for (key, entry) in entries {
-            match entry {
-                Entry::Put(value) => writer.push(key, Some(value))?,
-                Entry::Remove => writer.push(key, None)?,
-            }
+            run.push(key, entry)?;
         }
-        self.pending.finish(writer)
+        self.end_run(run)
     }
 
     /// Makes all runs and the position visible, atomically and durably. Takes the same time however large the
@@ -73,6 +79,19 @@ impl<'a> CheckpointWriter<'a> {
             return Err(StoreError::Refused { what: "a checkpoint cannot go back to an earlier position" });
         }
         self.store.install_checkpoint(self.pending, position)
+    }
+}
+
+/// A run of a checkpoint while it is being written.
+pub struct OpenRun<'a>(RunWriter<'a>);
+
+impl OpenRun<'_> {
+    /// Adds an entry. Its key must be greater than all before.
+    pub fn push(&mut self, key: &[u8], entry: Entry<'_>) -> Result<(), StoreError> {
+        match entry {
+            Entry::Put(value) => self.0.push(key, Some(value)),
+            Entry::Remove => self.0.push(key, None),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{StoreError, Version};
 impl Version {
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let hash = hash(key);
-        for run in self.runs.iter().filter(|run| run.filter.may_contain(hash)) {
+        for run in self.runs.iter().filter(|run| run.may_hold(key, hash)) {
             let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Never);
             if cursor.seek(key)? && cursor.key() == key {
                 return Ok(cursor.value().map(<[u8]>::to_vec));
@@ -20,10 +20,10 @@ impl Version {
         Ok(None)
     }
 
-    /// Whether some run may hold the key, by its filter alone.
+    /// Whether some run may hold the key, as far as can be told without the disk.
     pub(super) fn may_hold(&self, key: &[u8]) -> bool {
         let hash = hash(key);
-        self.runs.iter().any(|run| run.filter.may_contain(hash))
+        self.runs.iter().any(|run| run.may_hold(key, hash))
     }
 
     pub(super) fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
@@ -53,7 +53,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// The cursor, on the entry of `key`, if the run has one.
     fn find(&mut self, key: &[u8], hash: u64) -> Result<Option<&RunCursor>, StoreError> {
-        if !self.run.filter.may_contain(hash) {
+        if !self.run.may_hold(key, hash) {
             return Ok(None);
         }
         let cursor = self.cursor.get_or_insert_with(|| RunCursor::new(Arc::clone(self.run), ReadAhead::Never));

@@ -160,6 +160,12 @@ impl Footer {
 }
 
 impl Run {
+    /// Whether the key may be among the entries, by their range and the filter alone. `hash` is the key's.
+    pub(super) fn may_hold(&self, key: &[u8], hash: u64) -> bool {
+        // The range first: the filter costs a cache miss.
+        *self.smallest <= *key && *key <= *self.largest && self.filter.may_contain(hash)
+    }
+
     /// Opens a run that the manifest names: everything but its blocks is read and checked.
     pub(super) fn open(disk: &dyn Disk, named: RunRef) -> Result<Run, StoreError> {
         let name = file_name(named.number);
