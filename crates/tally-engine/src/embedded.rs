@@ -371,7 +371,11 @@ impl Shared {
         };
         let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
         vec![
-            count("tally_events_total", "Events applied, before combining", &meters.events),
+            count(
+                "tally_events_total",
+                "Events applied, before combining, each once however often it was tried",
+                &meters.events,
+            ),
             count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
             count("tally_duplicates_total", "Events answered from a remembered request id", &meters.duplicates),
             count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
