@@ -82,6 +82,10 @@ pub struct Partition {
     outdated: BTreeSet<(Millis, Key)>,
     /// Counters that take room, in memory or in the store.
     counters: u64,
+    /// Those of them that have an expiry.
+    expiring: u64,
+    /// Counters that expired and gave up their room since `take_expired`.
+    expired: u64,
     capturing: Option<Capturing>,
     /// Whether the store may hold counters that the table does not.
     in_store_only: bool,
@@ -104,6 +108,8 @@ impl Partition {
             removed: BTreeSet::new(),
             outdated: BTreeSet::new(),
             counters: 0,
+            expiring: 0,
+            expired: 0,
             capturing: None,
             in_store_only: false,
             warming: false,
@@ -116,6 +122,7 @@ impl Partition {
         Partition {
             clock: meta.clock,
             counters: meta.counters,
+            expiring: meta.expiring,
             seen: Seen::beside_store(),
             book: Book::beside_store(),
             in_store_only: true,
@@ -184,6 +191,17 @@ impl Partition {
     #[must_use]
     pub fn counters(&self) -> u64 {
         self.counters
+    }
+
+    /// Counters in memory and in the store that have an expiry. Those that have expired count until they are forgotten.
+    #[must_use]
+    pub fn expiring(&self) -> u64 {
+        self.expiring
+    }
+
+    /// Counters that had expired and were forgotten or started afresh since this was last asked.
+    pub fn take_expired(&mut self) -> u64 {
+        std::mem::take(&mut self.expired)
     }
 
     /// Ledger entries of `key` that the store may not hold yet, oldest first.

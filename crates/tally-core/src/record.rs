@@ -6,7 +6,7 @@
 //! 'i' request id (16 bytes)            → version, first outcome
 //! 'l' key length:u16be, key, seq:u64be → version, ledger entry
 //! 'h' key                              → version, end of the key's ledger chain
-//! 'm'                                  → version, what holds of the partition as a whole
+//! 'm'                                  → version, what holds of the partition as a whole; how many expire if it is 2
 //! ```
 //!
 //! The first byte of a store key is its family, so each family is one range in key order; the first byte of a
@@ -24,6 +24,8 @@ use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 const VERSION: u8 = 1;
 /// Version of a counter that expires.
 const VERSION_EXPIRES: u8 = 2;
+/// Version of a whole that says how many counters expire.
+const VERSION_COUNTS_EXPIRING: u8 = 2;
 
 const COUNTER: u8 = b'c';
 const REQUEST: u8 = b'i';
@@ -47,6 +49,8 @@ pub struct Meta {
     pub clock: Millis,
     /// Counters that take room, in memory or in the store.
     pub counters: u64,
+    /// Those of them that have an expiry.
+    pub expiring: u64,
 }
 
 /// Store key of a counter; also, for a prefix of keys, the prefix of their store keys.
@@ -122,10 +126,19 @@ pub fn read_counter(value: &[u8]) -> Option<Held> {
     cursor.is_done().then_some(Held { counter, expires_at })
 }
 
-/// Reads what holds of the partition as a whole.
-#[must_use]
-pub fn read_meta(value: &[u8]) -> Option<Meta> {
-    read(value, |cursor| Some(Meta { clock: Millis(cursor.u64()?), counters: cursor.u64()? }))
+/// Reads what holds of the partition as a whole. Version 1 does not say how many counters expire: then they are counted.
+pub fn read_meta<E>(value: &[u8], count_expiring: impl FnOnce() -> Result<u64, E>) -> Result<Option<Meta>, E> {
+    let mut cursor = Cursor::new(value);
+    let (Some(version), Some(clock), Some(counters)) = (cursor.u8(), cursor.u64(), cursor.u64()) else {
+        return Ok(None);
+    };
+    let expiring = match version {
+        VERSION => Some(count_expiring()?),
+        VERSION_COUNTS_EXPIRING => cursor.u64(),
+        _ => None,
+    };
+    let meta = expiring.map(|expiring| Meta { clock: Millis(clock), counters, expiring });
+    Ok(meta.filter(|_| cursor.is_done()))
 }
 
 /// Reads the first outcome of a request.
@@ -276,9 +289,11 @@ impl Records {
 
     /// Adds what holds of the partition as a whole.
     pub fn put_meta(&mut self, meta: &Meta) {
-        self.put(&[META_KEY], |out| {
+        self.put_raw(&[META_KEY], |out| {
+            out.push(VERSION_COUNTS_EXPIRING);
             put_u64(out, meta.clock.0);
             put_u64(out, meta.counters);
+            put_u64(out, meta.expiring);
         });
     }
 

@@ -153,17 +153,19 @@ impl Table {
         Held { counter: self.counter(id), expires_at: self.expiry(id) }
     }
 
-    pub(crate) fn put(&mut self, id: CellId, held: &Held) {
+    /// Replaces a counter; says when the one before was to expire.
+    pub(crate) fn put(&mut self, id: CellId, held: &Held) -> Option<Millis> {
         let at = id as usize;
         held.counter.pack(&mut self.chunks[at / CHUNK_CELLS][at % CHUNK_CELLS].counter);
-        self.put_expiry(id, held.expires_at);
+        self.put_expiry(id, held.expires_at)
     }
 
-    pub(crate) fn put_expiry(&mut self, id: CellId, expires_at: Option<Millis>) {
+    /// Replaces an expiry; says which one it was.
+    pub(crate) fn put_expiry(&mut self, id: CellId, expires_at: Option<Millis>) -> Option<Millis> {
         match expires_at {
-            Some(at) => drop(self.expiries.insert(id, at)),
-            None if self.expiries.is_empty() => {}
-            None => drop(self.expiries.remove(&id)),
+            Some(at) => self.expiries.insert(id, at),
+            None if self.expiries.is_empty() => None,
+            None => self.expiries.remove(&id),
         }
     }
 

@@ -93,7 +93,7 @@ fn expiries_stay_within_the_budget() {
 
 #[test]
 fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
-    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0 });
+    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 });
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Room::Enough);

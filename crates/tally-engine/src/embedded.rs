@@ -400,11 +400,12 @@ impl Shared {
     fn measures(&self) -> Vec<Measure> {
         let machine = &self.machine;
         let meters = &machine.meters;
-        let (all, memory, counters, requests, dirty) = {
+        let (all, expiring, memory, counters, requests, dirty) = {
             let state = lock(&machine.state);
             let partition = &state.partition;
             let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
-            (partition.counters(), partition.memory_bytes(), figures.0, figures.1, figures.2)
+            let all = (partition.counters(), partition.expiring());
+            (all.0, all.1, partition.memory_bytes(), figures.0, figures.1, figures.2)
         };
         let count = |name, help, figure: &std::sync::atomic::AtomicU64| Measure {
             name,
@@ -413,9 +414,18 @@ impl Shared {
         };
         let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
         vec![
-            count("tally_events_total", "Events applied, before combining", &meters.events),
+            count(
+                "tally_events_total",
+                "Events applied, before combining, each once however often it was tried",
+                &meters.events,
+            ),
             count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
             count("tally_duplicates_total", "Events answered from a remembered request id", &meters.duplicates),
+            count(
+                "tally_expired_counters_total",
+                "Counters that had expired when they were forgotten or counted afresh",
+                &meters.expired,
+            ),
             count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
             count(
                 "tally_store_reads_total",
@@ -437,6 +447,11 @@ impl Shared {
             gauge("tally_persist_lag_bytes", "Journal behind the last checkpoint", machine.journal_lag() as f64),
             gauge("tally_memory_bytes", "Memory held by counters and request ids", memory as f64),
             gauge("tally_counters", "Counters in memory and in the store", all as f64),
+            gauge(
+                "tally_expiring_counters",
+                "Counters in memory and in the store that have an expiry, past ones included until they are forgotten",
+                expiring as f64,
+            ),
             gauge("tally_resident_counters", "Counters in memory", counters as f64),
             gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
             gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),

@@ -29,7 +29,7 @@ pub struct Placed {
 impl Combiner {
     /// Takes in a call; `placed` gets one entry per slot of the call.
     pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
-        self.events += events.len() - events.batch.looks;
+        self.events += events.uncounted();
         placed.reserve(events.batch.slots.len());
         for incoming in &events.batch.slots {
             let next = self.batch.slots.len() as u32;
@@ -68,7 +68,7 @@ impl Combiner {
         &self.batch
     }
 
-    /// Events gathered, before combining; looks do not count.
+    /// Events gathered, before combining; neither looks count nor what was put off before and is tried again.
     #[must_use]
     pub fn events(&self) -> usize {
         self.events

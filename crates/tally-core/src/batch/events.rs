@@ -14,6 +14,7 @@ use crate::outcome::Outcome;
 pub struct Events {
     seed: u64,
     combining: Combining,
+    attempt: Attempt,
     pub(super) batch: Batch,
     marks: Vec<Mark>,
     /// Slot last used for a key hash, by its low bits; a guess that is always checked.
@@ -26,6 +27,14 @@ enum Combining {
     Allowed,
     /// Every event is to be judged alone, and none joins an earlier one.
     Off,
+}
+
+/// Whether the events were in a batch before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    First,
+    /// They were put off, and are tried again alone.
+    Another,
 }
 
 /// Where one event went: a slot and what stood in it before.
@@ -46,6 +55,7 @@ impl Events {
         Events {
             seed,
             combining: Combining::Allowed,
+            attempt: Attempt::First,
             batch: Batch::default(),
             marks: Vec::new(),
             recent: [NO_SLOT; RECENT],
@@ -62,6 +72,14 @@ impl Events {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty()
+    }
+
+    /// Events that no count includes yet. Looks are never counted, and what is tried again was counted the first time.
+    pub(super) fn uncounted(&self) -> usize {
+        match self.attempt {
+            Attempt::First => self.marks.len() - self.batch.looks,
+            Attempt::Another => 0,
+        }
     }
 
     /// Adds `delta` to `key`: the hot path.
@@ -150,6 +168,7 @@ impl Events {
         self.batch.clear();
         self.marks.clear();
         self.combining = Combining::Allowed;
+        self.attempt = Attempt::First;
         self.recent = [NO_SLOT; RECENT];
     }
 
@@ -181,7 +200,7 @@ impl Events {
     /// put off as a whole, so all of one is among the places or none of it.
     #[must_use]
     pub fn alone(&self, places: impl Iterator<Item = usize>) -> Events {
-        let mut events = Events { combining: Combining::Off, ..Events::new(self.seed) };
+        let mut events = Events { combining: Combining::Off, attempt: Attempt::Another, ..Events::new(self.seed) };
         for place in places {
             let mark = self.marks[place];
             let slot = &self.batch.slots[mark.slot as usize];

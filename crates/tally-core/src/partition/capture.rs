@@ -154,7 +154,7 @@ impl Partition {
             pages: self.book.begin_capture(),
             removed: Arc::clone(&removed),
             outdated,
-            meta: Meta { clock: self.clock, counters: self.counters },
+            meta: Meta { clock: self.clock, counters: self.counters, expiring: self.expiring },
         };
         self.capturing = Some(Capturing {
             pending: cells.clone(),

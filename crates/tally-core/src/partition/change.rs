@@ -106,7 +106,8 @@ impl Partition {
             return self.standing(event);
         }
         self.save_preimage(id);
-        self.table.put_expiry(id, at);
+        let before = self.table.put_expiry(id, at);
+        self.note_expiry(before, at);
         self.table.touch(id);
         self.dirty.set(id as usize);
         Outcome { applied: 1, ..self.standing(event) }
@@ -138,12 +139,13 @@ impl Partition {
 
     /// Writes a changed counter to its cell, old or new.
     fn keep(&mut self, found: Option<CellId>, event: &EventRef<'_>, held: &Held) {
-        let id = match found {
+        let (id, expiry_before) = match found {
             Some(id) => {
                 self.save_preimage(id);
-                self.table.put(id, held);
+                let expiry_before = self.table.put(id, held);
+                self.expired += u64::from(is_due(expiry_before, self.clock));
                 self.table.touch(id);
-                id
+                (id, expiry_before)
             }
             None => {
                 if !self.removed.is_empty() {
@@ -152,9 +154,10 @@ impl Partition {
                 let id = self.table.insert(event.hash, event.key.as_bytes(), held);
                 self.created.set(id as usize);
                 self.counters += 1;
-                id
+                (id, None)
             }
         };
+        self.note_expiry(expiry_before, held.expires_at);
         self.dirty.set(id as usize);
     }
 

@@ -33,11 +33,13 @@ impl Partition {
                 let unknown = self.is_counter_unknown(hash, key);
                 let expired = unknown && stored()?.is_some_and(|held| held.is_expired(self.clock));
                 if expired {
+                    self.note_expiry(Some(expires_at), None);
                     self.note_removal(key.to_key());
                 }
                 expired
             }
         };
+        self.expired += u64::from(forgotten);
         self.outdated.insert((expires_at, key.to_key()));
         Ok(forgotten)
     }
@@ -46,8 +48,18 @@ impl Partition {
     pub(super) fn forget(&mut self, id: CellId) {
         let key = KeyRef::trusted(self.table.key(id)).to_key();
         self.save_preimage(id);
+        self.note_expiry(self.table.expiry(id), None);
         self.free(id);
         self.note_removal(key);
+    }
+
+    /// Keeps count of the counters that have an expiry, as one of them changes.
+    pub(super) fn note_expiry(&mut self, before: Option<Millis>, after: Option<Millis>) {
+        match (before, after) {
+            (None, Some(_)) => self.expiring += 1,
+            (Some(_), None) => self.expiring -= 1,
+            (None, None) | (Some(_), Some(_)) => {}
+        }
     }
 
     fn note_removal(&mut self, key: Key) {

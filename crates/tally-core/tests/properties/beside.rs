@@ -166,7 +166,9 @@ impl Beside {
     }
 
     fn meta(&self) -> Meta {
-        record::read_meta(&self.store[record::META_KEY]).unwrap()
+        let meta =
+            record::read_meta(&self.store[record::META_KEY], || Err("the number of expiring counters is missing"));
+        meta.unwrap().unwrap()
     }
 
     /// The counter, unless it has expired at `now`.
@@ -220,6 +222,11 @@ impl Beside {
         if listed.len() as u64 != self.partition.counters() {
             return Err(format!("{} counters instead of {listed:?}", self.partition.counters()));
         }
+        let has_expiry = |key: &&Key| self.counter(key, Millis(0)).is_some_and(|held| held.expires_at.is_some());
+        let expiring = listed.iter().filter(has_expiry).count() as u64;
+        if expiring != self.partition.expiring() {
+            return Err(format!("{} counters expire instead of {expiring}", self.partition.expiring()));
+        }
         listed.retain(|key| self.counter(key, model.clock()).is_some());
         if listed != expected {
             return Err(format!("listed are {listed:?} instead of {expected:?}"));
@@ -239,7 +246,8 @@ impl Beside {
         let counters = self.store.iter().filter_map(|(key, value)| Some((record::counter_of(key)?.to_key(), value)));
         let mut counters: BTreeMap<Key, Held> =
             counters.map(|(key, value)| (key, record::read_counter(value).unwrap())).collect();
-        let meta = Meta { clock, counters: counters.len() as u64 };
+        let expiring = counters.values().filter(|held| held.expires_at.is_some()).count() as u64;
+        let meta = Meta { clock, counters: counters.len() as u64, expiring };
         if self.meta() != meta {
             return Err(format!("stored with {:?} instead of {meta:?}", self.meta()));
         }

@@ -42,8 +42,17 @@ impl Twins {
     }
 }
 
-/// Applies calls the way an engine does: gathered into one batch, then whatever must be tried alone.
+/// Applies calls the way an engine does: gathered into one batch, then whatever must be tried alone. However often it
+/// is tried, each event counts once, and looks do not.
 fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<Outcome>> {
+    let (outcomes, counted) = try_calls(partition, at, calls);
+    let changing = |call: &Events| call.len() - call.batch().looks();
+    assert_eq!(counted, calls.iter().map(changing).sum::<usize>());
+    outcomes
+}
+
+/// The outcomes, and how many events were counted on the way.
+fn try_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> (Vec<Vec<Outcome>>, usize) {
     let mut combiner = Combiner::default();
     let placed: Vec<_> = calls
         .iter()
@@ -53,8 +62,7 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<O
             placed
         })
         .collect();
-    let changing = |call: &Events| call.len() - call.batch().looks();
-    assert_eq!(combiner.events(), calls.iter().map(changing).sum::<usize>());
+    let mut counted = combiner.events();
     let mut of_batch = Vec::new();
     partition.apply(at, combiner.batch(), &mut of_batch);
     let mut all = Vec::new();
@@ -63,12 +71,14 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<O
         let alone: Vec<usize> = (0..outcomes.len()).filter(|&place| outcomes[place].is_none()).collect();
         let mut again = Vec::new();
         if !alone.is_empty() {
-            again = apply_calls(partition, at, &[call.alone(alone.into_iter())]).concat();
+            let (retried, more) = try_calls(partition, at, &[call.alone(alone.into_iter())]);
+            again = retried.concat();
+            counted += more;
         }
         let mut again = again.into_iter();
         all.push(outcomes.into_iter().map(|outcome| outcome.or_else(|| again.next()).unwrap()).collect());
     }
-    all
+    (all, counted)
 }
 
 /// Applies every event in a batch of its own.

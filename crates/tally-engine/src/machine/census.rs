@@ -1,5 +1,7 @@
 //! Counters as a crowd: how many there are, some one of them, and those that have expired.
 
+use std::sync::atomic::Ordering;
+
 use tally_core::key::Key;
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
 use tally_core::partition::Probe;
@@ -136,6 +138,7 @@ impl Machine {
                 };
                 record::read_counter(&value).map(Some).ok_or_else(|| StoreError::malformed(&counter_key))
             })?;
+            self.meters.expired.fetch_add(state.partition.take_expired(), Ordering::Relaxed);
             sweep.left -= 1;
             sweep.from.clear();
             sweep.from.extend_from_slice(store_key);

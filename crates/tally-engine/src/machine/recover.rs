@@ -108,19 +108,28 @@ fn restore_all(store: &Store, partition: &mut Partition, mut wanted: Vec<Vec<u8>
     }
 }
 
-/// What the store says of the partition as a whole. A store from before it was written down is counted once.
+/// What the store says of the partition as a whole. A store from before some of it was written down is counted once.
 fn stored_meta(store: &Store) -> Result<Meta, StoreError> {
     if let Some(value) = store.get(record::META_KEY)? {
-        return record::read_meta(&value).ok_or_else(|| StoreError::malformed(record::META_KEY));
+        let meta = record::read_meta(&value, || count(store).map(|(_, expiring)| expiring))?;
+        return meta.ok_or_else(|| StoreError::malformed(record::META_KEY));
     }
+    let (counters, expiring) = count(store)?;
+    Ok(Meta { clock: Millis(0), counters, expiring })
+}
+
+/// The counters of the store, and those of them that have an expiry.
+fn count(store: &Store) -> Result<(u64, u64), StoreError> {
     let mut scan = store.scan(&record::counter_key(&[]));
-    let mut counters = 0;
-    while let Some((store_key, _)) = scan.next_entry()?
+    let (mut counters, mut expiring) = (0, 0);
+    while let Some((store_key, value)) = scan.next_entry()?
         && record::counter_of(store_key).is_some()
     {
+        let held = record::read_counter(value).ok_or_else(|| StoreError::malformed(store_key))?;
         counters += 1;
+        expiring += u64::from(held.expires_at.is_some());
     }
-    Ok(Meta { clock: Millis(0), counters })
+    Ok((counters, expiring))
 }
 
 /// Begins a segment at `end`, or says that the disk has no room for one, even without what `stored` made superfluous.
@@ -166,6 +175,8 @@ impl Machine {
         let mut replay = Replay { store: &store, partition: &mut partition, batches: Vec::new(), events: 0 };
         let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
         replay.apply()?;
+        // What a replay starts afresh was counted when it happened.
+        partition.take_expired();
         if recovered.truncated_bytes > 0 {
             tracing::info!(bytes = recovered.truncated_bytes, "dropped an unfinished write at the end of the journal");
         }

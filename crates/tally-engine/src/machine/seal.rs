@@ -117,6 +117,7 @@ impl Machine {
         let is_journalled = end > state.applied;
         state.applied = end;
         self.meters.applied(&combiner, &outcomes);
+        self.meters.expired.fetch_add(state.partition.take_expired(), Ordering::Relaxed);
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         self.checkpoint_wanted.fetch_or(state.partition.wants_checkpoint(budget), Ordering::AcqRel);
         let sealed = Arc::new(Sealed { combiner, outcomes, at, end });

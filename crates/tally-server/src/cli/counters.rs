@@ -101,7 +101,7 @@ pub fn stats(args: &StatsArgs) -> ExitCode {
 }
 
 fn history(answer: &Value) -> Vec<Vec<String>> {
-    const ROWS: [(&str, &str); 12] = [
+    const ROWS: [(&str, &str); 13] = [
         ("key", "key"),
         ("value", "value"),
         ("added in all", "increments"),
@@ -114,6 +114,7 @@ fn history(answer: &Value) -> Vec<Vec<String>> {
         ("shards", "shards"),
         ("created", "created_at"),
         ("updated", "updated_at"),
+        ("expires", "expires_at"),
     ];
     if answer.get("exists") != Some(&Value::Bool(true)) {
         let row = |name: &str, text: String| vec![name.to_owned(), text];

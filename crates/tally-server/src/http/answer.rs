@@ -110,6 +110,10 @@ pub struct ReadAnswer<'a> {
     /// Last change; `null` when there was none.
     #[schema(value_type = Option<String>, required, format = DateTime)]
     updated_at: Option<Timestamp>,
+    /// When the counter expires; left out when it does not. A moment after the year 9999 is shown as the last of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false, format = DateTime)]
+    expires_at: Option<Timestamp>,
     /// What the reading rests on.
     #[schema(value_type = String, example = "eventual")]
     consistency: Consistency,
@@ -130,6 +134,7 @@ impl<'a> ReadAnswer<'a> {
             shards: reading.shards,
             created_at: reading.created_at.map(Timestamp),
             updated_at: reading.updated_at.map(Timestamp),
+            expires_at: reading.expires_at.map(Timestamp),
             consistency,
         }
     }

@@ -128,6 +128,7 @@ fn stats(door: &Door, text: &mut String) {
     line(text, format_args!("total_connections_received:{}", door.clients.ever()));
     line(text, format_args!("total_commands_processed:{}", door.clients.commands()));
     line(text, format_args!("rejected_connections:{}", door.metrics.refused()));
+    line(text, format_args!("expired_keys:{}", figure(door, "tally_expired_counters_total") as u64));
     line(text, format_args!("evicted_keys:0"));
 }
 

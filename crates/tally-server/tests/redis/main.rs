@@ -5,6 +5,7 @@
 mod cases;
 mod crash;
 mod draw;
+mod expiry;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod increx;

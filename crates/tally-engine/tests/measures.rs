@@ -1,0 +1,138 @@
+//! What the engine says about itself is what happened, through the engine as it ships.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use tally_contract::block_on;
+use tally_core::event::{Change, Condition, Correction, Expiry, ExpiryCondition, Look};
+use tally_core::key::KeyRef;
+use tally_core::limits::MEMORY_BYTES_MIN;
+use tally_core::outcome::Outcome;
+use tally_core::record;
+use tally_core::surface::{Durability, Engine, Figure};
+use tally_core::time::Millis;
+use tally_engine::disk::RealDisk;
+use tally_engine::store::{Entry, Store};
+use tally_engine::{Config, Embedded};
+use tempfile::TempDir;
+
+/// Long ago.
+const PAST: Expiry = Expiry::At(Millis(1_000));
+/// In a few thousand years.
+const FAR: Expiry = Expiry::At(Millis(99_000_000_000_000));
+
+fn open(dir: &TempDir) -> Embedded {
+    let config = Config { data: dir.path().to_owned(), memory_bytes: MEMORY_BYTES_MIN };
+    Embedded::open(&config, &mut |_, _| {}).unwrap()
+}
+
+fn figure(engine: &Embedded, name: &str) -> u64 {
+    let measure = engine.measures().into_iter().find(|measure| measure.name == name);
+    match measure.map(|measure| measure.figure) {
+        Some(Figure::Counter(count)) => count,
+        Some(Figure::Gauge(value)) => value as u64,
+        other => panic!("{name} is {other:?}"),
+    }
+}
+
+fn submit(engine: &Embedded, changes: impl IntoIterator<Item = (&'static str, Change)>) -> Vec<Outcome> {
+    let mut events = engine.events();
+    for (key, change) in changes {
+        events.push(KeyRef::new(key.as_bytes()).unwrap(), change, None, None);
+    }
+    block_on(engine.submit(events, Durability::Flushed)).unwrap().outcomes
+}
+
+fn set(value: i64, expiry: Expiry) -> Change {
+    let why = Correction { actor: "test".into(), reason: "test".into() };
+    Change::Set { value, when: Condition::Always, expiry, why }
+}
+
+/// Counters that have an expiry, and those that expired.
+fn expiries(engine: &Embedded) -> (u64, u64) {
+    (figure(engine, "tally_expiring_counters"), figure(engine, "tally_expired_counters_total"))
+}
+
+#[test]
+fn an_event_that_was_put_off_and_tried_alone_is_counted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&dir);
+    submit(&engine, [("k", set(i64::MAX - 2, Expiry::Keep))]);
+    assert_eq!(figure(&engine, "tally_events_total"), 1);
+    // Together the adds overflow; alone the first two fit, and the look has to wait for them.
+    let add = |key| (key, Change::Add(1));
+    let outcomes = submit(&engine, [add("k"), add("k"), add("k"), ("k", Change::Look(Look::Value)), add("other")]);
+    assert_eq!(outcomes.iter().map(|outcome| outcome.applied).collect::<Vec<_>>(), [1, 1, 0, 0, 1]);
+    assert_eq!(outcomes[3].value, i64::MAX);
+    assert_eq!(figure(&engine, "tally_journalled_events_total"), 1 + 2 + 3, "three of them were tried again");
+    assert_eq!(figure(&engine, "tally_events_total"), 1 + 4, "each counts once, and the look not at all");
+    engine.close().unwrap();
+}
+
+#[test]
+fn counters_with_an_expiry_are_counted_across_restarts() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&dir);
+    assert_eq!(expiries(&engine), (0, 0));
+    let never = || Change::Expire { at: None, when: ExpiryCondition::Always };
+    submit(
+        &engine,
+        [("a", set(1, FAR)), ("b", set(1, FAR)), ("c", set(1, FAR)), ("d", set(1, FAR)), ("e", set(1, FAR))],
+    );
+    assert_eq!(expiries(&engine), (5, 0));
+    submit(&engine, [("a", never()), ("a", never()), ("b", set(1, Expiry::Never)), ("c", Change::Add(1))]);
+    let why = Correction { actor: "test".into(), reason: "test".into() };
+    submit(&engine, [("d", Change::Delete(why)), ("e", set(2, FAR)), ("f", Change::Add(1)), ("g", never())]);
+    assert_eq!(expiries(&engine), (2, 0), "c and e are left");
+    engine.close().unwrap();
+    let engine = open(&dir);
+    assert_eq!(expiries(&engine), (2, 0));
+    submit(&engine, [("c", never())]);
+    assert_eq!(expiries(&engine), (1, 0));
+    engine.close().unwrap();
+}
+
+#[test]
+fn a_counter_that_expired_is_counted_when_it_is_forgotten_or_starts_afresh() {
+    const TRIES: usize = 3_000;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&dir);
+    submit(&engine, [("a", set(5, PAST)), ("b", set(5, PAST)), ("c", set(5, FAR))]);
+    assert_eq!(expiries(&engine), (3, 0), "they take room until then");
+    let outcomes = submit(&engine, [("a", Change::Look(Look::Value)), ("a", Change::Add(1)), ("a", Change::Add(1))]);
+    assert_eq!(outcomes[2].value, 2);
+    assert_eq!(expiries(&engine), (2, 1));
+    // Stopping writes down what there is; what has expired is found by the next engine.
+    engine.close().unwrap();
+    let engine = open(&dir);
+    let forgotten = (0..TRIES).any(|_| {
+        submit(&engine, [("a", Change::Add(1))]);
+        expiries(&engine) == (1, 1)
+    });
+    assert!(forgotten, "{:?}", expiries(&engine));
+    engine.close().unwrap();
+    let engine = open(&dir);
+    assert_eq!(expiries(&engine), (1, 0), "nothing expires twice");
+    engine.close().unwrap();
+}
+
+#[test]
+fn a_store_that_does_not_say_how_many_counters_expire_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&dir);
+    submit(&engine, [("a", set(1, FAR)), ("b", set(1, FAR)), ("c", Change::Add(1))]);
+    engine.close().unwrap();
+    let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap())).unwrap();
+    let meta = store.get(record::META_KEY).unwrap().unwrap();
+    // The version before had the same fields without the last.
+    let (number, fields) = meta[1..].split_last().unwrap();
+    assert_eq!((meta[0], *number), (2, 2));
+    let before = [&[1], fields].concat();
+    let mut checkpoint = store.checkpoint();
+    checkpoint.write_run([(record::META_KEY, Entry::Put(&before))]).unwrap();
+    checkpoint.commit(store.position()).unwrap();
+    drop(store);
+    let engine = open(&dir);
+    assert_eq!((figure(&engine, "tally_counters"), expiries(&engine)), (3, (2, 0)));
+    engine.close().unwrap();
+}
