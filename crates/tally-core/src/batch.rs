@@ -15,6 +15,7 @@ pub use events::{Events, SlotOutcome};
 
 use crate::event::{Change, ChangeRef, Details, EventRef, RequestId};
 use crate::key::KeyRef;
+use crate::time::Position;
 
 /// Hash of a key. The seed differs per process, so that nobody can craft keys that collide.
 #[must_use]
@@ -30,6 +31,8 @@ pub struct Batch {
     extras: Vec<Extra>,
     extra_bytes: usize,
     looks: usize,
+    /// The state of the store that slots marked `unstored` were looked for in.
+    looked_at: Option<Position>,
 }
 
 /// One event of a batch; the key lies in the batch's buffer.
@@ -42,6 +45,8 @@ struct Slot {
     extra: u32,
     key_len: u16,
     has_request_id: bool,
+    /// The store does not hold its request id.
+    unstored: bool,
     /// Belongs to one group with the slot before it.
     follows: bool,
     merging: Merging,
@@ -97,6 +102,13 @@ impl Batch {
         self.extras.clear();
         self.extra_bytes = 0;
         self.looks = 0;
+        self.looked_at = None;
+    }
+
+    /// Whether the events' request ids were looked for in the store as it is `at` this position. See [`EventRef::unstored`].
+    #[must_use]
+    pub(crate) fn looked_at(&self, at: Position) -> bool {
+        self.looked_at == Some(at)
     }
 
     /// How many of the events only look.
@@ -153,6 +165,7 @@ impl Batch {
             change,
             request_id: slot.has_request_id.then_some(RequestId(slot.request_id)),
             details: extra.and_then(|extra| extra.details.as_ref()),
+            unstored: slot.unstored,
             combined: slot.merging == Merging::Joined,
             follows: slot.follows,
         }
@@ -181,6 +194,7 @@ impl Batch {
             extra: NO_EXTRA,
             key_len,
             has_request_id: false,
+            unstored: false,
             follows: false,
             merging,
         });
@@ -213,6 +227,7 @@ impl Batch {
             extra,
             key_len,
             has_request_id: id.is_some(),
+            unstored: false,
             follows: false,
             merging: if plain && id.is_none() { Merging::Open } else { Merging::Closed },
         });
@@ -225,6 +240,7 @@ impl Batch {
             None => NO_EXTRA,
             Some(extra) => self.push_extra(extra.clone()),
         };
-        self.slots.push(Slot { key_start, extra, ..*slot });
+        let unstored = slot.unstored && self.looked_at == from.looked_at;
+        self.slots.push(Slot { key_start, extra, unstored, ..*slot });
     }
 }

@@ -211,6 +211,10 @@ pub struct EventRef<'a> {
     pub request_id: Option<RequestId>,
     /// What else the event carries.
     pub details: Option<&'a Details>,
+    /// Whether the store did not hold the request id when it was looked for: [`Events::look_for_requests`].
+    ///
+    /// [`Events::look_for_requests`]: crate::batch::Events::look_for_requests
+    pub unstored: bool,
     /// Whether it stands for several events.
     pub combined: bool,
     /// Whether it belongs to one group with the event before it.

@@ -78,9 +78,12 @@ pub fn expiry_of(store_key: &[u8]) -> Option<(Millis, KeyRef<'_>)> {
     Some((Millis(u64::from_be_bytes(*at)), KeyRef::new(key).ok()?))
 }
 
+/// Store key of a request id, as long as all of them.
+pub type RequestKey = [u8; 17];
+
 /// Store key of a request id.
 #[must_use]
-pub fn request_key(id: RequestId) -> [u8; 17] {
+pub fn request_key(id: RequestId) -> RequestKey {
     let mut key = [REQUEST; 17];
     key[1..].copy_from_slice(&id.0);
     key

@@ -161,13 +161,17 @@ impl Machine {
     /// Submits events; `nudge` is told what to do once they have joined a batch.
     pub async fn submit(
         &self,
-        events: Events,
+        mut events: Events,
         durability: Durability,
         nudge: impl Fn(Nudge) + Send,
     ) -> Result<Receipt, EngineError> {
         if events.is_empty() {
             let state = lock(&self.state);
             return Ok(Receipt { outcomes: Vec::new(), as_of: state.partition.clock(), token: Token(state.applied.0) });
+        }
+        if events.has_requests() {
+            let store = self.store.glance();
+            events.look_for_requests(store.position(), |keys| store.may_hold_each(keys));
         }
         let (mut receipt, mut alone) = self.submit_once(&events, durability, &nudge).await?;
         // A combined event overflowed as a whole: some of its parts may fit, and what follows them waits for them.

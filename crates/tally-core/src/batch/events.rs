@@ -4,6 +4,8 @@ use super::{Batch, Merging, key_hash};
 use crate::event::{Change, Details, RequestId};
 use crate::key::KeyRef;
 use crate::outcome::Outcome;
+use crate::record::{RequestKey, request_key};
+use crate::time::Position;
 
 /// The events of one call.
 ///
@@ -148,6 +150,25 @@ impl Events {
         let delta = if let Change::Add(delta) = change { delta } else { 0 };
         self.marks.push(Mark { slot, delta, prior: 0 });
         self.batch.push_event(key, hash, change, id, details);
+    }
+
+    /// Whether some event carries a request id.
+    #[must_use]
+    pub fn has_requests(&self) -> bool {
+        self.batch.slots.iter().any(|slot| slot.has_request_id)
+    }
+
+    /// Looks for the request ids in the store, as it is `at` this position: where `may_hold` says no, applying the batch need
+    /// not look again as long as the store stands there. That spares the one thread that applies most of the looking.
+    pub fn look_for_requests(&mut self, at: Position, may_hold: impl FnOnce(&[RequestKey]) -> Vec<bool>) {
+        let slots = || self.batch.slots.iter().filter(|slot| slot.has_request_id);
+        let keys: Vec<RequestKey> = slots().map(|slot| request_key(RequestId(slot.request_id))).collect();
+        let held = may_hold(&keys);
+        let slots = self.batch.slots.iter_mut().filter(|slot| slot.has_request_id);
+        for (slot, held) in slots.zip(held) {
+            slot.unstored = !held;
+        }
+        self.batch.looked_at = Some(at);
     }
 
     /// What `fill` adds is one group: its events are applied in a row, each with its own outcome, and nothing comes

@@ -75,21 +75,28 @@ impl Capture {
         memory_bytes: usize,
         mut sink: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        const AT_ONCE: usize = 64;
         type Place<'l> = (u128, &'l FirstOutcome);
         let ids = || self.layers.iter().flat_map(|layer| layer.iter());
         let shares = (self.requests_max() * size_of::<Place<'_>>()).div_ceil(memory_bytes.max(1)).max(1);
         let share_of = |id: u128| (((id >> 96) * shares as u128) >> 32) as usize;
         let mut sorted: Vec<Place<'_>> = Vec::new();
-        let mut value = Vec::new();
+        let (mut firsts, mut value) = (Vec::with_capacity(AT_ONCE), Vec::new());
         for share in 0..shares {
             let keyed = ids().map(|(id, first)| (u128::from_be_bytes(id.0), first));
             sorted.extend(keyed.filter(|(id, first)| share_of(*id) == share && !first.is_expired(self.at())));
             sorted.sort_unstable_by_key(|(id, _)| *id);
-            for (id, first) in sorted.drain(..) {
-                value.clear();
-                write_request(first, &mut value);
-                sink(&request_key(RequestId(id.to_be_bytes())), &value)?;
+            for some in sorted.chunks(AT_ONCE) {
+                // They lie all over memory: fetched in a row, they arrive together.
+                firsts.clear();
+                firsts.extend(some.iter().map(|(_, first)| **first));
+                for ((id, _), first) in some.iter().zip(&firsts) {
+                    value.clear();
+                    write_request(first, &mut value);
+                    sink(&request_key(RequestId(id.to_be_bytes())), &value)?;
+                }
             }
+            sorted.clear();
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
 use crate::record;
 use crate::table::{CellId, EXPIRY_BYTES, Table};
-use crate::time::Millis;
+use crate::time::{Millis, Position};
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +41,14 @@ pub struct Malformed;
 
 impl Partition {
     /// Appends the store keys of everything the batch needs that is not in memory and that, as far as `may_hold` knows,
-    /// the store may hold.
-    pub fn wants(&self, batch: &Batch, may_hold: impl Fn(&[u8]) -> bool, store_keys: &mut Vec<Vec<u8>>) {
+    /// the store may hold, which stands `at` this position.
+    pub fn wants(&self, batch: &Batch, at: Position, may_hold: impl Fn(&[u8]) -> bool, store_keys: &mut Vec<Vec<u8>>) {
         if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
             return;
         }
+        let looked = batch.looked_at(at);
         for event in batch.iter() {
+            let event = EventRef { unstored: event.unstored && looked, ..event };
             self.wants_of(&event, &mut |store_key| {
                 if may_hold(store_key) {
                     store_keys.push(store_key.to_vec());
@@ -57,6 +59,7 @@ impl Partition {
 
     fn wants_of(&self, event: &EventRef<'_>, want: &mut impl FnMut(&[u8])) {
         if let Some(id) = event.request_id
+            && !event.unstored
             && self.seen.is_unknown(id)
         {
             want(&record::request_key(id));

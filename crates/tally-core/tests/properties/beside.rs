@@ -10,7 +10,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::Outcome;
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
-use tally_core::time::Millis;
+use tally_core::time::{Millis, Position};
 use tally_sim::model::{Event, Model, push_all};
 
 pub struct Beside {
@@ -61,7 +61,7 @@ impl Beside {
     fn restore(&mut self, batches: &[Batch]) {
         let mut wanted = Vec::new();
         for batch in batches {
-            self.partition.wants(batch, |_| true, &mut wanted);
+            self.partition.wants(batch, Position(0), |_| true, &mut wanted);
         }
         for key in wanted {
             if let Some(value) = self.store.get(&key) {

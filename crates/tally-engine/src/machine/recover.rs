@@ -75,7 +75,8 @@ impl Replay<'_> {
     fn apply(&mut self) -> Result<(), StoreError> {
         let mut wanted = Vec::new();
         for (_, batch) in &self.batches {
-            self.partition.wants(batch, self.store.may_hold(), &mut wanted);
+            let store = self.store.glance();
+            self.partition.wants(batch, store.position(), |key| store.may_hold(key), &mut wanted);
         }
         restore_all(self.store, self.partition, wanted)?;
         let mut outcomes = Vec::new();

@@ -98,7 +98,8 @@ impl Machine {
     /// Brings to memory what the batch needs and only the store holds.
     fn restore(&self, state: &mut State, combiner: &Combiner) -> Result<(), StoreError> {
         let mut wanted = Vec::new();
-        state.partition.wants(combiner.batch(), self.store.may_hold(), &mut wanted);
+        let store = self.store.glance();
+        state.partition.wants(combiner.batch(), store.position(), |key| store.may_hold(key), &mut wanted);
         self.restore_all(&mut state.partition, wanted)
     }
 

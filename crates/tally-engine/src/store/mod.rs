@@ -73,6 +73,29 @@ struct Version {
     runs: Vec<Arc<Run>>,
 }
 
+/// What can be told of the store at one moment without touching the disk.
+pub struct Glance(Arc<Version>);
+
+impl Glance {
+    /// The position of the checkpoint it reflects.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.0.position
+    }
+
+    /// False means that the store does not hold the key.
+    #[must_use]
+    pub fn may_hold(&self, key: &[u8]) -> bool {
+        self.0.may_hold(key)
+    }
+
+    /// The same for many keys, of which some may be judged too cautiously.
+    #[must_use]
+    pub fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
+        self.0.may_hold_each(keys)
+    }
+}
+
 /// The locks guard nothing that a panic could leave half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -162,10 +185,10 @@ impl Store {
         self.version().get_many(keys, found)
     }
 
-    /// A quick judge of keys: false means that the store as it is now does not hold the key.
-    pub fn may_hold(&self) -> impl Fn(&[u8]) -> bool + use<> {
-        let version = self.version();
-        move |key| version.may_hold(key)
+    /// The store as it is now, to judge keys quickly.
+    #[must_use]
+    pub fn glance(&self) -> Glance {
+        Glance(self.version())
     }
 
     /// Walks the live entries in key order, from `start` on, as they are now. What is committed or merged

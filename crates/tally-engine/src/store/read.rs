@@ -26,6 +26,20 @@ impl Version {
         self.runs.iter().any(|run| run.may_hold(key, hash))
     }
 
+    /// The same for many keys: run by run, so that what has to come from memory comes for many keys at once.
+    pub(super) fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
+        let smallest = keys.iter().map(AsRef::as_ref).min().unwrap_or_default();
+        let largest = keys.iter().map(AsRef::as_ref).max().unwrap_or_default();
+        let hashes: Vec<u64> = keys.iter().map(|key| hash(key.as_ref())).collect();
+        let mut held = vec![false; keys.len()];
+        for run in self.runs.iter().filter(|run| *run.smallest <= *largest && *smallest <= *run.largest) {
+            for (held, hash) in held.iter_mut().zip(&hashes) {
+                *held |= run.filter.may_contain(*hash);
+            }
+        }
+        held
+    }
+
     pub(super) fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
         let mut readers: Vec<Reader<'_>> = self.runs.iter().map(|run| Reader { run, cursor: None }).collect();
         for (number, key) in keys.iter().enumerate() {
