@@ -182,9 +182,12 @@ impl Drop for Checkpoint<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::future::poll_fn;
     use std::sync::Arc;
+    use std::task::Poll;
 
     use tally_contract::block_on;
+    use tally_core::batch::Events;
     use tally_core::event::{Change, RequestId};
     use tally_core::key::KeyRef;
     use tally_core::surface::Durability;
@@ -204,14 +207,19 @@ mod tests {
         Machine::open(disk, Arc::new(SystemClock::new()), SETTINGS, &mut |_, _| {}).unwrap()
     }
 
-    /// Counts one for each of so many requests and says how many had been seen before.
-    fn count(machine: &Machine, requests: usize) -> usize {
+    /// An increment for each of so many requests.
+    fn increments(machine: &Machine, requests: usize) -> Events {
         let key = KeyRef::new(b"likes:1").unwrap();
         let mut events = machine.events();
         for number in 0..requests {
             let id = RequestId::new(key, format!("request {number}").as_bytes()).unwrap();
             events.push(key, Change::Add(1), Some(id), None);
         }
+        events
+    }
+
+    /// Carries out so many requests and says how many had been seen before.
+    fn count(machine: &Machine, requests: usize) -> usize {
         let drive = |nudge| {
             if nudge != Nudge::None {
                 machine.tend_journal();
@@ -219,7 +227,7 @@ mod tests {
                 machine.flush().unwrap();
             }
         };
-        let receipt = block_on(machine.submit(events, Durability::Flushed, drive)).unwrap();
+        let receipt = block_on(machine.submit(increments(machine, requests), Durability::Flushed, drive)).unwrap();
         receipt.outcomes.iter().filter(|outcome| outcome.duplicate).count()
     }
 
@@ -239,5 +247,19 @@ mod tests {
         drop(machine);
         let machine = open(&dir);
         assert_eq!(count(&machine, REQUESTS + 1), REQUESTS, "all are found again, in the store");
+    }
+
+    #[test]
+    fn a_request_that_reaches_the_store_after_it_was_looked_for_there_is_found_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = open(&dir);
+        assert_eq!(count(&machine, 1), 0);
+        let mut again = Box::pin(machine.submit(increments(&machine, 1), Durability::Flushed, |_| {}));
+        let looked = block_on(poll_fn(|context| Poll::Ready(again.as_mut().poll(context))));
+        assert!(looked.is_pending(), "it waits in the open batch");
+        checkpoint(&machine);
+        machine.seal();
+        machine.flush().unwrap();
+        assert!(block_on(again).unwrap().outcomes[0].duplicate);
     }
 }
