@@ -51,7 +51,9 @@ pub fn run(peer: &Peer, load: &Load, requests: f64) -> Result<Outcome, Failure> 
     let mut benchmark = start(peer, load, requests)?;
     let watch = Stopwatch::start();
     let (mut looks, mut began, mut ended) = (0, 0.0, None);
-    while benchmark.0.try_wait().map_err(|error| Failure::new(&error))?.is_none() {
+    loop {
+        // Looked at before the count, so that the last count is one of everything.
+        let is_over = benchmark.0.try_wait().map_err(|error| Failure::new(&error))?.is_some();
         if ended.is_none() {
             looks += 1;
             let done = client.commands_processed()?.saturating_sub(before + looks);
@@ -61,6 +63,9 @@ pub fn run(peer: &Peer, load: &Load, requests: f64) -> Result<Outcome, Failure> 
             } else if done >= requests {
                 ended = Some(watch.seconds());
             }
+        }
+        if is_over {
+            break;
         }
         thread::park_timeout(LOOK_EVERY);
     }
