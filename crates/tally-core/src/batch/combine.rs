@@ -31,9 +31,8 @@ impl Combiner {
     pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
         self.events += events.uncounted();
         placed.reserve(events.batch.slots.len());
-        if self.batch.slots.is_empty() {
-            self.batch.looked_at = events.batch.looked_at;
-        }
+        // As long as nothing was looked for, no slot claims that it was.
+        self.batch.looked_at = self.batch.looked_at.or(events.batch.looked_at);
         for incoming in &events.batch.slots {
             let next = self.batch.slots.len() as u32;
             let (batch, index) = (&mut self.batch, &mut self.index);
