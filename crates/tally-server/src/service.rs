@@ -21,8 +21,6 @@ use crate::policy::{Consistency, Policies};
 /// Counters, as front doors see them.
 pub struct Service {
     engine: OnceLock<Embedded>,
-    /// The same engine, for calls that were gathered.
-    gathered: OnceLock<Embedded>,
     policies: Policies,
     closing: AtomicBool,
 }
@@ -73,12 +71,11 @@ pub enum Failure {
 impl Service {
     /// A service without an engine as yet.
     pub fn new(policies: Policies) -> Self {
-        Service { engine: OnceLock::new(), gathered: OnceLock::new(), policies, closing: AtomicBool::new(false) }
+        Service { engine: OnceLock::new(), policies, closing: AtomicBool::new(false) }
     }
 
     /// Hands over the recovered engine. A second one is ignored: there is only ever one.
     pub fn engine_ready(&self, engine: Embedded) {
-        let _ = self.gathered.set(engine.flushing_here());
         let _ = self.engine.set(engine);
     }
 
@@ -148,8 +145,7 @@ impl Service {
     /// Applies events that were gathered over many calls: each succeeds or is refused on its own. The calling thread may
     /// be kept for the time of a flush.
     pub async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, Failure> {
-        let engine = self.gathered.get().ok_or(Failure::Recovering)?;
-        Ok(engine.submit(events, durability).await?)
+        Ok(self.engine()?.flushing_here().submit(events, durability).await?)
     }
 
     /// How many counters there are.
