@@ -58,12 +58,15 @@ const PACED: [(&str, usize, Request, f64); 2] = [
 /// The contests that the bare server takes part in: those of one hot key.
 const BARE_CONTESTS: usize = 3;
 
+/// Who is asked at a pace: Redis at the pace of Tally, for what the machine itself does to latencies.
+const PACED_KINDS: [Kind; 2] = [Kind::Tally, Kind::RedisMemory];
+
 const MEASURED_FOR_MEMORY: [Kind; 2] = [Kind::Tally, Kind::RedisMemory];
 
 /// Steps of the progress bar: one per server to get ready, then everything each round measures.
 pub fn steps(options: &Options) -> u64 {
     let servers = Kind::ALL.len();
-    let round = CONTESTS.len() * servers + BARE_CONTESTS + PACED.len() + MEASURED_FOR_MEMORY.len();
+    let round = CONTESTS.len() * servers + BARE_CONTESTS + PACED.len() * PACED_KINDS.len() + MEASURED_FOR_MEMORY.len();
     (servers + 1 + options.rounds * round) as u64
 }
 
@@ -74,7 +77,8 @@ struct Found {
     outcomes: [[Vec<Outcome>; 3]; CONTESTS.len()],
     /// Of the bare server, by contest, one for each round.
     bare: [Vec<Outcome>; BARE_CONTESTS],
-    latencies: [Vec<Latency>; PACED.len()],
+    /// By pace and by server, one for each round.
+    latencies: [[Vec<Latency>; PACED_KINDS.len()]; PACED.len()],
     /// Bytes per counter.
     memory: [Vec<f64>; MEASURED_FOR_MEMORY.len()],
 }
@@ -112,10 +116,13 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
             }
         }
         for (latencies, (name, contest, request, _)) in found.latencies.iter_mut().zip(PACED) {
-            say(name);
             let peak = found.outcomes[contest][0].last().map_or(f64::NAN, |outcome| outcome.per_second);
-            latencies.push(paced::run(peers[0].port, request, peak / 2.0, options.seconds)?);
-            progress.step();
+            for turn in 0..PACED_KINDS.len() {
+                let who = (round + turn) % PACED_KINDS.len();
+                say(&format!("{name}, {}", PACED_KINDS[who].name()));
+                latencies[who].push(paced::run(peers[who].port, request, peak / 2.0, options.seconds)?);
+                progress.step();
+            }
         }
         for (memory, kind) in found.memory.iter_mut().zip(MEASURED_FOR_MEMORY) {
             say(&format!("memory, {}", kind.name()));
@@ -170,11 +177,16 @@ impl Found {
             rows.extend(bare_rows(contest, bare, &self.outcomes[at]));
         }
         for ((name, .., p99_max), latencies) in PACED.iter().zip(&self.latencies) {
-            let of = |pick: fn(&Latency) -> f64| latencies.iter().map(pick).collect::<Vec<f64>>();
-            let row = |which: &str, values| Row::new("redis", format!("{name}, {which}"), "ms", values);
-            rows.push(row("p50", of(|latency| latency.p50)));
-            rows.push(row("p99", of(|latency| latency.p99)).target(Target::AtMost(*p99_max)));
-            rows.push(row("p99.9", of(|latency| latency.p999)));
+            for (kind, latencies) in PACED_KINDS.iter().zip(latencies) {
+                let row = |which: &str, pick: fn(&Latency) -> f64| {
+                    let name = format!("{name}: {}, {which}", kind.name());
+                    Row::new("redis", name, "ms", latencies.iter().map(pick).collect())
+                };
+                let p99 = row("p99", |latency| latency.p99);
+                rows.push(row("p50", |latency| latency.p50));
+                rows.push(if *kind == Kind::Tally { p99.target(Target::AtMost(*p99_max)) } else { p99 });
+                rows.push(row("p99.9", |latency| latency.p999));
+            }
         }
         for (kind, memory) in MEASURED_FOR_MEMORY.iter().zip(&self.memory) {
             rows.push(Row::new("redis", format!("memory per counter, {}", kind.name()), "bytes", memory.clone()));
@@ -243,7 +255,7 @@ mod tests {
         Found {
             outcomes: std::array::from_fn(|_| [outcome(300.0, 1.0), outcome(200.0, 2.0), outcome(100.0, 3.0)]),
             bare: std::array::from_fn(|_| outcome(180.0, 1.0)),
-            latencies: std::array::from_fn(|_| vec![Latency { p50: 1.0, p99: 6.0, p999: 9.0 }; 2]),
+            latencies: std::array::from_fn(|_| [(); 2].map(|()| vec![Latency { p50: 1.0, p99: 6.0, p999: 9.0 }; 2])),
             memory: [vec![90.0; 2], vec![60.0; 2]],
         }
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use tally_core::event::{Bounds, Correction, Details, OnBound, RequestId, RequestIdError};
-use tally_core::key::{Key, KeyError, KeyRef};
+use tally_core::key::{KeyError, KeyRef};
 use tally_core::limits::{CALL_EVENTS_MAX, CALL_KEYS_MAX, PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX, REASON_BYTES_MAX};
 
 /// Why a call is refused before it reaches the engine. Nothing changed.
@@ -60,8 +60,8 @@ pub enum Denied {
 pub const PAGE_LIMITS: RangeInclusive<u64> = 1..=PAGE_ITEMS_MAX as u64;
 
 /// A key of the right length.
-pub fn key(bytes: &[u8]) -> Result<Key, Denied> {
-    Ok(Key::new(bytes)?)
+pub fn key(bytes: &[u8]) -> Result<KeyRef<'_>, Denied> {
+    Ok(KeyRef::new(bytes)?)
 }
 
 /// A request id within the namespace of `key`.

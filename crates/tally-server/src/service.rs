@@ -118,23 +118,11 @@ impl Service {
         Ok(Written { outcome, as_of: outcome.at, token: receipt.token, consistency })
     }
 
-    /// Applies intents in order; each succeeds or is refused on its own. The call waits for what the most
-    /// demanding of their namespaces asks.
-    pub async fn write_all(&self, intents: Vec<(KeyRef<'_>, Intent)>) -> Result<Vec<Written>, Failure> {
+    /// Intents to be gathered and applied together.
+    pub fn writes(&self) -> Result<Writes<'_>, Failure> {
         let engine = self.engine()?;
-        let consistencies: Vec<_> = intents.iter().map(|(key, _)| self.policies.consistency(*key)).collect();
-        let durability = consistencies.iter().map(|consistency| consistency.durability()).max();
-        let mut events = engine.events();
-        for (key, intent) in intents {
-            events.push(key, intent.change, intent.request_id, intent.details);
-        }
-        let durability = durability.unwrap_or(Durability::Flushed);
-        let Receipt { outcomes, token, .. } = engine.submit(events, durability).await?;
-        if outcomes.len() != consistencies.len() {
-            return Err(no_outcome().into());
-        }
-        let written = |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
-        Ok(outcomes.into_iter().zip(consistencies).map(written).collect())
+        let events = engine.events();
+        Ok(Writes { engine, policies: &self.policies, events, consistencies: Vec::new(), durability: None })
     }
 
     /// An empty submission to fill.
@@ -185,6 +173,42 @@ impl Service {
 
     fn engine(&self) -> Result<&Embedded, Failure> {
         self.engine.get().ok_or(Failure::Recovering)
+    }
+}
+
+/// Intents that are applied in their order; each succeeds or is refused on its own.
+pub struct Writes<'a> {
+    engine: &'a Embedded,
+    policies: &'a Policies,
+    events: Events,
+    consistencies: Vec<Consistency>,
+    /// What the most demanding of their namespaces asks.
+    durability: Option<Durability>,
+}
+
+impl Writes<'_> {
+    /// One intent more.
+    pub fn push(&mut self, key: KeyRef<'_>, intent: Intent) {
+        let consistency = self.policies.consistency(key);
+        self.durability = self.durability.max(Some(consistency.durability()));
+        self.consistencies.push(consistency);
+        self.events.push(key, intent.change, intent.request_id, intent.details);
+    }
+
+    /// Applies them, and tells what became of each.
+    pub async fn submit(self) -> Result<impl Iterator<Item = Written>, Failure> {
+        let (outcomes, token) = match self.durability {
+            Some(durability) => {
+                let receipt = self.engine.submit(self.events, durability).await?;
+                (receipt.outcomes, receipt.token)
+            }
+            None => (Vec::new(), Token(0)),
+        };
+        if outcomes.len() != self.consistencies.len() {
+            return Err(no_outcome().into());
+        }
+        let written = move |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
+        Ok(outcomes.into_iter().zip(self.consistencies).map(written))
     }
 }
 

@@ -201,6 +201,19 @@ fn a_bad_batch_is_refused_as_a_whole() {
 }
 
 #[test]
+fn a_body_that_is_not_utf8_is_not_json() {
+    let server = Server::start();
+    for call in ["a/increment", "batch-increment"] {
+        let head = format!("POST /api/v1/counters/{call} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+        let body = b"{\"request_id\":\"\xff\"}";
+        let request = [format!("{head}content-length: {}\r\n\r\n", body.len()).as_bytes(), body].concat();
+        let answer = server.raw(&request);
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        assert!(answer.contains("/problems/invalid-json") && answer.contains("utf-8"), "{answer}");
+    }
+}
+
+#[test]
 fn what_does_not_exist_is_404_and_what_is_called_wrongly_is_405() {
     let server = Server::start();
     assert_refused(

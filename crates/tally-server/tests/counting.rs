@@ -245,6 +245,29 @@ fn each_item_of_a_batch_succeeds_or_fails_on_its_own() {
 }
 
 #[test]
+fn an_item_that_reads_well_may_still_be_refused_alone() {
+    let server = Server::start();
+    let body = r#"{"increments":[{"key":"a","amount":0},{"key":""},{"key":"top","amount":9223372036854775807},
+        {"key":"top"},{"key":"\u00e9\n\"","request_id":"\u0072"},{"key":"\u00e9\n\"","request_id":"r"}]}"#;
+    let answer = server.send("POST", "/api/v1/counters/batch-increment", body);
+    let shown = |item: &serde_json::Value| (item["key"].clone(), item["error"]["type"].clone(), item["value"].clone());
+    let results: Vec<_> = answer.json["results"].as_array().unwrap().iter().map(shown).collect();
+    let failed = |key, slug: &str| (key, json!(format!("/problems/{slug}")), json!(null));
+    let expected = [
+        failed(json!("a"), "invalid-amount"),
+        failed(json!(null), "invalid-key"),
+        (json!("top"), json!(null), json!(i64::MAX)),
+        failed(json!("top"), "overflow"),
+        (json!("é\n\""), json!(null), json!(1)),
+        (json!("é\n\""), json!(null), json!(1)),
+    ];
+    assert_eq!(results, expected, "{}", answer.text);
+    let duplicates = [4, 5].map(|place: usize| answer.json["results"][place]["duplicate"].clone());
+    assert_eq!(duplicates, [json!(false), json!(true)], "{}", answer.text);
+    assert_eq!((&answer.json["succeeded"], &answer.json["failed"]), (&json!(3), &json!(3)));
+}
+
+#[test]
 fn the_largest_batch_of_the_longest_keys_is_taken() {
     let server = Server::start();
     let items: Vec<_> = (0..10_000).map(|i| json!({"key": format!("{i:0>512}"), "amount": i + 1})).collect();

@@ -32,7 +32,7 @@ pub fn keys(encoded: &[&str]) -> Result<Vec<Key>, Problem> {
 
 fn key_from(encoded: &str, plus: Plus) -> Result<Key, Problem> {
     let text = decode(encoded, plus).map_err(|why| Problem::new(Kind::InvalidKey, format!("the key {why}")))?;
-    Ok(admission::key(text.as_bytes())?)
+    Ok(admission::key(text.as_bytes())?.to_key())
 }
 
 /// What a `+` stands for.

@@ -24,10 +24,19 @@ const ANSWER_BYTES: usize = 256;
 /// An answer in JSON.
 pub fn json<T: Serialize>(status: StatusCode, answer: &T) -> Response {
     let mut body = Vec::with_capacity(ANSWER_BYTES);
-    // Writing plain data to memory cannot fail; if it did, an empty body would show it.
-    if serde_json::to_writer(&mut body, answer).is_err() {
-        body.clear();
+    put_json(&mut body, answer);
+    respond(status, body)
+}
+
+fn put_json<T: Serialize + ?Sized>(body: &mut Vec<u8>, value: &T) {
+    let before = body.len();
+    // Writing plain data to memory cannot fail; if it did, a gap would show it.
+    if serde_json::to_writer(&mut *body, value).is_err() {
+        body.truncate(before);
     }
+}
+
+fn respond(status: StatusCode, mut body: Vec<u8>) -> Response {
     // So that a terminal shows the prompt on a line of its own.
     body.push(b'\n');
     let mut response = Response::new(Body::from(body));
@@ -78,6 +87,62 @@ impl<'a> WriteAnswer<'a> {
             exists: outcome.exists,
             consistency,
         }
+    }
+}
+
+/// Many answers to writes, put together by hand. All but key and numbers is the same for nearly every item of a batch;
+/// it is rendered when it changes, because rendering it each time costs more than counting does.
+pub struct WriteAnswers {
+    body: Vec<u8>,
+    /// The end of an answer like the one before, from `duplicate` on.
+    end: Vec<u8>,
+    end_of: Option<(bool, bool, Millis, Token, Consistency)>,
+}
+
+impl WriteAnswers {
+    /// For so many answers.
+    pub fn with_room_for(answers: usize) -> Self {
+        WriteAnswers { body: Vec::with_capacity(ANSWER_BYTES * (answers + 1)), end: Vec::new(), end_of: None }
+    }
+
+    /// JSON as it is.
+    pub fn raw(&mut self, json: &[u8]) {
+        self.body.extend_from_slice(json);
+    }
+
+    /// Any value.
+    pub fn value<T: Serialize>(&mut self, value: &T) {
+        put_json(&mut self.body, value);
+    }
+
+    /// What [`WriteAnswer`] says of a write of `key`.
+    pub fn written(&mut self, key: &str, written: &Written) {
+        let Written { outcome, as_of, token, consistency } = *written;
+        let end_of = Some((outcome.duplicate, outcome.exists, as_of, token, consistency));
+        if self.end_of != end_of {
+            self.end_of = end_of;
+            self.render_end(written);
+        }
+        self.raw(b"{\"key\":");
+        self.value(&key);
+        self.raw(b",\"value\":");
+        self.value(&outcome.value);
+        self.raw(b",\"applied\":");
+        self.value(&outcome.applied);
+        self.body.extend_from_slice(&self.end);
+    }
+
+    fn render_end(&mut self, written: &Written) {
+        const FIRST: &[u8] = b",\"duplicate\":";
+        self.end.clear();
+        put_json(&mut self.end, &WriteAnswer::new("", written));
+        let starts = self.end.windows(FIRST.len()).position(|bytes| bytes == FIRST).unwrap_or_default();
+        self.end.drain(..starts);
+    }
+
+    /// The whole answer.
+    pub fn into_response(self) -> Response {
+        respond(StatusCode::OK, self.body)
     }
 }
 
@@ -277,6 +342,31 @@ impl Serialize for Hex<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use tally_core::outcome::Outcome;
+
+    #[test]
+    fn an_answer_among_many_reads_like_one_alone() {
+        let keys = ["a", "é\n\"\\", ",\"duplicate\":", ""];
+        let mut together = WriteAnswers::with_room_for(1);
+        let mut alone = Vec::new();
+        // Everything changes at its own pace, and sometimes nothing does.
+        for n in 0..64_u64 {
+            let outcome = Outcome {
+                value: [0, -1, i64::MAX, i64::MIN][n as usize % 4],
+                applied: n as i64 / 2 - 7,
+                exists: n % 5 != 0,
+                duplicate: n / 4 % 2 == 0,
+                refusal: None,
+                at: Millis(n / 8),
+            };
+            let consistency = Consistency::ALL[n as usize / 16];
+            let written = Written { outcome, as_of: outcome.at, token: Token(n / 32), consistency };
+            let key = keys[n as usize / 3 % keys.len()];
+            together.written(key, &written);
+            put_json(&mut alone, &WriteAnswer::new(key, &written));
+        }
+        assert_eq!(String::from_utf8(together.body).unwrap(), String::from_utf8(alone).unwrap());
+    }
 
     #[test]
     fn a_key_that_is_not_utf8_is_spelled_out_rather_than_mangled() {

@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::forward_to_deserialize_any;
 use serde_json::error::Category;
 use tally_core::limits::BODY_BYTES_MAX;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -74,22 +75,59 @@ fn too_large(bytes_max: usize) -> Problem {
 
 /// A JSON object as the call's fields. An empty body is an empty object where the call allows it.
 pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    match first {
-        // Checked by hand: a struct would take an array, field by field, as well.
-        Some(b'{') => serde_json::from_slice(bytes).map_err(|_| diagnose::<T>(bytes)),
-        None => Err(Problem::new(Kind::InvalidJson, "the body is empty; it must be a JSON object")),
-        Some(_) => match serde_json::from_slice::<de::IgnoredAny>(bytes) {
-            Ok(_) => Err(Problem::new(Kind::InvalidField, "the JSON is not an object; it must be `{…}`")),
-            Err(error) => Err(invalid_json(&error)),
-        },
+    parse_at_once(bytes).ok_or_else(|| diagnose::<T>(bytes))
+}
+
+/// The same, without a word about what is wrong.
+pub fn parse_at_once<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+    // Checked as a whole, because that is faster than string by string.
+    let text = std::str::from_utf8(bytes).ok()?;
+    serde_json::from_str::<Object<T>>(text).ok().map(|Object(fields)| fields)
+}
+
+/// The fields of a JSON object, and of nothing else: a struct alone would take an array, field by field, as well.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Asks for an object, whatever is asked of it.
+        struct AsObject<D>(D);
+
+        impl<'de, D: Deserializer<'de>> Deserializer<'de> for AsObject<D> {
+            type Error = D::Error;
+
+            fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+                self.0.deserialize_map(visitor)
+            }
+
+            forward_to_deserialize_any! {
+                bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+                unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+            }
+        }
+
+        T::deserialize(AsObject(deserializer)).map(Object)
     }
 }
 
 /// Reads the body again, slowly, to say which field is wrong and what it should be.
 #[cold]
 fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
-    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => return Problem::new(Kind::InvalidJson, format!("the body is not JSON: {error}")),
+    };
+    match text.trim_ascii_start().as_bytes().first() {
+        Some(b'{') => {}
+        None => return Problem::new(Kind::InvalidJson, "the body is empty; it must be a JSON object"),
+        Some(_) => {
+            return match serde_json::from_str::<de::IgnoredAny>(text) {
+                Ok(_) => Problem::new(Kind::InvalidField, "the JSON is not an object; it must be `{…}`"),
+                Err(error) => invalid_json(&error),
+            };
+        }
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(text);
     let error = match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
         Ok(_) => {
             return match deserializer.end() {

@@ -101,7 +101,7 @@ fn tally_read(args: Args<'_>) -> Result<Slow, Refused> {
         Some(word) if args.len() == 3 && word.eq_ignore_ascii_case(b"EXACT") => Freshness::Exact,
         Some(_) => return Err(SYNTAX.into()),
     };
-    Ok(Slow::Read { key, freshness })
+    Ok(Slow::Read { key: key.to_key(), freshness })
 }
 
 /// Carries a command out and returns its reply.
