@@ -87,7 +87,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let fronts = Fronts::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), "recovering; until it is done, calls are \
+    tracing::info!(%address, resp = fronts.resp_shown(), data = %config.data.display(), "recovering; until it is done, calls are \
         answered 503 and commands LOADING");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
@@ -101,7 +101,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     service.engine_ready(engine.clone());
     announce(address, fronts.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, resp = ?fronts.resp, data = %config.data.display(), opened_ms, "ready");
+    tracing::info!(%address, resp = fronts.resp_shown(), data = %config.data.display(), opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {
@@ -170,6 +170,11 @@ struct Front {
 }
 
 impl Fronts {
+    /// Where the Redis protocol listens, for the log.
+    fn resp_shown(&self) -> String {
+        self.resp.map_or_else(|| "off".to_owned(), |address| address.to_string())
+    }
+
     fn open(
         config: &Config,
         service: &Arc<Service>,

@@ -207,7 +207,8 @@ impl Writes<'_> {
         if outcomes.len() != self.consistencies.len() {
             return Err(no_outcome().into());
         }
-        let written = move |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
+        let written =
+            move |(outcome, consistency): (Outcome, _)| Written { outcome, as_of: outcome.at, token, consistency };
         Ok(outcomes.into_iter().zip(self.consistencies).map(written))
     }
 }

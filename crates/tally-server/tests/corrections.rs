@@ -130,6 +130,12 @@ fn the_ledger_is_a_chain_anyone_can_verify_and_outlives_the_counter() {
         assert_eq!(page["key"], "a/b");
         entries.extend(page["entries"].as_array().unwrap().iter().map(entry));
         after = page["next"].as_u64();
+        let more = server.send("GET", &format!("/api/v1/counters/a%2Fb/ledger?after={}", entries.len()), "").json;
+        assert_eq!(
+            after.is_some(),
+            !more["entries"].as_array().unwrap().is_empty(),
+            "there is a next page if it has entries"
+        );
     }
     let mut previous = CHAIN_START;
     for (seq, entry) in (1..).zip(&entries) {
@@ -140,6 +146,20 @@ fn the_ledger_is_a_chain_anyone_can_verify_and_outlives_the_counter() {
     }
     let told: Vec<_> = entries.iter().map(|entry| (entry.before, entry.after, &*entry.reason)).collect();
     assert_eq!(told, [(0, 10, "import ✓"), (11, 8, "bots"), (8, 0, "gone for good"), (1, 0, "anew")]);
+}
+
+#[test]
+fn a_full_page_of_the_ledger_that_is_the_last_says_so() {
+    let server = Server::start();
+    for value in 0..1_001 {
+        server.send("PUT", "/api/v1/counters/a", &format!(r#"{{"value":{value},"reason":"r"}}"#));
+    }
+    for (limit, entries, next) in [(1_000, 1_000, json!(1_000)), (7, 7, json!(7)), (100, 100, json!(100))] {
+        let page = server.send("GET", &format!("/api/v1/counters/a/ledger?limit={limit}"), "").json;
+        assert_eq!((page["entries"].as_array().unwrap().len(), &page["next"]), (entries, &next));
+    }
+    let last = server.send("GET", "/api/v1/counters/a/ledger?after=994&limit=7", "").json;
+    assert_eq!((last["entries"].as_array().unwrap().len(), &last["next"]), (7, &json!(null)));
 }
 
 #[test]

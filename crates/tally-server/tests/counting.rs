@@ -124,6 +124,9 @@ fn a_bound_refuses_or_saturates() {
     let refused = take(r#"{"amount":5,"floor":0}"#);
     assert_eq!((refused.status, refused.problem(), &refused.json["value"]), (409, "bound", &json!(3)));
     assert_eq!(refused.json["detail"], "the counter holds 3; taking away 5 would cross its floor of 0");
+    let below = take(r#"{"floor":4}"#);
+    let detail = "the counter holds 3; that is below its floor of 4 already, and nothing can be taken away";
+    assert_eq!((below.status, &below.json["detail"]), (409, &json!(detail)));
     let saturated = take(r#"{"amount":5,"floor":0,"on_bound":"saturate"}"#);
     assert_eq!((saturated.status, &saturated.json["value"], &saturated.json["applied"]), (200, &json!(0), &json!(-3)));
     let above = increment(&server, "stock", r#"{"amount":5,"ceiling":4,"on_bound":"refuse"}"#);
@@ -157,6 +160,8 @@ fn keys_of_any_text_work_when_percent_encoded() {
         let answer = increment(&server, path, &body);
         assert_eq!((answer.status, &answer.json["key"]), (200, &json!(key)), "{}", answer.text);
         assert_eq!(server.value(path), count, "{key:?}");
+        let read = server.send("GET", &format!("{COUNTERS}/{path}"), "");
+        assert_eq!((&read.json["key"], &read.json["value"]), (&json!(key), &json!(count)), "{}", read.text);
         let many = server.send("GET", &format!("{COUNTERS}?keys={},{path}", keys[0].0), "");
         if !path.contains('+') {
             assert_eq!(many.json["counters"][1]["key"], *key);

@@ -117,6 +117,36 @@ fn bodies_are_as_strict_as_the_server() {
 }
 
 /// The schema of a value, with its reference followed.
+/// Whether a schema takes `null`.
+fn may_be_null(schema: &Value) -> bool {
+    let is_null = |kind: &Value| kind == "null";
+    let types = schema["type"].as_array().is_some_and(|types| types.iter().any(is_null)) || is_null(&schema["type"]);
+    types || ["oneOf", "anyOf"].iter().any(|of| schema[of].as_array().into_iter().flatten().any(may_be_null))
+}
+
+#[test]
+fn no_field_of_a_body_may_be_null() {
+    let api = described();
+    let mut seen = 0;
+    for (method, path, operation) in operations(&api) {
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        if schema.is_null() {
+            continue;
+        }
+        let mut bodies = vec![followed(&api, schema)];
+        while let Some(body) = bodies.pop() {
+            for (name, field) in body["properties"].as_object().unwrap() {
+                assert!(!may_be_null(field), "{method} {path}: {name} {field}");
+                seen += 1;
+                if field["type"] == "array" {
+                    bodies.push(followed(&api, &field["items"]));
+                }
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} fields");
+}
+
 fn followed<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
     let reference = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
     reference.map_or(schema, |pointer| api.pointer(pointer).unwrap())

@@ -74,7 +74,12 @@ fn another_payload_under_a_known_id_is_refused() {
     for (method, path, body) in others {
         let answer = client.send(method, path, &id, body);
         assert_eq!((answer.status, answer.problem()), (422, "idempotency-mismatch"), "{method} {path} {body}");
-        assert!(answer.json["detail"].as_str().unwrap().contains("another key, call or amount"));
+        assert!(
+            answer.json["detail"]
+                .as_str()
+                .unwrap()
+                .contains("another key, call, amount, bound, expected value or reason")
+        );
         assert_eq!(answer.header("content-type"), "application/problem+json");
     }
     assert_eq!((server.value("a"), server.value("b")), (5, 0));

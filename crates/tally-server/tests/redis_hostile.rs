@@ -68,8 +68,8 @@ fn a_broken_frame_is_told_and_closed_while_others_count_on() {
     let mebibyte = "x".repeat(MIB);
     let three_large = format!("*4\r\n$4\r\nMGET\r\n{}", format!("${MIB}\r\n{mebibyte}\r\n").repeat(3));
     let cases: [(&[u8], &str); 12] = [
-        (b"*1000000000\r\n", "invalid multibulk length"),
-        (b"*1025\r\n", "invalid multibulk length"),
+        (b"*1000000000\r\n", "too many arguments; a request has at most 1024, its name included"),
+        (b"*1025\r\n", "too many arguments; a request has at most 1024, its name included"),
         (b"*99999999999999999999\r\n", "invalid multibulk length"),
         (b"*1\r\n$-2\r\n", "invalid bulk length"),
         (b"*1\r\n$-1\r\n", "invalid bulk length"),
@@ -320,7 +320,7 @@ fn transactions_without_end_are_bounded_alone_and_together() {
     let mut endless = Redis::connect(address);
     assert_eq!(endless.call(&["MULTI"]).text(), "OK");
     let refused = (0..100_000).map(|_| endless.call(&["INCR", "spoilt"])).find(|reply| reply.text() != "QUEUED");
-    assert_eq!(refused, Some(Reply::Error("ERR the transaction is too large".to_owned())));
+    assert!(matches!(refused, Some(Reply::Error(text)) if text.starts_with("ERR the transaction is too large")));
     assert!(matches!(endless.call(&["EXEC"]), Reply::Error(text) if text.starts_with("EXECABORT")));
     assert_eq!(endless.call(&["GET", "spoilt"]), Reply::Null);
     // Together: they count as unfinished requests, for as long as they last.

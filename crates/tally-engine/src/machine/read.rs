@@ -74,7 +74,8 @@ impl Machine {
 
     /// The corrections of one counter, oldest first.
     pub async fn ledger(&self, key: &Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
-        let limit = limit.clamp(1, PAGE_ITEMS_MAX);
+        // One more than a page has, so that callers can tell whether there is another.
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
         // Memory first: what moves to the store in between is then seen twice rather than not at all.
         let (unsaved, wait) = {
             let state = lock(&self.state);

@@ -87,7 +87,7 @@ fn readings(answer: &Value) -> Vec<Vec<String>> {
     let mut rows = vec![["KEY", "VALUE", "UPDATED"].map(str::to_owned).to_vec()];
     for counter in answer.get("counters").and_then(Value::as_array).into_iter().flatten() {
         let exists = counter.get("exists") == Some(&Value::Bool(true));
-        let updated = if exists { text(counter, "updated_at") } else { "never counted".to_owned() };
+        let updated = if exists { text(counter, "updated_at") } else { "does not exist".to_owned() };
         rows.push(vec![text(counter, "key"), text(counter, "value"), updated]);
     }
     rows
@@ -118,7 +118,7 @@ fn history(answer: &Value) -> Vec<Vec<String>> {
     ];
     if answer.get("exists") != Some(&Value::Bool(true)) {
         let row = |name: &str, text: String| vec![name.to_owned(), text];
-        return vec![row("key", text(answer, "key")), row("value", "0, never counted".to_owned())];
+        return vec![row("key", text(answer, "key")), row("value", "0, does not exist".to_owned())];
     }
     ROWS.iter().map(|(name, field)| vec![(*name).to_owned(), text(answer, field)]).collect()
 }

@@ -101,18 +101,19 @@ struct Item<'a> {
     amount: Option<Integer>,
     /// Names this increment, so that sending it again counts once.
     #[serde(default, deserialize_with = "present")]
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
     /// The value may not fall below this.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     floor: Option<Integer>,
     /// The value may not rise above this.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     ceiling: Option<Integer>,
     /// What happens at a bound; `refuse` when left out.
     #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = AtBound, required = false)]
     on_bound: Option<AtBound>,
 }
 

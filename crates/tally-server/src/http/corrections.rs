@@ -39,7 +39,7 @@ pub struct SetValue {
     expected: Option<Integer>,
     /// Names the request, so that sending it again corrects once.
     #[serde(default, deserialize_with = "present")]
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -53,7 +53,7 @@ pub struct Reset {
     reason: String,
     /// Names the request, so that sending it again corrects once.
     #[serde(default, deserialize_with = "present")]
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub struct Adjust {
     reason: String,
     /// Names the request, so that sending it again corrects once.
     #[serde(default, deserialize_with = "present")]
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
@@ -181,6 +181,12 @@ pub async fn delete(State(app): State<App>, request: Request) -> Result<Response
         return Err(Problem::new(Kind::UnexpectedBody, "send the reason of a deletion as `?reason=`, without a body"));
     }
     let reason = query.text("reason")?;
+    if reason.as_deref() == Some("") {
+        return Err(Problem::new(
+            Kind::InvalidReason,
+            "`reason` is empty; leave it out, or say in 1 to 1024 bytes why",
+        ));
+    }
     let why = admission::correction(Peer::of(&parts.extensions), reason.as_deref().unwrap_or(DELETED_WITHOUT_REASON))?;
     let request_id = idempotency::request_id(&parts.headers, None, key.as_ref())?;
     write(&app, &key, Intent { change: Change::Delete(why), request_id, details: None }).await
@@ -211,8 +217,10 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
     let query = Query::parse(request.uri(), &["after", "limit"])?;
     let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
-    let mut entries = app.service.ledger(key.clone(), after, limit).await?;
+    // One more than asked for tells whether there is another page.
+    let mut entries = app.service.ledger(key.clone(), after, limit + 1).await?;
     let found = entries.len();
+    entries.truncate(limit);
     let mut bytes = 0;
     entries.retain(|entry| {
         // At least one, and then as many as a page has room for.
@@ -220,8 +228,7 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
         bytes += entry.actor.len() + entry.reason.len();
         fits
     });
-    // A full page may be the last one; then the next is empty and says so.
-    let next = entries.last().filter(|_| found == limit || entries.len() < found).map(|last| last.seq);
+    let next = entries.last().filter(|_| entries.len() < found).map(|last| last.seq);
     let entries = entries.iter().map(LedgerEntryAnswer::new).collect();
     Ok(json(StatusCode::OK, &LedgerAnswer { key: text(&key)?, entries, next }))
 }

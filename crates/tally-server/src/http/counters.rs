@@ -29,18 +29,19 @@ pub struct Amount {
     pub amount: Option<Integer>,
     /// Names the request, so that sending it again counts once.
     #[serde(default, deserialize_with = "present")]
-    #[schema(min_length = 1, max_length = 255)]
+    #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     pub request_id: Option<String>,
     /// The value may not fall below this.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     pub floor: Option<Integer>,
     /// The value may not rise above this.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<i64>)]
+    #[schema(value_type = i64, required = false)]
     pub ceiling: Option<Integer>,
     /// What happens at a bound; `refuse` when left out.
     #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = AtBound, required = false)]
     pub on_bound: Option<AtBound>,
 }
 

@@ -24,6 +24,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
 use tower::ServiceExt as _;
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
@@ -132,7 +133,10 @@ fn router(app: App) -> Router {
         .routes(routes!(docs::problems))
         .routes(routes!(docs::problem))
         .split_for_parts();
+    // A counter may have this name as well.
+    let named_like_the_batch = get(counters::read).put(corrections::set).delete(corrections::delete);
     router
+        .route("/api/v1/counters/batch-increment", named_like_the_batch)
         .merge(docs::routes(described))
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)

@@ -130,8 +130,8 @@ kinds! {
         "A browser says in `Origin` which page sent the request, and it is none of this server's. Nothing changed.",
         "Call Tally from your own server, or serve the page from the same host and port.";
     IdempotencyMismatch = "idempotency-mismatch", UNPROCESSABLE_ENTITY, "The request id was used for something else",
-        "A request id belongs to one request: in its namespace it was used before for another key, call or amount. \
-         Nothing changed.",
+        "A request id belongs to one request: in its namespace it was used before for another key, call, \
+         amount, bound, expected value or reason. Nothing changed.",
         "Use a new id for a new request; to repeat the old one, send it exactly as before.";
     Overflow = "overflow", CONFLICT, "The value would leave the range of a 64-bit integer",
         "A value lies between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is what stands.",
@@ -144,7 +144,8 @@ kinds! {
         "Somebody else changed the counter since it was read. Nothing changed; `value` is what stands.",
         "Look at `value`, decide again, and send it as `expected`, under a new request id.";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open",
-        "The server keeps as many connections as its file descriptors allow, at most 10000. Nothing changed.",
+        "The server keeps as many connections as its file descriptors allow, at most 16384 of each protocol. \
+         Nothing changed.",
         "Close some, or reuse them; raise `ulimit -n` of the server.";
     Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server has too much to do",
         "Nothing changed.",
@@ -233,12 +234,19 @@ impl Asked {
         Asked { delta, bounds: intent.details.as_ref().and_then(|details| details.bounds), expected }
     }
 
-    /// Which bound the change would cross. A bound stops movement towards it alone, so the direction says which.
-    fn crossing(&self) -> String {
+    /// Which bound the change would cross, from `value`. A bound stops movement towards it alone, so the direction says
+    /// which.
+    fn crossing(&self, value: i64) -> String {
         let amount = self.delta.unsigned_abs();
         match self.bounds {
+            Some(Bounds { floor: Some(floor), .. }) if self.delta < 0 && value < floor => {
+                format!("that is below its floor of {floor} already, and nothing can be taken away")
+            }
             Some(Bounds { floor: Some(floor), .. }) if self.delta < 0 => {
                 format!("taking away {amount} would cross its floor of {floor}")
+            }
+            Some(Bounds { ceiling: Some(ceiling), .. }) if self.delta > 0 && value > ceiling => {
+                format!("that is above its ceiling of {ceiling} already, and nothing can be added")
             }
             Some(Bounds { ceiling: Some(ceiling), .. }) if self.delta > 0 => {
                 format!("adding {amount} would cross its ceiling of {ceiling}")
@@ -267,17 +275,18 @@ impl Problem {
     pub fn of_outcome(outcome: &Outcome, asked: &Asked) -> Option<Problem> {
         let value = outcome.value;
         let (kind, detail) = match outcome.refusal? {
-            Refusal::Overflow => {
-                (Kind::Overflow, format!("the counter holds {value}; the change would leave the range of i64"))
-            }
-            Refusal::Bound => (Kind::Bound, format!("the counter holds {value}; {}", asked.crossing())),
+            Refusal::Overflow => (
+                Kind::Overflow,
+                format!("the counter holds {value}; the change would leave the range of a 64-bit integer"),
+            ),
+            Refusal::Bound => (Kind::Bound, format!("the counter holds {value}; {}", asked.crossing(value))),
             Refusal::NotExpected => {
                 let expected = asked.expected.map_or_else(|| "what".to_owned(), |expected| format!("{expected} as"));
                 (Kind::UnexpectedValue, format!("the counter holds {value}, not {expected} `expected` says"))
             }
             Refusal::PayloadMismatch => {
-                let detail = "this request id was used before in this namespace, for another key, call or amount; use \
-                    a new id for a new request";
+                let detail = "this request id was used before in this namespace, for another key, call, amount, \
+                    bound, expected value or reason; use a new id for a new request";
                 return Some(Problem::new(Kind::IdempotencyMismatch, detail));
             }
         };

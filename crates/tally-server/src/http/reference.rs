@@ -25,7 +25,8 @@ pub struct KeyInPath {
 #[allow(dead_code, reason = "only described: `idempotency` reads the header")]
 pub struct IdInHeader {
     /// Names the request, so that sending it again counts once: 1 to 255 bytes, quoted or bare. An id belongs to the
-    /// namespace of the key; the same id for another key, call or amount there is refused with 422.
+    /// namespace of the key; the same id for another key, call, amount,
+    /// bound, expected value or reason there is refused with 422.
     #[param(rename = "Idempotency-Key", min_length = 1, nullable = false, example = "order-7731")]
     idempotency_key: Option<String>,
 }
@@ -165,7 +166,10 @@ fn meaning(status: u16) -> &'static str {
         }
         413 => "The body or the batch is too large. Nothing changed",
         421 => "The request was sent to a host that is not this server. Nothing changed",
-        422 => "The request id was used before for another key, call or amount. Nothing changed",
+        422 => {
+            "The request id was used before for another key, call, amount, bound, expected value or reason. Nothing \
+             changed"
+        }
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {
             "The server recovers, closes, has too much to do or stopped since its disk cannot be trusted. With \

@@ -191,7 +191,12 @@ fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) ->
     if transaction.requests.len() + bytes > RESP_TRANSACTION_BYTES_MAX
         || transaction.args + args.len() > RESP_TRANSACTION_ARGS_MAX
     {
-        return refused(session, turn, "ERR the transaction is too large");
+        let most = format!("{RESP_TRANSACTION_ARGS_MAX} arguments and {RESP_TRANSACTION_BYTES_MAX} bytes");
+        return refused(
+            session,
+            turn,
+            format!("ERR the transaction is too large; all of its commands have at most {most}"),
+        );
     }
     transaction.commands += 1;
     transaction.args += args.len();

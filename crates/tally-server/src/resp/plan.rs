@@ -87,6 +87,11 @@ impl Plan {
             (Plan::Values(_), changes) => {
                 changes.iter().for_each(|changed| Plan::Value.write(std::slice::from_ref(changed), reply));
             }
+            (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.duplicate => {
+                reply.error(
+                    "ERR increment or decrement would overflow; this ID was refused before, use a new ID to try again",
+                );
+            }
             (Plan::Value | Plan::Set | Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) => {
                 reply.error(OVERFLOW);
             }
@@ -156,7 +161,7 @@ fn count<'a>(looks: impl Iterator<Item = &'a Outcome>, reply: &mut Reply<'_>) {
 
 fn written(changed: &Outcome, reply: &mut Reply<'_>) {
     if changed.refusal == Some(Refusal::PayloadMismatch) {
-        return reply.error("ERR this ID was used before with another key or delta; nothing was changed");
+        return reply.error("ERR this ID was used before for another key, call, delta or bound; nothing was changed");
     }
     reply.map(5);
     reply.bulk(b"value");

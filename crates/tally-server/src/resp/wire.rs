@@ -208,11 +208,13 @@ impl Parser {
         }
         let line = self.length_line(input, 0, ProtocolError::CountTooLong)?;
         let count = number::integer(line.get(1..).unwrap_or_default())
-            .filter(|count| *count <= RESP_ARGS_MAX as i64)
+            .filter(|count| *count <= i64::from(i32::MAX))
             .ok_or(Stop::Broken(ProtocolError::InvalidCount))?;
         let count = usize::try_from(count).unwrap_or(0);
         if count > limits.args_max {
-            return Err(Stop::Broken(ProtocolError::StrangersCount));
+            let stranger = limits.args_max < RESP_ARGS_MAX;
+            let why = if stranger { ProtocolError::StrangersCount } else { ProtocolError::TooManyArguments };
+            return Err(Stop::Broken(why));
         }
         Ok((count, line.len() + LINE_END.len()))
     }

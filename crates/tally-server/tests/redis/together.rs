@@ -85,6 +85,9 @@ fn what_one_front_door_does_the_other_sees() {
     let again = server.send("POST", "/api/v1/counters/b/increment", body);
     assert_eq!((&again.json["value"], &again.json["duplicate"]), (&json!(5), &json!(true)), "{}", again.text);
     assert!(resp.say("TALLY.ADD b 6 ID r1").error().starts_with("ERR this ID was used before"));
+    resp.say("TALLY.ADD low -9223372036854775807");
+    assert_eq!(resp.say("TALLY.ADD low -2 ID r2").error(), "ERR increment or decrement would overflow");
+    assert!(resp.say("TALLY.ADD low -2 ID r2").error().contains("use a new ID"));
     assert_eq!(resp.say("TALLY.READ b EXACT").items()[..2], resp_pairs(&[("value", 5)]));
 }
 

@@ -38,9 +38,11 @@ type Found = Result<(Vec<Vec<u8>>, usize), Verdict>;
 fn array(input: &[u8], limits: &Limits) -> Found {
     let mut rest = input;
     let digits = line(&mut rest, ProtocolError::CountTooLong)?;
-    let count = number(&digits[1..], i128::MIN, RESP_ARGS_MAX, ProtocolError::InvalidCount)?;
+    let count = number(&digits[1..], i128::MIN, i32::MAX as usize, ProtocolError::InvalidCount)?;
     if count > limits.args_max as i128 {
-        return Err(Verdict::Broken(ProtocolError::StrangersCount));
+        let known = limits.args_max == RESP_ARGS_MAX;
+        let why = if known { ProtocolError::TooManyArguments } else { ProtocolError::StrangersCount };
+        return Err(Verdict::Broken(why));
     }
     let mut args = Vec::new();
     for _ in 0..count {

@@ -1,10 +1,14 @@
 //! Why a stream of requests cannot be read any further.
 
+use crate::limits::RESP_ARGS_MAX;
+
 /// What is wrong with the stream. The connection is closed after the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// What follows `*` is no number, or one that nobody may send.
+    /// What follows `*` is no number, or one that no server takes.
     InvalidCount,
+    /// More arguments than this server takes.
+    TooManyArguments,
     /// More arguments than a client may send that has yet to say who it is.
     StrangersCount,
     /// The line after `*` does not end.
@@ -30,6 +34,7 @@ impl ProtocolError {
     pub fn text(self) -> Option<Vec<u8>> {
         let what = match self {
             ProtocolError::InvalidCount => "invalid multibulk length",
+            ProtocolError::TooManyArguments => return Some(too_many_arguments().into_bytes()),
             ProtocolError::StrangersCount => "unauthenticated multibulk length",
             ProtocolError::CountTooLong => "too big mbulk count string",
             ProtocolError::ExpectedBulk(_) => "expected '$', got '",
@@ -46,4 +51,8 @@ impl ProtocolError {
         }
         Some(text)
     }
+}
+
+fn too_many_arguments() -> String {
+    format!("ERR Protocol error: too many arguments; a request has at most {RESP_ARGS_MAX}, its name included")
 }

@@ -82,7 +82,9 @@ fn every_protocol_error_has_redis_words() {
         ("*\r\n".into(), "invalid multibulk length"),
         ("*01\r\n".into(), "invalid multibulk length"),
         ("*+1\r\n".into(), "invalid multibulk length"),
-        (format!("*{}\r\n", RESP_ARGS_MAX + 1), "invalid multibulk length"),
+        (format!("*{}\r\n", RESP_ARGS_MAX + 1), "too many arguments; a request has at most 1024, its name included"),
+        ("*2147483647\r\n".into(), "too many arguments; a request has at most 1024, its name included"),
+        ("*2147483648\r\n".into(), "invalid multibulk length"),
         ("*9223372036854775808\r\n".into(), "invalid multibulk length"),
         ("*1\r\nx1\r\n".into(), "expected '$', got 'x'"),
         ("*1\r\n\r\n".into(), "expected '$', got '\r'"),
@@ -108,7 +110,8 @@ fn strangers_may_send_less_and_are_told_why() {
     let stranger = &Limits::STRANGER;
     assert_eq!(broken("*11\r\n", stranger), "ERR Protocol error: unauthenticated multibulk length");
     assert_eq!(broken("*1\r\n$16385\r\n", stranger), "ERR Protocol error: unauthenticated bulk length");
-    assert_eq!(broken(format!("*{}\r\n", RESP_ARGS_MAX + 1), stranger), "ERR Protocol error: invalid multibulk length");
+    assert_eq!(broken("*2147483647\r\n", stranger), "ERR Protocol error: unauthenticated multibulk length");
+    assert_eq!(broken("*2147483648\r\n", stranger), "ERR Protocol error: invalid multibulk length");
     assert_eq!(read(b"*10\r\n", stranger), Verdict::Incomplete);
     assert_eq!(read(b"*1\r\n$16384\r\n", stranger), Verdict::Incomplete);
 }
