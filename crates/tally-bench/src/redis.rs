@@ -227,15 +227,20 @@ fn contest_rows(contest: &Contest, outcomes: &[Vec<Outcome>; 3]) -> Vec<Row> {
     rows
 }
 
-/// What flushing leaves to any server, beside Redis in memory.
-fn bare_rows(contest: &Contest, bare: &[Outcome], outcomes: &[Vec<Outcome>; 3]) -> [Row; 2] {
-    let [_, memory, _] = outcomes;
+/// What flushing leaves to any server, beside both kinds of Redis.
+fn bare_rows(contest: &Contest, bare: &[Outcome], outcomes: &[Vec<Outcome>; 3]) -> [Row; 3] {
     let of = |rounds: &[Outcome], pick: fn(&Outcome) -> f64| rounds.iter().map(pick).collect::<Vec<f64>>();
-    let row = |what: &str, pick: fn(&Outcome) -> f64| {
-        let name = format!("{}: {what}a bare server ÷ Redis in memory", contest.load.name);
-        Row::new("redis", name, "", ratios(&of(bare, pick), &of(memory, pick)))
+    let row = |what: &str, kind: Kind, pick: fn(&Outcome) -> f64| {
+        let name = format!("{}: {what}a bare server ÷ {}", contest.load.name, kind.name());
+        let at = Kind::ALL.iter().position(|other| *other == kind).unwrap_or_default();
+        Row::new("redis", name, "", ratios(&of(bare, pick), &of(&outcomes[at], pick)))
     };
-    [row("", |outcome| outcome.per_second), row("processor time, ", |outcome| outcome.cpu_per_million)]
+    let rate = |outcome: &Outcome| outcome.per_second;
+    [
+        row("", Kind::RedisMemory, rate),
+        row("", Kind::RedisFsync, rate),
+        row("processor time, ", Kind::RedisMemory, |outcome| outcome.cpu_per_million),
+    ]
 }
 
 /// Round by round.
@@ -270,6 +275,8 @@ mod tests {
         assert_eq!(median("1 M keys, pipeline 128: Tally ÷ Redis with fsync"), 3.0);
         assert_eq!(median("one hot key, pipeline 16: processor time, Tally ÷ Redis in memory"), 0.5);
         assert_eq!(median("one hot key, pipeline 1: a bare server ÷ Redis in memory"), 0.9);
+        assert_eq!(median("one hot key, pipeline 1: a bare server ÷ Redis with fsync"), 1.8);
+        assert_eq!(median("one hot key, pipeline 1: processor time, a bare server ÷ Redis in memory"), 0.5);
         assert_eq!(median("memory per counter, Tally ÷ Redis"), 1.5);
     }
 
