@@ -222,6 +222,8 @@ impl Shared {
     /// Group commit: whatever gathered while the last flush was under way is the next one.
     fn flush_until_stopped(&self) {
         loop {
+            // Asked first: whatever had joined before the engine began to close is there to be sealed below.
+            let last = self.is_told(&self.draining);
             if self.machine.needs_tending() {
                 self.machine.tend_journal();
             }
@@ -229,7 +231,7 @@ impl Shared {
             self.heed(Some(sealed));
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
-                Ok(false) if sealed == Seal::Empty && self.is_told(&self.draining) => return,
+                Ok(false) if last && sealed == Seal::Empty => return,
                 // Looks were answered without a flush: what has gathered meanwhile comes next.
                 Ok(false) if matches!(sealed, Seal::BackedUp | Seal::Applied) => {}
                 Ok(false) => self.flusher.wait(),
