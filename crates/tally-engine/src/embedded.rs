@@ -14,7 +14,9 @@ use std::time::Duration;
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::{CHECKPOINT_EVERY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
+use tally_core::limits::{
+    CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE,
+};
 use tally_core::outcome::Receipt;
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};
@@ -312,11 +314,23 @@ impl Shared {
     fn checkpoint_failed(&self, error: &StoreError) {
         if error.is_full() {
             tracing::warn!(%error, "no room for a checkpoint; the journal keeps everything until there is");
-            // Nothing gets better by trying at once.
-            self.checkpointer.wait_up_to(Duration::from_millis(1_000));
-            return;
+            // A batch that waits for room in memory is refused now.
+            self.flusher.set();
+            return self.wait_for_room();
         }
         self.store_failed(error);
+    }
+
+    /// Lets some time pass, however many ask for a checkpoint meanwhile: nothing gets better by trying at once.
+    fn wait_for_room(&self) {
+        let until = self.machine.clock.elapsed() + Duration::from_millis(CHECKPOINT_RETRY_MS);
+        while !self.is_stopping() {
+            let left = until.saturating_sub(self.machine.clock.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            self.checkpointer.wait_up_to(left);
+        }
     }
 
     /// Fills memory after a restart, unhurriedly.
@@ -558,5 +572,25 @@ mod tests {
         assert!(!shared.checkpoint_now.load(Ordering::Acquire));
         assert_eq!(increment(&shared, || shared.flush_here()), Poll::Ready(Err(EngineError::DiskFull)));
         assert!(shared.checkpoint_now.load(Ordering::Acquire), "another may find room");
+    }
+
+    #[test]
+    fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = without_threads(&dir, 4 << 10);
+        assert!(increment(&shared, || shared.flush_here()).is_ready());
+        shared.stopping.store(true, Ordering::Release);
+        let answer = increment(&shared, || {
+            // Memory is full of the change before.
+            shared.flush_here();
+            assert!(shared.checkpoint_now.load(Ordering::Acquire));
+            shared.flusher.wait();
+            shared.machine.checkpoint_full.store(true, Ordering::Release);
+            let source = std::io::ErrorKind::StorageFull.into();
+            shared.checkpoint_failed(&StoreError::Io { file: "run".into(), source });
+            assert!(shared.flusher.is_set(), "nobody else wakes it: the batch is not new, and not full");
+            shared.machine.seal();
+        });
+        assert_eq!(answer, Poll::Ready(Err(EngineError::DiskFull)));
     }
 }
