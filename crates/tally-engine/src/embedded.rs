@@ -14,9 +14,7 @@ use std::time::Duration;
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::{
-    CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE,
-};
+use tally_core::limits::{CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
 use tally_core::outcome::Receipt;
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};

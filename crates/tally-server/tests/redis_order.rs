@@ -25,7 +25,10 @@ fn carry_out(client: &mut Redis, key: &str, between: &[u8], replies_between: usi
     assert!(client.send(&overflowing(key, between)));
     let replies: Vec<Reply> = (0..5 + replies_between + 3).map(|_| client.read().unwrap()).collect();
     assert_eq!(replies[..2], [Reply::Integer(LAST - 1), Reply::Integer(LAST)], "{key}");
-    assert!(replies[2..5].iter().all(|reply| matches!(reply, Reply::Error(text) if text.contains("overflow"))), "{key}");
+    assert!(
+        replies[2..5].iter().all(|reply| matches!(reply, Reply::Error(text) if text.contains("overflow"))),
+        "{key}"
+    );
     let after = &replies[replies.len() - 3..];
     assert_eq!(after, [Reply::Text(LAST.to_string()), Reply::Integer(1), Reply::Null], "{key}");
     assert_eq!(client.call(&["GET", key]), Reply::Null, "{key} stays removed");

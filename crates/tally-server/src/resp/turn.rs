@@ -233,7 +233,7 @@ impl Turn {
             let mut call = Box::pin(service.submit(events, durability));
             // The first look submits, so that one flush may do for many.
             let first = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
-            submitted.push((count, call, first));
+            submitted.push(Submitted { events: count, call, first });
         }
         settle(&mut submitted, &mut settled).await;
         self.answer(&settled);
@@ -269,12 +269,20 @@ impl Turn {
     }
 }
 
+/// A segment on its way.
+struct Submitted<C> {
+    events: usize,
+    call: C,
+    /// What the first look came to.
+    first: Poll<Result<Receipt, Failure>>,
+}
+
 /// Waits for what was submitted.
-async fn settle<C>(submitted: &mut Vec<(usize, C, Poll<Result<Receipt, Failure>>)>, settled: &mut Vec<Settled>)
+async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Settled>)
 where
     C: Future<Output = Result<Receipt, Failure>>,
 {
-    for (events, call, first) in submitted.drain(..) {
+    for Submitted { events, call, first } in submitted.drain(..) {
         let receipt = match first {
             Poll::Ready(receipt) => receipt,
             Poll::Pending => call.await,
