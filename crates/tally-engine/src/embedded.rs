@@ -229,6 +229,8 @@ impl Shared {
     /// Group commit: whatever gathered while the last flush was under way is the next one.
     fn flush_until_stopped(&self) {
         loop {
+            // Asked before sealing: from then on nobody joins, so a batch found empty stays empty.
+            let is_draining = self.is_told(&self.draining);
             if self.machine.needs_tending() {
                 self.machine.tend_journal();
             }
@@ -236,7 +238,7 @@ impl Shared {
             self.heed(Some(sealed));
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
-                Ok(false) if sealed == Seal::Empty && self.is_told(&self.draining) => return,
+                Ok(false) if sealed == Seal::Empty && is_draining => return,
                 // Looks were answered without a flush: what has gathered meanwhile comes next.
                 Ok(false) if matches!(sealed, Seal::BackedUp | Seal::Applied) => {}
                 Ok(false) => self.flusher.wait(),
