@@ -58,6 +58,8 @@ pub const UNFLUSHED_BYTES_MAX: usize = 32 << 20;
 pub const CHECKPOINT_JOURNAL_BYTES: u64 = 128 << 20;
 /// A checkpoint starts at the latest this long after a change.
 pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
+/// After one that found no room on the disk, the next starts no sooner than this.
+pub const CHECKPOINT_RETRY_MS: u64 = 1_000;
 /// Counters copied for a checkpoint per turn of the lock: what a writer may wait for.
 pub const CAPTURE_SLICE: usize = 1_024;
 /// Counters brought to memory after a restart per turn of the lock.

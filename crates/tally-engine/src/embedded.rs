@@ -14,7 +14,7 @@ use std::time::Duration;
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::{CHECKPOINT_EVERY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
+use tally_core::limits::{CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
 use tally_core::outcome::Receipt;
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};
@@ -84,18 +84,7 @@ impl Embedded {
             ..Settings::default()
         };
         let machine = Machine::open(disk, Arc::new(SystemClock::new()), settings, progress)?;
-        let shared = Arc::new(Shared {
-            machine,
-            flusher: Signal::default(),
-            checkpointer: Signal::default(),
-            checkpoint_now: AtomicBool::new(false),
-            merger: Signal::default(),
-            flushed: Signal::default(),
-            draining: AtomicBool::new(false),
-            stopping: AtomicBool::new(false),
-            threads: Mutex::new(Vec::new()),
-            lock: Mutex::new(Some(dir_lock)),
-        });
+        let shared = Arc::new(Shared::new(machine, Some(dir_lock)));
         for (name, duty) in [
             ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
             ("tally-checkpoint", Shared::checkpoint_until_stopped),
@@ -156,6 +145,21 @@ fn start(name: &str, duty: fn(&Shared), shared: &Arc<Shared>) -> std::io::Result
 }
 
 impl Shared {
+    fn new(machine: Machine, dir_lock: Option<DirLock>) -> Shared {
+        Shared {
+            machine,
+            flusher: Signal::default(),
+            checkpointer: Signal::default(),
+            checkpoint_now: AtomicBool::new(false),
+            merger: Signal::default(),
+            flushed: Signal::default(),
+            draining: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            threads: Mutex::new(Vec::new()),
+            lock: Mutex::new(dir_lock),
+        }
+    }
+
     fn is_stopping(&self) -> bool {
         self.is_told(&self.stopping)
     }
@@ -189,16 +193,19 @@ impl Shared {
     /// Does what the flusher would, on the calling thread, or leaves it to the flusher.
     fn flush_here(&self) {
         match catch_unwind(AssertUnwindSafe(|| self.machine.try_flush())) {
+            Ok(None) => self.flusher.set(),
             Ok(Some((_, Err(_)))) => self.nudge_all(),
-            Ok(Some((Seal::Applied, Ok(_)))) => {
-                self.heed(Some(Seal::Applied));
-                self.after_flush();
-                if self.machine.needs_tending() {
+            Ok(Some((sealed, Ok(flushed)))) => {
+                self.heed(Some(sealed));
+                // Also when nothing was sealed: others may have sealed what was flushed, and a checkpoint may wait for it.
+                if flushed {
+                    self.after_flush();
+                }
+                // The flusher knows what to do with a batch that cannot be sealed now.
+                if sealed != Seal::Applied || self.machine.needs_tending() {
                     self.flusher.set();
                 }
             }
-            // The flusher knows what to do with a batch that cannot be sealed now.
-            Ok(None | Some(_)) => self.flusher.set(),
             Err(_) => {
                 self.machine.poison("flushing a batch panicked".to_owned());
                 self.nudge_all();
@@ -222,8 +229,8 @@ impl Shared {
     /// Group commit: whatever gathered while the last flush was under way is the next one.
     fn flush_until_stopped(&self) {
         loop {
-            // Asked first: whatever had joined before the engine began to close is there to be sealed below.
-            let last = self.is_told(&self.draining);
+            // Asked before sealing: from then on nobody joins, so a batch found empty stays empty.
+            let is_draining = self.is_told(&self.draining);
             if self.machine.needs_tending() {
                 self.machine.tend_journal();
             }
@@ -231,7 +238,7 @@ impl Shared {
             self.heed(Some(sealed));
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
-                Ok(false) if last && sealed == Seal::Empty => return,
+                Ok(false) if sealed == Seal::Empty && is_draining => return,
                 // Looks were answered without a flush: what has gathered meanwhile comes next.
                 Ok(false) if matches!(sealed, Seal::BackedUp | Seal::Applied) => {}
                 Ok(false) => self.flusher.wait(),
@@ -307,11 +314,23 @@ impl Shared {
     fn checkpoint_failed(&self, error: &StoreError) {
         if error.is_full() {
             tracing::warn!(%error, "no room for a checkpoint; the journal keeps everything until there is");
-            // Nothing gets better by trying at once.
-            self.checkpointer.wait_up_to(Duration::from_millis(1_000));
-            return;
+            // A batch that waits for room in memory is refused now.
+            self.flusher.set();
+            return self.wait_for_room();
         }
         self.store_failed(error);
+    }
+
+    /// Lets some time pass, however many ask for a checkpoint meanwhile: nothing gets better by trying at once.
+    fn wait_for_room(&self) {
+        let until = self.machine.clock.elapsed() + Duration::from_millis(CHECKPOINT_RETRY_MS);
+        while !self.is_stopping() {
+            let left = until.saturating_sub(self.machine.clock.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            self.checkpointer.wait_up_to(left);
+        }
     }
 
     /// Fills memory after a restart, unhurriedly.
@@ -461,5 +480,117 @@ impl Shared {
             gauge("tally_store_runs", "Runs of the store", machine.store.runs() as f64),
             gauge("tally_poisoned", "1 after a failed flush", f64::from(u8::from(machine.poison.reason().is_some()))),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use tally_core::key::KeyRef;
+    use tally_core::time::Millis;
+
+    use super::*;
+    use crate::clock::Clock;
+
+    /// No flush takes long by this clock.
+    struct StandingClock;
+
+    impl Clock for StandingClock {
+        fn now(&self) -> Millis {
+            Millis(1)
+        }
+
+        fn elapsed(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    /// An engine without its threads, with small segments: the current one and a spare.
+    fn without_threads(dir: &tempfile::TempDir, memory_bytes: u64) -> Shared {
+        let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
+        let settings = Settings { memory_bytes, segment_bytes: 4 << 10, ..Settings::default() };
+        Shared::new(Machine::open(disk, Arc::new(StandingClock), settings, &mut |_, _| {}).unwrap(), None)
+    }
+
+    /// Submits an increment, has `then` happen, and tells what the caller knows by then.
+    fn increment(shared: &Shared, then: impl FnOnce()) -> Poll<Result<Receipt, EngineError>> {
+        let mut events = shared.machine.events();
+        events.add(KeyRef::new(&[b'k'; 500]).unwrap(), 1);
+        let mut call = pin!(shared.machine.submit(events, Durability::Flushed, |_| {}));
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(call.as_mut().poll(context).is_pending());
+        then();
+        call.as_mut().poll(context)
+    }
+
+    #[test]
+    fn whoever_waits_for_a_flush_is_woken_also_when_it_was_made_on_another_threads_behalf() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = without_threads(&dir, MEMORY_BYTES_MIN);
+        let answer = increment(&shared, || {
+            assert_eq!(shared.machine.seal(), Seal::Applied);
+            shared.flush_here();
+        });
+        assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
+        assert!(shared.flushed.is_set(), "a checkpoint may wait for this flush, and no other may follow");
+    }
+
+    #[test]
+    fn a_flusher_that_is_late_with_the_next_segment_makes_nobody_think_that_the_disk_is_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = without_threads(&dir, MEMORY_BYTES_MIN);
+        let mut left = 0;
+        for _ in 0..100 {
+            let before = shared.machine.flushed();
+            let answer = increment(&shared, || {
+                shared.flush_here();
+                if shared.machine.flushed() == before {
+                    // The flusher comes only now that it has to.
+                    left += 1;
+                    shared.machine.tend_journal();
+                    shared.machine.seal();
+                    shared.machine.flush().unwrap();
+                }
+            });
+            assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
+        }
+        assert!((5..50).contains(&left), "once for a segment: {left} times");
+    }
+
+    #[test]
+    fn a_batch_refused_for_want_of_room_asks_for_a_checkpoint_whoever_sealed_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = without_threads(&dir, 4 << 10);
+        let answer = increment(&shared, || shared.flush_here());
+        assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
+        // Memory is full of that change, and the last checkpoint found no room.
+        shared.machine.checkpoint_full.store(true, Ordering::Release);
+        assert!(!shared.checkpoint_now.load(Ordering::Acquire));
+        assert_eq!(increment(&shared, || shared.flush_here()), Poll::Ready(Err(EngineError::DiskFull)));
+        assert!(shared.checkpoint_now.load(Ordering::Acquire), "another may find room");
+    }
+
+    #[test]
+    fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = without_threads(&dir, 4 << 10);
+        assert!(increment(&shared, || shared.flush_here()).is_ready());
+        shared.stopping.store(true, Ordering::Release);
+        let answer = increment(&shared, || {
+            // Memory is full of the change before.
+            shared.flush_here();
+            assert!(shared.checkpoint_now.load(Ordering::Acquire));
+            shared.flusher.wait();
+            shared.machine.checkpoint_full.store(true, Ordering::Release);
+            let source = std::io::ErrorKind::StorageFull.into();
+            shared.checkpoint_failed(&StoreError::Io { file: "run".into(), source });
+            assert!(shared.flusher.is_set(), "nobody else wakes it: the batch is not new, and not full");
+            shared.machine.seal();
+        });
+        assert_eq!(answer, Poll::Ready(Err(EngineError::DiskFull)));
     }
 }

@@ -132,6 +132,13 @@ struct Flushing {
     group: Group,
 }
 
+impl Flushing {
+    /// Whether no next segment is reserved.
+    fn needs_spare(&self) -> bool {
+        self.writer.as_ref().is_none_or(Writer::needs_spare)
+    }
+}
+
 /// What came of joining the open batch.
 struct Joined {
     ticket: Arc<Ticket>,
@@ -239,7 +246,8 @@ impl Machine {
     }
 
     /// Seals and flushes, unless somebody else is flushing or it would keep the caller for long: the disk is slow, or
-    /// there is much to apply.
+    /// there is much to apply. Nor while no next segment is reserved, which is the flusher's business: a batch without room
+    /// must mean that there is none.
     pub fn try_flush(&self) -> Option<(Seal, Result<bool, EngineError>)> {
         if self.last_flush_micros.load(Ordering::Relaxed) > FLUSH_HERE_MICROS_MAX
             || lock(&self.open).combiner.batch().len() > FLUSH_HERE_EVENTS_MAX
@@ -247,6 +255,9 @@ impl Machine {
             return None;
         }
         let mut flushing = self.writer.try_lock().ok()?;
+        if flushing.needs_spare() {
+            return None;
+        }
         let sealed = self.seal();
         Some((sealed, self.flush_with(&mut flushing)))
     }
@@ -323,8 +334,7 @@ impl Machine {
     /// Whether `tend_journal` has something to do. Whoever is flushing now will ask again.
     #[must_use]
     pub fn needs_tending(&self) -> bool {
-        let needs_spare = |flushing: &Flushing| flushing.writer.as_ref().is_none_or(Writer::needs_spare);
-        self.trim_to.load(Ordering::Acquire) > 0 || self.writer.try_lock().is_ok_and(|flushing| needs_spare(&flushing))
+        self.trim_to.load(Ordering::Acquire) > 0 || self.writer.try_lock().is_ok_and(|flushing| flushing.needs_spare())
     }
 
     /// Everything before this is durable.

@@ -27,6 +27,12 @@ impl Signal {
         }
     }
 
+    /// Whether it is set and nobody has waited for it since.
+    #[cfg(test)]
+    pub(crate) fn is_set(&self) -> bool {
+        *lock(&self.set)
+    }
+
     /// Waits until set, and unsets it.
     pub(crate) fn wait(&self) {
         let set = lock(&self.set);

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tally_core::limits::{BODY_BYTES_MAX, CALL_EVENTS_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use tally_core::limits::{
+    BODY_BYTES_MAX, CALL_EVENTS_MAX, KEY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SEGMENT_BYTES,
+};
 
 /// Most connections of a front door open at once. One more is told so and closed.
 pub const CONNECTIONS_MAX: usize = 16_384;
@@ -63,10 +65,18 @@ pub const RESP_REPEATS_MAX: usize = 1_024;
 pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
 /// Largest request over the Redis protocol, all arguments together.
 pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
-/// Events after which a submission of gathered commands is closed and another begun.
+/// Events, after combining, with which a submission of gathered commands takes no further connection's.
 pub const RESP_SEGMENT_EVENTS: usize = 4_096;
-/// Bytes after which a submission of gathered commands is closed and another begun.
+/// Those after which it is closed even within the commands of one connection, which then have to wait for each other.
+pub const RESP_SEGMENT_EVENTS_MAX: usize = RESP_SEGMENT_EVENTS + 1_024;
+/// Events, combined or not, with which it takes no further connection's: all of them may have to be tried one by one.
+pub const RESP_SEGMENT_PARTS: usize = 16_384;
+/// Those after which it is closed even within the commands of one connection.
+pub const RESP_SEGMENT_PARTS_MAX: usize = 2 * RESP_SEGMENT_PARTS;
+/// Bytes with which it takes no further connection's commands.
 pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
+/// Those after which it is closed even within the commands of one connection.
+pub const RESP_SEGMENT_BYTES_MAX: usize = RESP_SEGMENT_BYTES + (1 << 20);
 /// Most arguments of all commands of a transaction together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Most bytes of all commands of a transaction together.
@@ -96,7 +106,9 @@ pub const RESP_CURSORS_MAX: usize = 16_384;
 pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
-const _: () = assert!(RESP_SEGMENT_EVENTS + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+const _: () = assert!(RESP_SEGMENT_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+// However many have to be tried one by one, they fit into the journal.
+const _: () = assert!(((RESP_SEGMENT_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));

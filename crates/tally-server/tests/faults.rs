@@ -299,6 +299,23 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
 }
 
 #[test]
+fn requests_that_say_the_same_are_refused_one_by_one_when_the_disk_is_full() {
+    let faults = Faults::new();
+    let server = faults.start();
+    let mut resp = Resp::to(&server);
+    switch_on(&faults.room_marker());
+    let keys: Vec<String> = (0..4000).map(|i| format!("{i:0>512}")).collect();
+    let pipeline: Vec<u8> = keys.iter().flat_map(|key| request(&["INCR", key]).repeat(3)).collect();
+    let mut send = || {
+        resp.send(&[pipeline.as_slice(), &request(&["PING"])].concat()).unwrap();
+        let replies: Vec<Reply> = (0..=3 * keys.len()).map(|_| resp.reply().unwrap()).collect();
+        assert_eq!(replies.last(), Some(&Reply::Simple("PONG".into())));
+        replies.iter().filter(|reply| reply.error().starts_with("MISCONF ")).count()
+    };
+    assert!((0..200).any(|_| send() > 0), "the journal grows although there is no room");
+}
+
+#[test]
 fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the_flush() {
     let faults = Faults::new();
     switch_on(&faults.hold_marker());

@@ -79,6 +79,15 @@ impl Plan {
         }
     }
 
+    /// How many requests wait for a reply: also when there are no outcomes, each gets its own.
+    #[inline]
+    pub fn replies(self) -> usize {
+        match self {
+            Plan::Values(requests) => requests as usize,
+            _ => 1,
+        }
+    }
+
     /// Writes the reply; `outcomes` are those of the command's events.
     #[inline]
     pub fn write(self, outcomes: &[Outcome], reply: &mut Reply<'_>) {

@@ -176,6 +176,7 @@ impl Reader {
     fn take(&mut self, input: &[u8]) -> (Took, usize) {
         let worker = Rc::clone(&self.worker);
         worker.with_turn(|turn| {
+            turn.begin_share();
             let mut share = Share { from: turn.plans(), bytes_from: turn.reply_bytes(), version: self.session.version };
             // What arrived together came at one time.
             let now = worker.door.now();

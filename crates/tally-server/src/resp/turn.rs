@@ -5,6 +5,7 @@
 //! sockets, in the order of the commands.
 
 use std::rc::Rc;
+use std::task::Poll;
 
 use tally_core::batch::Events;
 use tally_core::outcome::{Outcome, Receipt};
@@ -13,15 +14,20 @@ use tally_core::surface::Durability;
 use super::connection::Connection;
 use super::plan::Plan;
 use super::reply::{Reply, Version};
-use crate::limits::{RESP_SEGMENT_BYTES, RESP_SEGMENT_EVENTS};
+use crate::limits::{
+    RESP_SEGMENT_BYTES, RESP_SEGMENT_BYTES_MAX, RESP_SEGMENT_EVENTS, RESP_SEGMENT_EVENTS_MAX, RESP_SEGMENT_PARTS,
+    RESP_SEGMENT_PARTS_MAX,
+};
 use crate::metrics::{DoorMetrics, Stopwatch, Verb};
 use crate::service::{Failure, Service};
 
 /// Commands of many connections on their way to the engine.
 #[derive(Default)]
 pub struct Turn {
-    /// What is submitted, in order. Each is one submission with one durability.
+    /// What is submitted, in order. Each is one submission.
     segments: Vec<Segment>,
+    /// Whether the connection at hand has events in the last of them.
+    has_begun: bool,
     plans: Vec<Plan>,
     /// Replies that were known at once, in order.
     bytes: Vec<u8>,
@@ -57,7 +63,23 @@ const FAILED: u16 = 503;
 /// Events that are submitted together.
 struct Segment {
     events: Events,
+    /// The most that any of them asks for: they are answered together.
     durability: Durability,
+    /// It begins within the commands of one connection, so it has to wait for what is before it. An event may be put off
+    /// and tried again, and what the connection sent behind it must come behind it.
+    continues: bool,
+}
+
+impl Segment {
+    /// Whether it takes more events: of the connection that has some in it already, or of another one.
+    fn has_room(&self, has_begun: bool) -> bool {
+        let (events_max, parts_max, bytes_max) = match has_begun {
+            true => (RESP_SEGMENT_EVENTS_MAX, RESP_SEGMENT_PARTS_MAX, RESP_SEGMENT_BYTES_MAX),
+            false => (RESP_SEGMENT_EVENTS, RESP_SEGMENT_PARTS, RESP_SEGMENT_BYTES),
+        };
+        let batch = self.events.batch();
+        batch.len() < events_max && self.events.len() < parts_max && batch.bytes() < bytes_max
+    }
 }
 
 /// How much a turn holds.
@@ -144,18 +166,21 @@ impl Turn {
         }
     }
 
+    /// What comes from here on is another connection's.
+    pub fn begin_share(&mut self) {
+        self.has_begun = false;
+    }
+
     /// Where the next command's events go; they stay together.
     #[inline]
     pub fn events(&mut self, service: &Service, durability: Durability) -> Result<&mut Events, Failure> {
-        let fits = self.segments.last().is_some_and(|segment| {
-            segment.durability == durability
-                && segment.events.batch().len() < RESP_SEGMENT_EVENTS
-                && segment.events.batch().bytes() < RESP_SEGMENT_BYTES
-        });
-        if !fits {
-            self.segments.push(Segment { events: service.events()?, durability });
+        let continues = std::mem::replace(&mut self.has_begun, true);
+        if !self.segments.last().is_some_and(|segment| segment.has_room(continues)) {
+            self.segments.push(Segment { events: service.events()?, durability, continues });
         }
-        self.segments.last_mut().map(|segment| &mut segment.events).ok_or(Failure::Recovering)
+        let segment = self.segments.last_mut().ok_or(Failure::Recovering)?;
+        segment.durability = segment.durability.max(durability);
+        Ok(&mut segment.events)
     }
 
     /// Adds the reply of a command whose events were added.
@@ -200,20 +225,17 @@ impl Turn {
     pub async fn run(&mut self, service: &Service, metrics: &DoorMetrics) {
         let mut settled = Vec::with_capacity(self.segments.len());
         let mut submitted = Vec::with_capacity(self.segments.len());
-        for Segment { events, durability } in self.segments.drain(..) {
+        for Segment { events, durability, continues } in self.segments.drain(..) {
+            if continues {
+                settle(&mut submitted, &mut settled).await;
+            }
             let count = events.len();
             let mut call = Box::pin(service.submit(events, durability));
-            // The first look submits, so that segments keep their order.
-            let first = std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context))).await;
-            submitted.push((count, call, first));
+            // The first look submits, so that one flush may do for many.
+            let first = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+            submitted.push(Submitted { events: count, call, first });
         }
-        for (events, call, first) in submitted {
-            let receipt = match first {
-                std::task::Poll::Ready(receipt) => receipt,
-                std::task::Poll::Pending => call.await,
-            };
-            settled.push(Settled { events, receipt });
-        }
+        settle(&mut submitted, &mut settled).await;
         self.answer(&settled);
         self.counts.tell(metrics, settled.iter().any(|settled| settled.receipt.is_err()));
         self.plans.clear();
@@ -236,11 +258,36 @@ impl Turn {
                     let mut reply = Reply::new(out, share.version);
                     match outcomes.take(plan.events()) {
                         Ok(outcomes) => plan.write(outcomes, &mut reply),
-                        Err(failure) => reply.error(super::errors::failure(failure)),
+                        Err(failure) => {
+                            let text = super::errors::failure(failure);
+                            (0..plan.replies()).for_each(|_| reply.error(&text));
+                        }
                     }
                 }
             });
         }
+    }
+}
+
+/// A segment on its way.
+struct Submitted<C> {
+    events: usize,
+    call: C,
+    /// What the first look came to.
+    first: Poll<Result<Receipt, Failure>>,
+}
+
+/// Waits for what was submitted.
+async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Settled>)
+where
+    C: Future<Output = Result<Receipt, Failure>>,
+{
+    for Submitted { events, call, first } in submitted.drain(..) {
+        let receipt = match first {
+            Poll::Ready(receipt) => receipt,
+            Poll::Pending => call.await,
+        };
+        settled.push(Settled { events, receipt });
     }
 }
 
