@@ -127,8 +127,8 @@ impl Events {
                 slot.delta = joined;
                 slot.merging = Merging::Joined;
                 // Sums on the way lie between the ends, so they fit.
-                let sums = std::iter::successors(Some(prior), |sum| Some(sum.wrapping_add(delta)));
-                self.marks.extend(sums.skip(1).take(more).map(|prior| Mark { slot: at, delta, prior }));
+                let sum = |adds: usize| prior.wrapping_add(delta.wrapping_mul(adds as i64));
+                self.marks.extend((1..=more).map(|adds| Mark { slot: at, delta, prior: sum(adds) }));
             }
             return;
         }
@@ -203,17 +203,24 @@ impl Events {
     /// joined it. `None` where a combined slot was refused as a whole, or an earlier one of that counter was, and the
     /// event must be tried alone.
     pub fn outcomes(&self, of_slot: impl Fn(usize) -> SlotOutcome) -> impl Iterator<Item = Option<Outcome>> {
+        // Events in a row are often of one slot: it is looked up once.
+        let mut at = NO_SLOT;
+        let mut found = SlotOutcome { outcome: Outcome::UNTRIED, base: 0, joined: false };
         self.marks.iter().map(move |mark| {
-            let SlotOutcome { outcome, base, joined } = of_slot(mark.slot as usize);
-            if outcome == Outcome::PUT_OFF || joined && outcome.refusal.is_some() {
+            if mark.slot != at {
+                at = mark.slot;
+                found = of_slot(at as usize);
+            }
+            let SlotOutcome { outcome, base, joined } = &found;
+            if *outcome == Outcome::PUT_OFF || *joined && outcome.refusal.is_some() {
                 return None;
             }
             if !joined {
-                return Some(outcome);
+                return Some(*outcome);
             }
             let before = outcome.value.wrapping_sub(outcome.applied);
-            let value = before.wrapping_add(base).wrapping_add(mark.prior).wrapping_add(mark.delta);
-            Some(Outcome { value, applied: mark.delta, ..outcome })
+            let value = before.wrapping_add(*base).wrapping_add(mark.prior).wrapping_add(mark.delta);
+            Some(Outcome { value, applied: mark.delta, ..*outcome })
         })
     }
 

@@ -94,7 +94,12 @@ impl Plan {
         match (self, outcomes) {
             (Plan::Value, [changed]) if changed.refusal.is_none() => reply.integer(changed.value),
             (Plan::Values(_), changes) => {
-                changes.iter().for_each(|changed| Plan::Value.write(std::slice::from_ref(changed), reply));
+                for changed in changes {
+                    match changed.refusal {
+                        None => reply.integer(changed.value),
+                        Some(_) => Plan::Value.write(std::slice::from_ref(changed), reply),
+                    }
+                }
             }
             (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.duplicate => {
                 reply.error(
