@@ -5,6 +5,7 @@ use axum::http::{StatusCode, header};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use tally_core::event::{Change, Condition, Expiry};
+use tally_core::limits::REASON_BYTES_MAX;
 use utoipa::ToSchema;
 
 use super::address::{self, Query};
@@ -182,10 +183,8 @@ pub async fn delete(State(app): State<App>, request: Request) -> Result<Response
     }
     let reason = query.text("reason")?;
     if reason.as_deref() == Some("") {
-        return Err(Problem::new(
-            Kind::InvalidReason,
-            "`reason` is empty; leave it out, or say in 1 to 1024 bytes why",
-        ));
+        let detail = format!("`reason` is empty; leave it out, or say in 1 to {REASON_BYTES_MAX} bytes why");
+        return Err(Problem::new(Kind::InvalidReason, detail));
     }
     let why = admission::correction(Peer::of(&parts.extensions), reason.as_deref().unwrap_or(DELETED_WITHOUT_REASON))?;
     let request_id = idempotency::request_id(&parts.headers, None, key.as_ref())?;

@@ -215,6 +215,13 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_told_as_they_are() {
+        let told = |kind: Kind, limit: usize| kind.meaning().contains(&limit.to_string());
+        assert!(told(Kind::TooManyConnections, crate::limits::CONNECTIONS_MAX));
+        assert!(told(Kind::BatchTooLarge, tally_core::limits::CALL_EVENTS_MAX));
+    }
+
+    #[test]
     fn every_kind_of_problem_has_a_slug_of_its_own() {
         let mut slugs: Vec<_> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
         slugs.sort_unstable();
