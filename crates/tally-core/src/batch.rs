@@ -123,11 +123,15 @@ impl Batch {
         if self.looks == 0 { self.slots.len() } else { self.journalled().count() }
     }
 
-    /// The slots that the journal gets: all but looks. A look within a group that changes something is among them,
-    /// because its key has a say in whether the group is put off, and a replay has to come to the same conclusion.
+    /// The slots that the journal gets: all but looks. A look within a group is among them where its key may have a say in
+    /// what is put off, because a replay has to come to the same conclusion: if the group changes something, and if some
+    /// increments are combined, since then a group of looks that is put off puts off what comes after any of them.
     fn journalled(&self) -> impl Iterator<Item = &Slot> {
+        let may_put_off = self.slots.iter().any(|slot| slot.merging == Merging::Joined);
         let groups = self.slots.chunk_by(|_, next| next.follows);
-        groups.filter(|group| !group.iter().all(|slot| self.is_look(slot))).flatten()
+        let counts =
+            move |group: &&[Slot]| may_put_off && group.len() > 1 || !group.iter().all(|slot| self.is_look(slot));
+        groups.filter(counts).flatten()
     }
 
     fn is_look(&self, slot: &Slot) -> bool {

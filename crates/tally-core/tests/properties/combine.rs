@@ -212,3 +212,12 @@ fn a_group_stays_whole_where_an_earlier_increment_of_one_of_its_counters_overflo
         assert_eq!(values(&outcomes[1]), [(101, 100), (101, 0)]);
     }
 }
+
+#[test]
+fn what_comes_after_a_group_of_looks_that_is_put_off_is_put_off_in_a_replay_as_well() {
+    let [a, b] = ["a", "b"].map(|name| Key::new(name).unwrap());
+    let look = |key: &Key| Event { change: Change::Look(Look::Value), ..Event::add(key, 0) };
+    let group = [look(&a), Event { grouped: true, ..look(&b) }];
+    let overflowing = [&[Event::add(&a, 1), Event::add(&a, 1)], &group[..], &[Event::add(&b, 1)]].concat();
+    check(&[(0, vec![vec![Event::add(&a, i64::MAX)]]), (0, vec![overflowing])]).unwrap();
+}
