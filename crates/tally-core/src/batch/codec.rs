@@ -82,7 +82,7 @@ pub enum CodecError {
     Malformed(usize),
 }
 
-/// Appends the binary form of `batch` to `out`; looks outside groups are left out.
+/// Appends the binary form of `batch` to `out`; looks that have no say in what a replay does are left out.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     let start = out.len();
     out.push(VERSION);
