@@ -44,11 +44,18 @@ pub trait DiskFile: Send + Sync {
     fn truncate(&self, len: u64) -> io::Result<()>;
     /// Makes every write, allocation and truncation so far durable.
     fn sync(&self) -> io::Result<()>;
+    /// From now on this handle is for writing only, at offsets, with lengths and from memory that are all multiples of
+    /// [`DIRECT_ALIGN_BYTES`], and may go to the disk without a copy in the system's cache. Where that is not
+    /// possible, nothing changes.
+    fn bypass_cache(&self) {}
     /// Whether the file is empty.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 }
+
+/// What writes past the cache are aligned to: a multiple of what any common disk and file system asks for.
+pub const DIRECT_ALIGN_BYTES: usize = 4096;
 
 /// Whether an error says that there is no room, as opposed to a fault.
 #[must_use]

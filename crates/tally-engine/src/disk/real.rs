@@ -90,6 +90,22 @@ struct RealFile {
     path: PathBuf,
 }
 
+impl RealFile {
+    /// Undoes [`DiskFile::bypass_cache`]; says whether there was anything to undo.
+    #[cfg(target_os = "linux")]
+    fn use_cache(&self) -> bool {
+        use rustix::fs::OFlags;
+        rustix::fs::fcntl_getfl(&self.file).is_ok_and(|flags| {
+            flags.contains(OFlags::DIRECT) && rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT).is_ok()
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn use_cache(&self) -> bool {
+        false
+    }
+}
+
 impl DiskFile for RealFile {
     fn len(&self) -> io::Result<u64> {
         naming(&self.path, self.file.metadata().map(|metadata| metadata.len()))
@@ -100,7 +116,14 @@ impl DiskFile for RealFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        naming(&self.path, self.file.write_all_at(data, offset))
+        let written = match self.file.write_all_at(data, offset) {
+            // Some file systems let a file bypass the cache and then refuse the write.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.use_cache() => {
+                self.file.write_all_at(data, offset)
+            }
+            other => other,
+        };
+        naming(&self.path, written)
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
@@ -118,5 +141,12 @@ impl DiskFile for RealFile {
 
     fn sync(&self) -> io::Result<()> {
         naming(&self.path, self.file.sync_data())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn bypass_cache(&self) {
+        if let Ok(flags) = rustix::fs::fcntl_getfl(&self.file) {
+            let _ = rustix::fs::fcntl_setfl(&self.file, flags | rustix::fs::OFlags::DIRECT);
+        }
     }
 }

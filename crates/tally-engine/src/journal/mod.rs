@@ -40,6 +40,7 @@
 //! What is absent: threads, clocks, and any file access that does not go through [`crate::disk::Disk`].
 
 pub mod frame;
+mod pages;
 pub mod reader;
 pub mod recovery;
 pub mod segment;

@@ -1,7 +1,7 @@
 //! Spare segments: files of full length, reserved ahead of need so that a write cannot meet a full disk.
 //!
 //! A trimmed segment becomes a spare rather than being removed, because overwriting blocks that were written before
-//! makes a sync about a third cheaper than writing fresh ones. Its bytes stay; see [`super::frame`] for why they are
+//! is cheaper than writing fresh ones (see [`super::pages`]). Its bytes stay; see [`super::frame`] for why they are
 //! harmless. A spare carries a serial number only: it learns its base when the journal rolls into it.
 
 use std::io;
@@ -17,6 +17,17 @@ pub const SPARES_MAX: usize = 2;
 pub(super) struct Spare {
     pub name: String,
     pub file: Arc<dyn DiskFile>,
+    /// Bytes of the file.
+    pub len: u64,
+    /// Every block before this was written in an earlier life of the file.
+    pub filled: u64,
+}
+
+/// A file of an earlier life, under its name as a spare.
+pub(super) struct Idle {
+    pub name: String,
+    /// As [`Spare::filled`]; zero if nobody remembers.
+    pub filled: u64,
 }
 
 pub(super) struct Spares {
@@ -25,7 +36,7 @@ pub(super) struct Spares {
     /// Full length and synced.
     ready: Option<Spare>,
     /// Named durably, length and reservation not yet certain.
-    idle: Vec<String>,
+    idle: Vec<Idle>,
     next_serial: u64,
 }
 
@@ -36,7 +47,7 @@ impl Spares {
         for serial in surplus {
             disk.remove(&spare_name(*serial))?;
         }
-        let idle = kept.iter().map(|serial| spare_name(*serial)).collect();
+        let idle = kept.iter().map(|serial| Idle { name: spare_name(*serial), filled: 0 }).collect();
         let next_serial = serials.last().map_or(0, |last| last + 1);
         Ok(Spares { disk, segment_bytes, ready: None, idle, next_serial })
     }
@@ -62,8 +73,8 @@ impl Spares {
 
     /// Takes in trimmed segments under their new names, which must be durable: if a power cut could bring the old
     /// name back, it would find the next life's header under it.
-    pub fn recycle(&mut self, names: Vec<String>) {
-        self.idle.extend(names);
+    pub fn recycle(&mut self, files: Vec<Idle>) {
+        self.idle.extend(files);
     }
 
     /// Makes one ready if none is, and says how many became so. On an error nothing is held on disk, and it may be
@@ -72,11 +83,15 @@ impl Spares {
         if self.is_ready() {
             return Ok(0);
         }
-        let (name, file) = match self.idle.pop() {
-            Some(name) => (name.clone(), self.disk.open(&name)?),
+        let (Idle { name, filled }, file) = match self.idle.pop() {
+            Some(idle) => {
+                let file = self.disk.open(&idle.name)?;
+                (idle, file)
+            }
             None => {
                 let name = self.next_name();
-                (name.clone(), self.disk.create(&name)?)
+                let file = self.disk.create(&name)?;
+                (Idle { name, filled: 0 }, file)
             }
         };
         if let Err(error) = self.reserve(file.as_ref()) {
@@ -84,7 +99,7 @@ impl Spares {
             let _ = self.disk.remove(&name);
             return Err(error);
         }
-        self.ready = Some(Spare { name, file });
+        self.ready = Some(Spare { name, file, len: self.segment_bytes, filled });
         Ok(1)
     }
 

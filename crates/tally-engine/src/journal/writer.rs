@@ -23,18 +23,19 @@ use std::sync::Arc;
 use tally_core::time::Position;
 
 use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Salt, framed_len, stamp_frames};
+use super::pages::{Buffer, Pages};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
-use super::spares::Spares;
+use super::spares::{Idle, Spares};
 use super::tail::{Group, Plan};
-use crate::disk::{Disk, DiskFile, is_full};
+use crate::disk::{Disk, is_full};
 
 /// The journal's writing end.
 pub struct Writer {
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
     current: Current,
-    /// Bases of the segments before the current one, oldest first. Each ends where the next begins.
-    older: VecDeque<Position>,
+    /// The segments before the current one, oldest first. Each ends where the next begins.
+    older: VecDeque<Older>,
     spares: Spares,
     /// Everything before this is written.
     written: Position,
@@ -46,7 +47,14 @@ pub struct Writer {
 
 struct Current {
     base: Position,
-    file: Arc<dyn DiskFile>,
+    pages: Pages,
+}
+
+#[derive(Clone, Copy)]
+struct Older {
+    base: Position,
+    /// How much of it is known to have been written; see [`Idle::filled`].
+    filled: u64,
 }
 
 impl Writer {
@@ -62,12 +70,17 @@ impl Writer {
         }
         let mut spares = Spares::adopt(disk.clone(), segment_bytes, &listing.spares)?;
         spares.prepare()?;
-        let current = begin_segment(disk.as_ref(), &mut spares, position, salt)?;
+        let current = begin_segment(disk.as_ref(), &mut spares, position, salt, Buffer::default())?;
         let mut writer = Writer {
             disk,
             segment_bytes,
             current,
-            older: listing.bases.into_iter().filter(|base| *base < position).collect(),
+            older: listing
+                .bases
+                .into_iter()
+                .filter(|base| *base < position)
+                .map(|base| Older { base, filled: 0 })
+                .collect(),
             spares,
             written: Position(position.0 + SEGMENT_HEADER_BYTES),
             flushed: position,
@@ -112,7 +125,7 @@ impl Writer {
     /// Where the oldest segment begins: the bytes from here to the end are what the journal takes on disk.
     #[must_use]
     pub fn oldest(&self) -> Position {
-        self.older.front().copied().unwrap_or(self.current.base)
+        self.older.front().map_or(self.current.base, |older| older.base)
     }
 
     /// Writes a group, syncs it and rolls where planned. Returns the position before which everything is now durable.
@@ -148,10 +161,11 @@ impl Writer {
             writer.spares.prepare()?;
             // A segment without a frame would share its base with the next one, and so its name.
             let base = writer.end_of_frames();
-            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, writer.salt)?;
+            let buffer = writer.current.pages.take_buffer();
+            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, writer.salt, buffer)?;
             let previous = std::mem::replace(&mut writer.current, next);
             if previous.base < base {
-                writer.older.push_back(previous.base);
+                writer.older.push_back(Older { base: previous.base, filled: previous.pages.filled() });
             }
             writer.written = Position(base.0 + SEGMENT_HEADER_BYTES);
             writer.flushed = base;
@@ -180,14 +194,14 @@ impl Writer {
         self.refuse_if_poisoned()?;
         let mut freed = 0;
         let mut recycled = Vec::new();
-        while let Some(&base) = self.older.front() {
-            let end = self.older.get(1).copied().unwrap_or(self.current.base);
+        while let Some(&oldest) = self.older.front() {
+            let end = self.older.get(1).map_or(self.current.base, |next| next.base);
             if end > before {
                 break;
             }
-            self.give_up(base, &mut recycled)?;
+            self.give_up(oldest, &mut recycled)?;
             self.older.pop_front();
-            freed += end.0 - base.0;
+            freed += end.0 - oldest.base.0;
         }
         if freed > 0 {
             self.disk.sync_names()?;
@@ -196,13 +210,13 @@ impl Writer {
         Ok(freed)
     }
 
-    fn give_up(&mut self, base: Position, recycled: &mut Vec<String>) -> io::Result<()> {
-        let name = segment_name(base);
+    fn give_up(&mut self, segment: Older, recycled: &mut Vec<Idle>) -> io::Result<()> {
+        let name = segment_name(segment.base);
         // A segment that recovery has cut has no blocks worth keeping.
         if self.spares.has_place(recycled.len()) && self.disk.open(&name)?.len()? == self.segment_bytes {
             let spare = self.spares.next_name();
             self.disk.rename(&name, &spare)?;
-            recycled.push(spare);
+            recycled.push(Idle { name: spare, filled: segment.filled });
             Ok(())
         } else {
             self.disk.remove(&name)
@@ -218,14 +232,14 @@ impl Writer {
         }
         let end = stamp_frames(frames, self.written, self.flushed, self.salt)
             .map_err(|fault| invalid(format!("frames meant for position {}: {fault}", self.written)))?;
-        self.current.file.write_at(self.written.0 - self.current.base.0, frames)?;
+        self.current.pages.append(frames)?;
         self.written = end;
         Ok(())
     }
 
     fn sync_frames(&mut self) -> io::Result<()> {
         if self.flushed < self.end_of_frames() {
-            self.current.file.sync()?;
+            self.current.pages.sync()?;
             self.flushed = self.written;
         }
         Ok(())
@@ -257,13 +271,20 @@ impl Writer {
 }
 
 /// Turns the ready spare into the segment at `base`. The order of the steps is explained above.
-fn begin_segment(disk: &dyn Disk, spares: &mut Spares, base: Position, salt: Salt) -> io::Result<Current> {
+fn begin_segment(
+    disk: &dyn Disk,
+    spares: &mut Spares,
+    base: Position,
+    salt: Salt,
+    buffer: Buffer,
+) -> io::Result<Current> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
-    spare.file.write_at(0, &encode_header(base, salt))?;
-    spare.file.sync()?;
+    let mut pages = Pages::begin(spare.file, spare.len, spare.filled, buffer);
+    pages.append(&encode_header(base, salt))?;
+    pages.sync()?;
     disk.rename(&spare.name, &segment_name(base))?;
     disk.sync_names()?;
-    Ok(Current { base, file: spare.file })
+    Ok(Current { base, pages })
 }
 
 fn check_sizes(position: Position, segment_bytes: u64) -> io::Result<()> {
