@@ -27,6 +27,24 @@ impl Outcome {
     /// Stands where nothing has been decided yet.
     pub const UNTRIED: Outcome =
         Outcome { value: 0, applied: 0, exists: false, duplicate: false, refusal: None, at: Millis(0) };
+
+    /// This one and that of an equal add right behind it, as one. Once one of them is refused, so are those behind it.
+    #[must_use]
+    pub fn then(self, next: Outcome) -> Outcome {
+        Outcome { applied: self.applied.wrapping_add(next.applied), refusal: self.refusal.or(next.refusal), ..next }
+    }
+
+    /// How many of `times` adds of `delta` were applied, of which this is the outcome together: the first so many. Each
+    /// left the value `delta` short of the next, and the last of them left [`Outcome::value`].
+    #[must_use]
+    pub fn applied_times(&self, delta: i64, times: u32) -> u32 {
+        if self.refusal.is_none() {
+            return times;
+        }
+        // From one end of the range to the other is more than the sum can say, but not modulo 2⁶⁴.
+        let sum = if delta < 0 { self.applied.wrapping_neg() } else { self.applied } as u64;
+        sum.checked_div(delta.unsigned_abs()).and_then(|applied| u32::try_from(applied).ok()).unwrap_or(0).min(times)
+    }
 }
 
 /// Why an event changed nothing. Part of the API and of the stored format: numbers are never reused.
@@ -56,7 +74,7 @@ impl Refusal {
 /// The outcomes of one submission, in the order of its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// One per event.
+    /// One per event; those of one [`add_times`](crate::batch::Events::add_times) have one together.
     pub outcomes: Vec<Outcome>,
     /// The time of the batch the last event went into.
     pub as_of: Millis,

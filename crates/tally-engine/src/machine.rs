@@ -211,7 +211,7 @@ impl Machine {
         let sealed = Wait::new(joined.ticket, durability).await?;
         let of_slot = |slot: usize| sealed.combiner.outcome_of(joined.placed[slot], &sealed.outcomes);
         let mut alone = Vec::new();
-        let mut outcomes = Vec::with_capacity(events.len());
+        let mut outcomes = Vec::with_capacity(events.outcomes_len());
         for (place, outcome) in events.outcomes(of_slot).enumerate() {
             outcomes.push(outcome.unwrap_or_else(|| {
                 alone.push(place);

@@ -60,7 +60,7 @@ pub const RESP_READ_BYTES: usize = 64 << 10;
 /// Most commands of one Redis connection under way at once; further ones wait until these are answered.
 pub const RESP_SHARE_COMMANDS_MAX: usize = 8_192;
 /// Most requests of one Redis connection that say the same and are planned at once.
-pub const RESP_REPEATS_MAX: usize = 1_024;
+pub const RESP_REPEATS_MAX: u32 = 1_024;
 /// Bytes of replies known at once after which a connection has to wait until they are written.
 pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
 /// Largest request over the Redis protocol, all arguments together.

@@ -15,7 +15,7 @@ use tally_engine::store::StoreError;
 use tally_engine::{Checkpoint, Machine, Seal, Step, Sweep, Swept, Warmth};
 
 use crate::ensure;
-use crate::model::{Event, Model, push_all};
+use crate::model::{Event, Model, of_each, push_all};
 use crate::world::{Verdict, World};
 
 /// Polls a future that must not have to wait.
@@ -478,7 +478,8 @@ impl<'m> Life<'m> {
                 let flushed = self.world.history.flushed();
                 let may = submission.durability == Durability::Applied || *needed <= flushed;
                 ensure!(may, "batch {needed} was acknowledged, and {flushed} batches are flushed");
-                ensure!(receipt.outcomes == *outcomes, "got {:?} instead of {outcomes:?}", receipt.outcomes);
+                let found = of_each(&submission.events, &receipt.outcomes);
+                ensure!(found == *outcomes, "got {found:?} instead of {outcomes:?}");
                 ensure!(receipt.as_of == *at, "acknowledged for {:?} instead of {at:?}", receipt.as_of);
                 self.world.seen.acknowledged += 1;
             }

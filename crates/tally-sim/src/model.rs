@@ -71,20 +71,64 @@ impl Event {
 
 /// Adds events to a call, in their groups; plain adds that say the same in a row all at once.
 pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
-    let mut groups = events.chunk_by(|_, next| next.grouped).peekable();
-    while let Some(group) = groups.next() {
-        match group {
-            [Event { key, change: Change::Add(delta), id: None, details: None, .. }] => {
-                let mut times = 1;
-                while groups.next_if_eq(&group).is_some() {
-                    times += 1;
-                }
-                call.add_times(key.as_ref(), *delta, times);
-            }
-            [event] => event.push_to(call),
-            group => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
+    for run in runs(events) {
+        match run {
+            Run::Adds { key, delta, times } => call.add_times(key.as_ref(), delta, times),
+            Run::Group([event]) => event.push_to(call),
+            Run::Group(group) => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
         }
     }
+}
+
+/// The outcome of each event, given those of a call that [`push_all`] filled.
+#[must_use]
+pub fn of_each(events: &[Event], outcomes: &[Outcome]) -> Vec<Outcome> {
+    let mut outcomes = outcomes.iter().copied();
+    let mut each = Vec::new();
+    for run in runs(events) {
+        match run {
+            Run::Adds { delta, times, .. } => each.extend(outcomes.next().into_iter().flat_map(|together| {
+                let applied = together.applied_times(delta, times);
+                (1..=times).map(move |nth| {
+                    let behind = i64::from(applied.saturating_sub(nth));
+                    match nth <= applied {
+                        true => Outcome {
+                            value: together.value.wrapping_sub(delta.wrapping_mul(behind)),
+                            applied: delta,
+                            refusal: None,
+                            ..together
+                        },
+                        false => Outcome { applied: 0, ..together },
+                    }
+                })
+            })),
+            Run::Group(group) => each.extend(outcomes.by_ref().take(group.len())),
+        }
+    }
+    each
+}
+
+/// Events that go into a call at once.
+enum Run<'a> {
+    /// Plain adds that say the same.
+    Adds { key: &'a Key, delta: i64, times: u32 },
+    /// One group, or a single event.
+    Group(&'a [Event]),
+}
+
+fn runs(events: &[Event]) -> impl Iterator<Item = Run<'_>> {
+    let mut groups = events.chunk_by(|_, next| next.grouped).peekable();
+    std::iter::from_fn(move || {
+        let group = groups.next()?;
+        let [Event { key, change: Change::Add(delta), id: None, details: None, .. }] = group else {
+            return Some(Run::Group(group));
+        };
+        let mut times = 1;
+        while groups.next_if_eq(&group).is_some() {
+            times += 1;
+        }
+        Some(Run::Adds { key, delta: *delta, times })
+    })
 }
 
 /// A counter from its first change to its deletion.

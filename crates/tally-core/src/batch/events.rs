@@ -19,6 +19,8 @@ pub struct Events {
     attempt: Attempt,
     pub(super) batch: Batch,
     marks: Vec<Mark>,
+    /// Events of all marks.
+    len: usize,
     /// Slot last used for a key hash, by its low bits; a guess that is always checked.
     recent: [u32; RECENT],
 }
@@ -39,10 +41,13 @@ enum Attempt {
     Another,
 }
 
-/// Where one event went: a slot and what stood in it before.
+/// Where an event went, or several equal adds in a row: into a slot in which something stood before, or, if the slot
+/// is closed, into as many slots from this one on.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     slot: u32,
+    times: u32,
+    /// What each of them adds.
     delta: i64,
     prior: i64,
 }
@@ -60,6 +65,7 @@ impl Events {
             attempt: Attempt::First,
             batch: Batch::default(),
             marks: Vec::new(),
+            len: 0,
             recent: [NO_SLOT; RECENT],
         }
     }
@@ -67,6 +73,12 @@ impl Events {
     /// Number of events, combined or not.
     #[must_use]
     pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Number of outcomes: one for each event, but for those of one [`Events::add_times`], which have one together.
+    #[must_use]
+    pub fn outcomes_len(&self) -> usize {
         self.marks.len()
     }
 
@@ -79,61 +91,51 @@ impl Events {
     /// Events that no count includes yet. Looks are never counted, and what is tried again was counted the first time.
     pub(super) fn uncounted(&self) -> usize {
         match self.attempt {
-            Attempt::First => self.marks.len() - self.batch.looks,
+            Attempt::First => self.len - self.batch.looks,
             Attempt::Another => 0,
         }
     }
 
     /// Adds `delta` to `key`: the hot path.
     pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
+        self.add_times(key, delta, 1);
+    }
+
+    /// Adds `delta` to `key` so many times, one after the other and nothing between them. They have one outcome
+    /// together; [`Outcome::applied_times`] tells them apart.
+    pub fn add_times(&mut self, key: KeyRef<'_>, delta: i64, times: u32) {
+        if times == 0 {
+            return;
+        }
+        self.len += times as usize;
         let hash = key_hash(self.seed, key.as_bytes());
         let recent = &mut self.recent[hash as usize % RECENT];
+        let sum = if times == 1 { Some(delta) } else { delta.checked_mul(i64::from(times)) };
         if self.combining == Combining::Allowed
+            && let Some(sum) = sum
             && let Some(slot) = self.batch.slots.get(*recent as usize)
             && slot.hash == hash
-            && let Some(joined) = slot.joined_delta(delta)
+            && let Some(joined) = slot.joined_delta(sum)
             && self.batch.key(slot) == key.as_bytes()
         {
-            self.marks.push(Mark { slot: *recent, delta, prior: slot.delta });
+            self.marks.push(Mark { slot: *recent, times, delta, prior: slot.delta });
             let slot = &mut self.batch.slots[*recent as usize];
             slot.delta = joined;
             slot.merging = Merging::Joined;
             return;
         }
         let slot = self.batch.slots.len() as u32;
-        let merging = match self.combining {
-            Combining::Allowed => Merging::Open,
-            Combining::Off => Merging::Closed,
-        };
-        *recent = slot;
-        self.marks.push(Mark { slot, delta, prior: 0 });
-        self.batch.push_add(key, hash, delta, merging);
-    }
-
-    /// The same as `times` calls of [`Events::add`].
-    pub fn add_times(&mut self, key: KeyRef<'_>, delta: i64, times: usize) {
-        if times == 0 {
-            return;
-        }
-        self.add(key, delta);
-        let more = times - 1;
-        if let Some(&Mark { slot: at, prior, .. }) = self.marks.last()
-            && let Some(slot) = self.batch.slots.get_mut(at as usize)
-            && slot.merging != Merging::Closed
-            && let Some(joined) =
-                i64::try_from(more).ok().and_then(|more| delta.checked_mul(more)?.checked_add(slot.delta))
-        {
-            if more > 0 {
-                slot.delta = joined;
-                slot.merging = Merging::Joined;
-                // Sums on the way lie between the ends, so they fit.
-                let sum = |adds: usize| prior.wrapping_add(delta.wrapping_mul(adds as i64));
-                self.marks.extend((1..=more).map(|adds| Mark { slot: at, delta, prior: sum(adds) }));
+        self.marks.push(Mark { slot, times, delta, prior: 0 });
+        match (self.combining, sum) {
+            (Combining::Allowed, Some(sum)) => {
+                *recent = slot;
+                self.batch.push_add(key, hash, sum, if times == 1 { Merging::Open } else { Merging::Joined });
             }
-            return;
-        }
-        for _ in 0..more {
-            self.add(key, delta);
+            // Some would overflow, or each is to be judged alone.
+            _ => {
+                *recent = slot + (times - 1);
+                (0..times).for_each(|_| self.batch.push_add(key, hash, delta, Merging::Closed));
+            }
         }
     }
 
@@ -148,7 +150,8 @@ impl Events {
         // Later adds of this key must not join an event before this one.
         self.recent[hash as usize % RECENT] = slot;
         let delta = if let Change::Add(delta) = change { delta } else { 0 };
-        self.marks.push(Mark { slot, delta, prior: 0 });
+        self.marks.push(Mark { slot, times: 1, delta, prior: 0 });
+        self.len += 1;
         self.batch.push_event(key, hash, change, id, details);
     }
 
@@ -188,6 +191,7 @@ impl Events {
     pub fn clear(&mut self) {
         self.batch.clear();
         self.marks.clear();
+        self.len = 0;
         self.combining = Combining::Allowed;
         self.attempt = Attempt::First;
         self.recent = [NO_SLOT; RECENT];
@@ -199,9 +203,9 @@ impl Events {
         &self.batch
     }
 
-    /// The outcome of every event, given the outcome of every slot and what stood in the slot before this call
-    /// joined it. `None` where a combined slot was refused as a whole, or an earlier one of that counter was, and the
-    /// event must be tried alone.
+    /// The outcome of every event, those added together being one, given the outcome of every slot and what stood in the
+    /// slot before this call joined it. `None` where a combined slot was refused as a whole, or an earlier one of that
+    /// counter was, and the event must be tried alone.
     pub fn outcomes(&self, of_slot: impl Fn(usize) -> SlotOutcome) -> impl Iterator<Item = Option<Outcome>> {
         // Events in a row are often of one slot: it is looked up once.
         let mut at = NO_SLOT;
@@ -216,11 +220,14 @@ impl Events {
                 return None;
             }
             if !joined {
-                return Some(*outcome);
+                // Nothing comes between them, so all are put off or none is.
+                let others = (mark.slot + 1..mark.slot + mark.times).map(|slot| of_slot(slot as usize).outcome);
+                return Some(others.fold(*outcome, Outcome::then));
             }
             let before = outcome.value.wrapping_sub(outcome.applied);
-            let value = before.wrapping_add(*base).wrapping_add(mark.prior).wrapping_add(mark.delta);
-            Some(Outcome { value, applied: mark.delta, ..*outcome })
+            let applied = mark.delta.wrapping_mul(i64::from(mark.times));
+            let value = before.wrapping_add(*base).wrapping_add(mark.prior).wrapping_add(applied);
+            Some(Outcome { value, applied, ..*outcome })
         })
     }
 
@@ -233,10 +240,12 @@ impl Events {
             let mark = self.marks[place];
             let slot = &self.batch.slots[mark.slot as usize];
             if slot.merging == Merging::Closed {
-                events.marks.push(Mark { slot: events.batch.slots.len() as u32, delta: mark.delta, prior: 0 });
-                events.batch.push_copy(&self.batch, slot);
+                events.marks.push(Mark { slot: events.batch.slots.len() as u32, prior: 0, ..mark });
+                events.len += mark.times as usize;
+                let slots = self.batch.slots.iter().skip(mark.slot as usize).take(mark.times as usize);
+                slots.for_each(|slot| events.batch.push_copy(&self.batch, slot));
             } else {
-                events.add(KeyRef::trusted(self.batch.key(slot)), mark.delta);
+                events.add_times(KeyRef::trusted(self.batch.key(slot)), mark.delta, mark.times);
             }
         }
         events

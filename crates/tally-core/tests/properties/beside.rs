@@ -11,7 +11,7 @@ use tally_core::outcome::Outcome;
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
-use tally_sim::model::{Event, Model, push_all};
+use tally_sim::model::{Event, Model, of_each, push_all};
 
 pub struct Beside {
     pub partition: Partition,
@@ -55,7 +55,8 @@ impl Beside {
         let mut outcomes = Vec::new();
         self.partition.apply(at, combiner.batch(), &mut outcomes);
         // Amounts are modest here: nothing that was combined is refused.
-        call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes)).map(Option::unwrap).collect()
+        let found = call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes)).map(Option::unwrap);
+        of_each(events, &found.collect::<Vec<_>>())
     }
 
     fn restore(&mut self, batches: &[Batch]) {

@@ -9,7 +9,7 @@ use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
-use tally_sim::model::{Event, push_all};
+use tally_sim::model::{Event, of_each, push_all};
 
 use crate::drawn;
 
@@ -43,12 +43,12 @@ impl Twins {
 }
 
 /// Applies calls the way an engine does: gathered into one batch, then whatever must be tried alone. However often it
-/// is tried, each event counts once, and looks do not.
-fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Events]) -> Vec<Vec<Outcome>> {
-    let (outcomes, counted) = try_calls(partition, at, calls);
-    let changing = |call: &Events| call.len() - call.batch().looks();
-    assert_eq!(counted, calls.iter().map(changing).sum::<usize>());
-    outcomes
+/// is tried, each event counts once, and looks do not. Returns the outcome of each event.
+fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<Vec<Outcome>> {
+    let built: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
+    let (outcomes, counted) = try_calls(partition, at, &built);
+    assert_eq!(counted, calls.concat().iter().filter(|event| !event.is_look()).count());
+    calls.iter().zip(outcomes).map(|(events, outcomes)| of_each(events, &outcomes)).collect()
 }
 
 /// The outcomes, and how many events were counted on the way.
@@ -120,8 +120,8 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
         now += pause;
         let events = calls.concat();
         let expected = apply_alone(&mut apart, Millis(now), &events);
-        let calls: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
-        let found = apply_calls(&mut combined, Millis(now), &calls).concat();
+        let found = apply_calls(&mut combined, Millis(now), calls).concat();
+        prop_assert_eq!(found.len(), events.len());
         for ((event, expected), found) in events.iter().zip(expected).zip(found) {
             prop_assert_eq!(found, expected, "{:?}", event);
         }
@@ -165,8 +165,7 @@ proptest! {
         let mut sums = std::collections::BTreeMap::new();
         for (pause, calls) in &moments {
             let calls: Vec<Vec<Event>> = calls.iter().map(|call| lasting_adds(call)).collect();
-            let built: Vec<Events> = calls.iter().map(|call| call_of(call)).collect();
-            let outcomes = apply_calls(&mut partition, Millis(*pause), &built).concat();
+            let outcomes = apply_calls(&mut partition, Millis(*pause), &calls).concat();
             for (event, outcome) in calls.concat().iter().zip(outcomes) {
                 if !outcome.duplicate {
                     *sums.entry(event.key.clone()).or_insert(0i128) += i128::from(outcome.applied);
@@ -191,14 +190,12 @@ fn a_group_stays_whole_where_an_earlier_increment_of_one_of_its_counters_overflo
     // Whichever of its events is concerned, and even if that one only looks.
     for (first, last) in [(look(&a), look(&b)), (look(&b), Event::add(&a, -1))] {
         let mut twins = Twins::new();
-        apply_calls(&mut twins, Millis(1), &[call_of(&[Event::add(&a, i64::MAX - 1)])]);
+        apply_calls(&mut twins, Millis(1), &[vec![Event::add(&a, i64::MAX - 1)]]);
         let group = [first.clone(), follows(Event::add(&b, 1)), follows(last)];
-        let calls = [
-            call_of(&[&[Event::add(&a, 1), Event::add(&a, 1)], &group[..]].concat()),
-            call_of(&[Event::add(&b, 100), look(&b)]),
-        ];
+        let calls =
+            [[&[Event::add(&a, 1), Event::add(&a, 1)], &group[..]].concat(), vec![Event::add(&b, 100), look(&b)]];
         let mut combiner = Combiner::default();
-        calls.iter().for_each(|call| combiner.gather(call, &mut Vec::new()));
+        calls.iter().for_each(|call| combiner.gather(&call_of(call), &mut Vec::new()));
         twins.apply(Millis(2), combiner.batch(), &mut Vec::new());
         for partition in [&twins.live, &twins.replayed] {
             assert_eq!(partition.held(b.as_ref()), None, "nothing of the group happens before the rest of it");

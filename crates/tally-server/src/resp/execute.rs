@@ -98,10 +98,9 @@ fn add(door: &Door, command: Command, (args, sent): (Args<'_>, Sent<'_>), turn: 
     let events = turn.events(&door.service, durability).ok()?;
     let times = sent.times(RESP_REPEATS_MAX);
     events.add_times(key, delta, times);
-    let count = u32::try_from(times).unwrap_or(u32::MAX);
-    turn.count_times(verb(command), false, count);
-    turn.plan(if times == 1 { Plan::Value } else { Plan::Values(count) });
-    Some(Next::GoBehind(times))
+    turn.count_times(verb(command), false, times);
+    turn.plan(if times == 1 { Plan::Value } else { Plan::Values { times, delta } });
+    Some(Next::GoBehind(times as usize))
 }
 
 /// Any other command on counters.

@@ -14,8 +14,13 @@ pub enum Plan {
     Bytes(u32),
     /// One change: the value afterwards.
     Value,
-    /// The replies of so many requests in a row, each one change: the value afterwards.
-    Values(u32),
+    /// The replies of so many requests in a row, each the same change: the value after each of them.
+    Values {
+        /// How many requests.
+        times: u32,
+        /// What each of them adds.
+        delta: i64,
+    },
     /// One look: the value as a string, or null.
     Text,
     /// So many looks: an array of strings and nulls.
@@ -60,9 +65,9 @@ pub const OVERFLOW: &str = "ERR increment or decrement would overflow";
 const NO_KEY: i64 = -2;
 
 impl Plan {
-    /// How many events the command has.
+    /// How many outcomes the command has.
     #[inline]
-    pub fn events(self) -> usize {
+    pub fn outcomes(self) -> usize {
         match self {
             Plan::Bytes(_) => 0,
             Plan::Value
@@ -72,9 +77,10 @@ impl Plan {
             | Plan::Bounded
             | Plan::Done
             | Plan::Expiry(_)
+            | Plan::Values { .. }
             | Plan::Written => 1,
             Plan::Before | Plan::Taken => 2,
-            Plan::Values(events) | Plan::Texts(events) | Plan::Existing(events) => events as usize,
+            Plan::Texts(looks) | Plan::Existing(looks) => looks as usize,
             Plan::Removed(keys) => 2 * keys as usize,
         }
     }
@@ -83,7 +89,7 @@ impl Plan {
     #[inline]
     pub fn replies(self) -> usize {
         match self {
-            Plan::Values(requests) => requests as usize,
+            Plan::Values { times, .. } => times as usize,
             _ => 1,
         }
     }
@@ -93,13 +99,12 @@ impl Plan {
     pub fn write(self, outcomes: &[Outcome], reply: &mut Reply<'_>) {
         match (self, outcomes) {
             (Plan::Value, [changed]) if changed.refusal.is_none() => reply.integer(changed.value),
-            (Plan::Values(_), changes) => {
-                for changed in changes {
-                    match changed.refusal {
-                        None => reply.integer(changed.value),
-                        Some(_) => Plan::Value.write(std::slice::from_ref(changed), reply),
-                    }
-                }
+            (Plan::Values { times, delta }, [changed]) => {
+                let applied = changed.applied_times(delta, times);
+                let short = |of: i64| changed.value.wrapping_sub(delta.wrapping_mul(of));
+                let values = (0..i64::from(applied)).rev().map(short);
+                values.for_each(|value| reply.integer(value));
+                (applied..times).for_each(|_| reply.error(OVERFLOW));
             }
             (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.duplicate => {
                 reply.error(

@@ -122,7 +122,7 @@ struct Share {
 
 /// What became of a segment.
 struct Settled {
-    events: usize,
+    outcomes: usize,
     receipt: Result<Receipt, Failure>,
 }
 
@@ -229,11 +229,11 @@ impl Turn {
             if continues {
                 settle(&mut submitted, &mut settled).await;
             }
-            let count = events.len();
+            let outcomes = events.outcomes_len();
             let mut call = Box::pin(service.submit(events, durability));
             // The first look submits, so that one flush may do for many.
             let first = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
-            submitted.push(Submitted { events: count, call, first });
+            submitted.push(Submitted { outcomes, call, first });
         }
         settle(&mut submitted, &mut settled).await;
         self.answer(&settled);
@@ -256,7 +256,7 @@ impl Turn {
                         continue;
                     }
                     let mut reply = Reply::new(out, share.version);
-                    match outcomes.take(plan.events()) {
+                    match outcomes.take(plan.outcomes()) {
                         Ok(outcomes) => plan.write(outcomes, &mut reply),
                         Err(failure) => {
                             let text = super::errors::failure(failure);
@@ -271,7 +271,7 @@ impl Turn {
 
 /// A segment on its way.
 struct Submitted<C> {
-    events: usize,
+    outcomes: usize,
     call: C,
     /// What the first look came to.
     first: Poll<Result<Receipt, Failure>>,
@@ -282,12 +282,12 @@ async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Settled>
 where
     C: Future<Output = Result<Receipt, Failure>>,
 {
-    for Submitted { events, call, first } in submitted.drain(..) {
+    for Submitted { outcomes, call, first } in submitted.drain(..) {
         let receipt = match first {
             Poll::Ready(receipt) => receipt,
             Poll::Pending => call.await,
         };
-        settled.push(Settled { events, receipt });
+        settled.push(Settled { outcomes, receipt });
     }
 }
 
@@ -309,7 +309,7 @@ impl<'a> Outcomes<'a> {
     #[inline]
     fn take(&mut self, count: usize) -> Result<&'a [Outcome], &'a Failure> {
         while let Some(current) = self.current
-            && self.taken + count > current.events
+            && self.taken + count > current.outcomes
         {
             self.current = self.settled.next();
             self.taken = 0;

@@ -110,9 +110,9 @@ impl Sent<'_> {
     /// How many times the request was sent in a row, up to `max`: 1 if something else follows. Equal bytes are equal
     /// requests, so all but the first need not be read.
     #[inline]
-    pub fn times(&self, max: usize) -> usize {
-        let again = self.behind.chunks_exact(self.request.len().max(1)).take(max.saturating_sub(1));
-        1 + again.take_while(|next| *next == self.request).count()
+    pub fn times(&self, max: u32) -> u32 {
+        let again = self.behind.chunks_exact(self.request.len().max(1)).take_while(|next| *next == self.request);
+        (1..max).zip(again).fold(1, |times, _| times + 1)
     }
 }
 
