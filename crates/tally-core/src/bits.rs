@@ -67,10 +67,20 @@ impl Bits {
 
     /// Takes in every number of `other`.
     pub(crate) fn absorb(&mut self, other: &Bits) {
-        let mut at = 0;
-        while let Some(found) = other.next(at) {
-            self.set(found);
-            at = found + 1;
+        if self.words.len() < other.words.len() {
+            self.words.resize(other.words.len(), 0);
+        }
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            self.count += (other & !*word).count_ones() as usize;
+            *word |= other;
+        }
+    }
+
+    /// Removes every number of `other`.
+    pub(crate) fn remove_all(&mut self, other: &Bits) {
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            self.count -= (*word & other).count_ones() as usize;
+            *word &= !other;
         }
     }
 

@@ -6,13 +6,13 @@
 
 use std::sync::atomic::Ordering;
 
+use parking_lot::MutexGuard;
 use tally_core::limits::CAPTURE_SLICE;
 use tally_core::partition::Capture;
 use tally_core::record::{REQUEST_PREFIX, Records, is_expired};
 use tally_core::time::{Millis, Position};
 
-use crate::machine::Machine;
-use crate::signal::lock;
+use crate::machine::{Machine, State};
 use crate::store::{CheckpointWriter, Entry, StoreError};
 
 /// A checkpoint under way. Dropped before it is done, it leaves everything as it was.
@@ -21,6 +21,8 @@ pub struct Checkpoint<'m> {
     capture: Capture,
     position: Position,
     records: Records,
+    /// What is copied while the state is locked; the records, which may have to grow, take it over afterwards.
+    slice: Records,
     phase: Phase<'m>,
 }
 
@@ -48,14 +50,21 @@ pub enum Step {
 impl Machine {
     /// Begins a checkpoint of everything applied so far, or says that nothing changed since the last. One at a time.
     pub fn checkpoint(&self) -> Option<Checkpoint<'_>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !state.partition.is_dirty() && state.applied == self.store.position() {
             return None;
         }
         let capture = state.partition.begin_capture();
         let position = state.applied;
         let phase = Phase::Counters(self.store.checkpoint());
-        Some(Checkpoint { machine: self, capture, position, records: Records::default(), phase })
+        Some(Checkpoint {
+            machine: self,
+            capture,
+            position,
+            records: Records::default(),
+            slice: Records::default(),
+            phase,
+        })
     }
 
     /// Merges runs of the store if that is due; says whether it did.
@@ -97,11 +106,19 @@ impl Checkpoint<'_> {
     }
 
     fn copy_counters<'m>(&mut self, mut writer: CheckpointWriter<'m>) -> Result<Phase<'m>, StoreError> {
-        let more = lock(&self.machine.state).partition.capture_slice(CAPTURE_SLICE, &mut self.records);
+        let more = self.copy_slice(self.machine.state.lock());
         if self.records.memory_bytes() >= self.machine.settings.capture_bytes() {
             self.write_run(&mut writer)?;
         }
         Ok(if more { Phase::Counters(writer) } else { Phase::Rest(writer) })
+    }
+
+    /// Copies a slice and hands the state to whoever waits for it: it would be taken again before they wake.
+    fn copy_slice(&mut self, mut state: MutexGuard<'_, State>) -> bool {
+        let more = state.partition.capture_slice(CAPTURE_SLICE, &mut self.slice);
+        MutexGuard::unlock_fair(state);
+        self.records.append(&mut self.slice);
+        more
     }
 
     fn copy_rest<'m>(&mut self, mut writer: CheckpointWriter<'m>) -> Result<Phase<'m>, StoreError> {
@@ -152,7 +169,7 @@ impl Checkpoint<'_> {
 
     fn commit(&mut self, writer: CheckpointWriter<'_>) -> Result<(), StoreError> {
         writer.commit(self.position)?;
-        lock(&self.machine.state).partition.capture_committed();
+        self.machine.state.lock().partition.capture_committed();
         self.machine.stored_at.fetch_max(self.capture.at().0, Ordering::AcqRel);
         self.machine.allow_trim(self.position);
         self.machine.meters.checkpoints.fetch_add(1, Ordering::Relaxed);
@@ -174,7 +191,7 @@ fn entries(records: &Records) -> impl Iterator<Item = (&[u8], Entry<'_>)> {
 impl Drop for Checkpoint<'_> {
     fn drop(&mut self) {
         // After a commit there is no capture left to abandon.
-        lock(&self.machine.state).partition.capture_abandoned();
+        self.machine.state.lock().partition.capture_abandoned();
     }
 }
 
@@ -183,8 +200,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::future::poll_fn;
-    use std::sync::Arc;
+    use std::path::{Path, PathBuf};
+    use std::sync::{Arc, mpsc};
     use std::task::Poll;
+    use std::{fs, thread};
 
     use tally_contract::block_on;
     use tally_core::batch::Events;
@@ -261,5 +280,45 @@ mod tests {
         machine.seal();
         machine.flush().unwrap();
         assert!(block_on(again).unwrap().outcomes[0].duplicate);
+    }
+
+    /// Where the system tells of the calling thread.
+    fn this_thread() -> PathBuf {
+        Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap())
+    }
+
+    fn is_asleep(thread: &Path) -> bool {
+        fs::read_to_string(thread.join("status")).unwrap().lines().any(|line| line.starts_with("State:\tS"))
+    }
+
+    #[test]
+    fn who_waits_for_the_state_gets_it_between_two_slices() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = open(&dir);
+        count(&machine, 1);
+        let mut checkpoint = machine.checkpoint().unwrap();
+        // An ordinary unlocking hands it over now and then as well.
+        for _ in 0..50 {
+            let state = machine.state.lock();
+            thread::scope(|scope| {
+                let (tell, waits) = mpsc::channel();
+                let (go_on, may_go) = mpsc::channel::<()>();
+                let machine = &machine;
+                scope.spawn(move || {
+                    tell.send(this_thread()).unwrap();
+                    let state = machine.state.lock();
+                    // An error is an assertion that failed.
+                    let _ = may_go.recv();
+                    drop(state);
+                });
+                let waits = waits.recv().unwrap();
+                while !is_asleep(&waits) {
+                    thread::yield_now();
+                }
+                checkpoint.copy_slice(state);
+                assert!(machine.state.try_lock().is_none(), "it is handed over, whether or not they are awake");
+                go_on.send(()).unwrap();
+            });
+        }
     }
 }

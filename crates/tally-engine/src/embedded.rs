@@ -422,7 +422,7 @@ impl Shared {
         let machine = &self.machine;
         let meters = &machine.meters;
         let (all, expiring, memory, counters, requests, dirty) = {
-            let state = lock(&machine.state);
+            let state = machine.state.lock();
             let partition = &state.partition;
             let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
             let all = (partition.counters(), partition.expiring());

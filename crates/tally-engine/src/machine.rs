@@ -92,7 +92,8 @@ pub struct Machine {
     pub(crate) meters: Meters,
     pub(crate) poison: Poison,
     open: Mutex<Open>,
-    pub(crate) state: Mutex<State>,
+    /// Fair when asked to be: who goes through all of it in slices lets the others in between.
+    pub(crate) state: parking_lot::Mutex<State>,
     writer: Mutex<Flushing>,
     flushed: AtomicU64,
     /// How long the last flush took.
@@ -173,7 +174,7 @@ impl Machine {
         nudge: impl Fn(Nudge) + Send,
     ) -> Result<Receipt, EngineError> {
         if events.is_empty() {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             return Ok(Receipt { outcomes: Vec::new(), as_of: state.partition.clock(), token: Token(state.applied.0) });
         }
         if events.has_requests() {
@@ -264,7 +265,7 @@ impl Machine {
 
     fn flush_with(&self, flushing: &mut Flushing) -> Result<bool, EngineError> {
         let reuse = std::mem::take(&mut flushing.group);
-        flushing.group = lock(&self.state).tail.take(reuse);
+        flushing.group = self.state.lock().tail.take(reuse);
         let Some(writer) = flushing.writer.as_mut().filter(|_| !flushing.group.is_empty()) else {
             return Ok(false);
         };
@@ -283,7 +284,7 @@ impl Machine {
 
     /// Wakes the callers of every batch before `flushed`.
     fn release(&self, flushed: Position) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let covered = state.in_flight.iter().take_while(|(sealed, _)| sealed.end <= flushed).count();
         let durable: Vec<_> = state.in_flight.drain(..covered).collect();
         drop(state);
@@ -308,7 +309,7 @@ impl Machine {
         if writer.needs_spare() {
             match writer.prepare_next() {
                 Ok(fresh) => {
-                    lock(&self.state).tail.add_spares(fresh);
+                    self.state.lock().tail.add_spares(fresh);
                     self.disk_full.store(false, Ordering::Release);
                 }
                 Err(error) => tracing::warn!(%error, "no room could be reserved for the journal"),
@@ -319,10 +320,10 @@ impl Machine {
     /// Tries again to begin a segment on a disk that had no room when the engine was opened. Nothing has been appended
     /// since, so the journal still ends where it did.
     fn begin_writing(&self, flushing: &mut Flushing) {
-        let end = lock(&self.state).applied;
+        let end = self.state.lock().applied;
         match recover::begin_writing(&self.disk, end, self.store.position(), &self.settings) {
             Ok(Some(writer)) => {
-                lock(&self.state).tail = Tail::new(writer.plan());
+                self.state.lock().tail = Tail::new(writer.plan());
                 flushing.writer = Some(writer);
                 self.disk_full.store(false, Ordering::Release);
             }
@@ -379,7 +380,7 @@ impl Machine {
     /// Stops acknowledging for good. Calls that were applied hear that their outcome is unknown, others that nothing
     /// happened.
     pub(crate) fn poison(&self, reason: String) -> EngineError {
-        self.poison_holding(&mut lock(&self.state), reason)
+        self.poison_holding(&mut self.state.lock(), reason)
     }
 
     fn poison_holding(&self, state: &mut State, reason: String) -> EngineError {

@@ -175,12 +175,15 @@ impl Partition {
         capture
     }
 
-    /// Copies up to `max` more counters into `records`; says whether any are left.
+    /// Copies up to `max` more counters into `records`, which is empty, and those that were copied early; says whether any
+    /// are left.
     pub fn capture_slice(&mut self, max: usize, records: &mut Records) -> bool {
         let Some(capturing) = &mut self.capturing else {
             return false;
         };
-        records.append(&mut capturing.preimages);
+        debug_assert!(records.is_empty(), "what it holds would be left behind");
+        // However many were copied early, they are handed over at once.
+        std::mem::swap(records, &mut capturing.preimages);
         for _ in 0..max {
             let Some(at) = capturing.pending.next(capturing.cursor) else {
                 return false;
@@ -204,11 +207,7 @@ impl Partition {
         let Some(capturing) = self.capturing.take() else {
             return;
         };
-        let mut at = 0;
-        while let Some(found) = capturing.cells.next(at) {
-            self.created.clear(found);
-            at = found + 1;
-        }
+        self.created.remove_all(&capturing.cells);
         self.seen.committed(capturing.layers);
         self.book.committed(capturing.pages);
     }

@@ -81,14 +81,14 @@ impl Beside {
 
     pub fn capture_slice(&mut self, max: usize) {
         if let Some(underway) = &mut self.underway {
-            self.partition.capture_slice(max, &mut underway.records);
+            take_slice(&mut self.partition, max, &mut underway.records);
         }
     }
 
     /// Finishes the capture and puts it into the store, which must then be what the state was when it began.
     pub fn commit(&mut self) -> Result<(), String> {
         let Some(Underway { capture, mut records, batches, expected }) = self.underway.take() else { return Ok(()) };
-        while self.partition.capture_slice(3, &mut records) {}
+        while take_slice(&mut self.partition, 3, &mut records) {}
         capture
             .records(|put| {
                 put(&mut records);
@@ -302,4 +302,11 @@ fn compare(
         (Some(found), Some(expected)) => expected.compare(found, now).map_err(|what| format!("{key:?}: {what}")),
         _ => Err(format!("{key:?}: found {found:?}, expected {expected:?}")),
     }
+}
+
+fn take_slice(partition: &mut Partition, max: usize, records: &mut Records) -> bool {
+    let mut slice = Records::default();
+    let more = partition.capture_slice(max, &mut slice);
+    records.append(&mut slice);
+    more
 }

@@ -10,7 +10,6 @@ use tally_core::surface::{Durability, EngineError};
 
 use super::read::{LIST_SLICE, newest_in_flight, unrevealed};
 use super::{Machine, State};
-use crate::signal::lock;
 use crate::store::StoreError;
 use crate::ticket::Wait;
 
@@ -45,7 +44,7 @@ impl Machine {
     /// How many counters there are, those that have expired and are not swept yet included.
     pub async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
         let (counters, wait) = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             self.refuse_if_poisoned()?;
             (state.partition.counters(), newest_in_flight(&state))
         };
@@ -71,11 +70,11 @@ impl Machine {
     }
 
     fn sample_memory(&self, number: u64) -> Result<Found, EngineError> {
-        let cells = lock(&self.state).partition.cells();
+        let cells = self.state.lock().partition.cells();
         let start = number.checked_rem(cells as u64).unwrap_or_default() as usize;
         for (mut from, end) in [(start, cells), (0, start)] {
             while from < end {
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 self.refuse_if_poisoned()?;
                 match state.partition.probe(from, LIST_SLICE, self.now(&state)) {
                     Probe::Found(key) => return Ok(Some(self.found(&state, key))),
@@ -96,7 +95,7 @@ impl Machine {
             {
                 let held = record::read_counter(value);
                 let held = held.ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 // Memory knows better, and it may have come there since memory was looked at.
                 let held = if state.partition.wants_counter(key) { Some(held) } else { state.partition.held(key) };
                 if held.is_some_and(|held| !held.is_expired(self.now(&state))) {
@@ -115,7 +114,7 @@ impl Machine {
     /// Forgets some counters that have expired, by the expiries that the store holds. The next checkpoint takes them
     /// out of the store.
     pub fn sweep(&self, sweep: &mut Sweep) -> Result<Swept, StoreError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let now = self.now(&state);
         let mut scan = self.store.scan(&sweep.from);
         for _ in 0..SWEEP_SLICE.min(sweep.left) {

@@ -14,7 +14,6 @@ use tally_core::surface::{Durability, EngineError, Page, PageRequest};
 use tally_core::time::Millis;
 
 use super::{Machine, State};
-use crate::signal::lock;
 use crate::store::StoreError;
 use crate::ticket::Wait;
 
@@ -55,7 +54,7 @@ impl Machine {
     pub async fn list(&self, page: &PageRequest) -> Result<Page, EngineError> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let now = self.clock.now();
-        let expired_by = self.now(&lock(&self.state));
+        let expired_by = self.now(&self.state.lock());
         // One more than asked tells whether more follow.
         let mut found = self.created_keys(page, limit + 1, expired_by);
         self.stored_keys(page, limit + 1, expired_by, &mut found).map_err(|error| self.unreadable(&error))?;
@@ -78,7 +77,7 @@ impl Machine {
         let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
         // Memory first: what moves to the store in between is then seen twice rather than not at all.
         let (unsaved, wait) = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             self.refuse_if_poisoned()?;
             let unsaved: Vec<LedgerEntry> = state.partition.unsaved_ledger(key).cloned().collect();
             (unsaved, self.wait_for(&state, std::slice::from_ref(key), Durability::Flushed))
@@ -101,7 +100,7 @@ impl Machine {
 
     /// The counters that exist now, as they stand, and what to await before they may be shown.
     fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Held>>, Option<Wait>), EngineError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         self.refuse_if_poisoned()?;
         let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref())).collect::<Result<Vec<_>, _>>();
         let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
@@ -111,7 +110,7 @@ impl Machine {
     }
 
     pub(super) fn unreadable(&self, error: &StoreError) -> EngineError {
-        self.store_failed(&mut lock(&self.state), error)
+        self.store_failed(&mut self.state.lock(), error)
     }
 
     /// What memory holds may be more than the disk does. To be asked with the state locked: whoever poisons sets the
@@ -147,7 +146,7 @@ impl Machine {
     /// After a restart, brings up to `max` counters of the store to memory, going on from key `from`. Without this the
     /// first use of every counter costs a look into the store; once all of them are there, no new key does either.
     pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let partition = &mut state.partition;
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         // The walk begins anew under the lock each time: only then is what it shows what memory lacks.
@@ -190,7 +189,7 @@ impl Machine {
 
     /// What to await before anything at all may be shown: the newest batch in flight.
     fn wait_for_all(&self) -> Result<Option<Wait>, EngineError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         self.refuse_if_poisoned()?;
         Ok(newest_in_flight(&state))
     }
@@ -201,7 +200,7 @@ impl Machine {
         let mut found = BTreeMap::new();
         let mut from = Some(0);
         while let Some(at) = from {
-            from = lock(&self.state).partition.created_keys(at, LIST_SLICE, now, &page.prefix, after, &mut |key| {
+            from = self.state.lock().partition.created_keys(at, LIST_SLICE, now, &page.prefix, after, &mut |key| {
                 if let Ok(key) = Key::new(key) {
                     found.insert(key, ());
                 }
@@ -232,7 +231,7 @@ impl Machine {
         {
             if key.as_bytes() > after {
                 let key = key.to_key();
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 let held = state.partition.held(key.as_ref()).or_else(|| record::read_counter(value));
                 let expired = held.is_some_and(|held| held.is_expired(now));
                 if !expired && !state.partition.is_removed(&key) {

@@ -200,7 +200,7 @@ impl Machine {
                 ticket: Arc::new(Ticket::default()),
                 blocked: Vec::new(),
             }),
-            state: Mutex::new(state),
+            state: parking_lot::Mutex::new(state),
             writer: Mutex::new(Flushing { writer, group: Group::default() }),
             flushed: AtomicU64::new(recovered.end.0),
             last_flush_micros: AtomicU64::new(0),

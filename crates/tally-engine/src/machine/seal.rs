@@ -31,13 +31,13 @@ pub enum Seal {
 impl Machine {
     /// Seals the open batch.
     pub fn seal(&self) -> Seal {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         self.seal_with(&mut state)
     }
 
     /// Seals the open batch unless somebody is at the state already: whoever that is will be followed by the flusher.
     pub fn try_seal(&self) -> Option<Seal> {
-        let mut state = self.state.try_lock().ok()?;
+        let mut state = self.state.try_lock()?;
         Some(self.seal_with(&mut state))
     }
 
