@@ -101,9 +101,9 @@ impl Plan {
             (Plan::Value, [changed]) if changed.refusal.is_none() => reply.integer(changed.value),
             (Plan::Values { times, delta }, [changed]) => {
                 let applied = changed.applied_times(delta, times);
-                let short = |of: i64| changed.value.wrapping_sub(delta.wrapping_mul(of));
-                let values = (0..i64::from(applied)).rev().map(short);
-                values.for_each(|value| reply.integer(value));
+                let behind_first = i64::from(applied.saturating_sub(1));
+                let first = changed.value.wrapping_sub(delta.wrapping_mul(behind_first));
+                reply.integers(first, delta, applied);
                 (applied..times).for_each(|_| reply.error(OVERFLOW));
             }
             (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.duplicate => {

@@ -111,8 +111,18 @@ impl Sent<'_> {
     /// requests, so all but the first need not be read.
     #[inline]
     pub fn times(&self, max: u32) -> u32 {
-        let again = self.behind.chunks_exact(self.request.len().max(1)).take_while(|next| *next == self.request);
-        (1..max).zip(again).fold(1, |times, _| times + 1)
+        let len = self.request.len().max(1);
+        let whole = (self.behind.len() / len).min(max.saturating_sub(1) as usize);
+        let run = self.behind.get(..whole * len).unwrap_or_default();
+        if !run.starts_with(self.request) {
+            return 1;
+        }
+        // Mostly all of it is the same: then it equals itself, one request on.
+        let again = match run.get(len..) == run.get(..run.len() - len) {
+            true => whole,
+            false => run.chunks_exact(len).take_while(|next| *next == self.request).count(),
+        };
+        u32::try_from(1 + again).unwrap_or(max)
     }
 }
 

@@ -328,4 +328,7 @@ fn a_request_is_counted_as_often_as_it_was_sent_in_a_row() {
     assert_eq!(sent("INCR a\r\nINCR a\r\nINCR b\r\nINCR a\r\n").times(9), 3);
     assert_eq!(sent("INCR a\r\nINCR a\r").times(9), 2, "what has not arrived whole is not counted");
     assert_eq!(sent("INCR a\r\nINCR a\r\nINCR a\r\n").times(3), 3, "nor more than asked for");
+    assert_eq!(sent("INCR a\r\nINCR a\r\nINCR a\r\n").times(9), 4);
+    assert_eq!(sent("INCR a\r\n").times(1), 1);
+    assert_eq!(sent("INCR b\r\nINCR b\r\nINCR b\r\n").times(9), 1, "what repeats is something else");
 }
