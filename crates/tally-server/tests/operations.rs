@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use harness::wire::Resp;
 use harness::{PATIENCE, Server, pause, run, serve};
 use serde_json::Value;
 
@@ -57,6 +58,32 @@ fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
     assert_eq!((samples[&count], samples[all]), (3.0, 3.0));
     assert!(samples.keys().any(|name| name.starts_with("tally_build_info{version=")));
     assert!(samples.keys().any(|name| name.starts_with("tally_journal_")), "the engine's own figures are shown");
+}
+
+#[test]
+fn redis_commands_are_counted_by_verb_those_of_a_transaction_when_they_are_carried_out() {
+    let server = Server::start();
+    let mut redis = Resp::to(&server);
+    let counted = |verb: &str, status: &str| {
+        let name = format!(r#"tally_requests_total{{front_door="resp",verb="{verb}",status="{status}"}}"#);
+        samples(&server.send("GET", "/metrics", "").text).get(&name).copied().unwrap_or_default()
+    };
+    for line in ["MULTI", "INCR a", "INCR a", "GET a", "SET a many", "PING"] {
+        redis.say(line);
+    }
+    assert_eq!((counted("increment", "2xx"), counted("other", "2xx")), (0.0, 1.0), "they are queued");
+    redis.say("EXEC");
+    assert_eq!((counted("increment", "2xx"), counted("read", "2xx"), counted("set", "4xx")), (2.0, 1.0, 1.0));
+    assert_eq!(counted("other", "2xx"), 3.0, "MULTI, PING and EXEC");
+    for line in ["MULTI", "INCR a", "DISCARD"] {
+        redis.say(line);
+    }
+    assert_eq!((counted("increment", "2xx"), counted("other", "2xx")), (2.0, 5.0), "what is dropped is no increment");
+    for line in ["SCAN 0", "SCAN x", "DBSIZE", "TALLY.READ a", "FLUSHALL"] {
+        redis.say(line);
+    }
+    assert_eq!((counted("list", "2xx"), counted("list", "4xx")), (2.0, 1.0));
+    assert_eq!((counted("read", "2xx"), counted("delete", "2xx")), (2.0, 1.0));
 }
 
 /// Every operation the description names: method and path, with a key filled in.

@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::reply::Reply;
 use super::session::{Session, Transaction};
 use super::slow::Slow;
-use super::turn::Turn;
+use super::turn::{Turn, Went};
 use super::wire::{Args, Limits, Parsed, Parser, Sent};
 use super::{about, settings};
 use crate::limits::{RESP_REPEATS_MAX, RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
@@ -27,7 +27,7 @@ pub enum Next {
     /// Read on behind as many requests as this: they are the same, and all are planned.
     GoBehind(usize),
     /// Carry this out once everything before it is answered.
-    Slow(Slow),
+    Slow(Verb, Slow),
     /// Close, once everything is answered.
     Close,
 }
@@ -45,7 +45,7 @@ pub fn plan(
     let spec = match commands::resolve(&args) {
         Ok(spec) => spec,
         Err(text) => {
-            turn.count(Verb::Other, true);
+            turn.count(Verb::Other, Went::Refused);
             if args.name().eq_ignore_ascii_case(b"EXEC") {
                 return misspoken_exec(client, session, turn, &text);
             }
@@ -60,15 +60,29 @@ pub fn plan(
         return added;
     }
     if let Some(planned) = operate(door, spec.id, args, asker, turn) {
-        turn.count(verb(spec.id), planned.is_err());
-        match planned {
-            Ok(plan) => turn.plan(plan),
-            Err(text) => turn.reply(session.version, |reply| reply.error(text.as_bytes())),
-        }
+        let went = match planned {
+            Ok(plan) => {
+                turn.plan(plan);
+                Went::Through
+            }
+            Err((went, text)) => {
+                turn.reply(session.version, |reply| reply.error(text.as_bytes()));
+                went
+            }
+        };
+        turn.count(verb(spec.id), went);
         return Next::Go;
     }
-    turn.count(verb(spec.id), false);
     client.set_last_command(spec.name);
+    match Slow::read(spec.id, args) {
+        // Counted when it is done.
+        Some(Ok(slow)) => return Next::Slow(verb(spec.id), slow),
+        Some(Err(text)) => {
+            turn.count(verb(spec.id), Went::Refused);
+            return refused(session, turn, text.as_bytes());
+        }
+        None => turn.count(verb(spec.id), Went::Through),
+    }
     match spec.id {
         Command::Multi => multi(client, session, turn),
         Command::Exec => exec(door, client, session, turn, asker),
@@ -77,14 +91,10 @@ pub fn plan(
             turn.reply(session.version, |reply| reply.ok());
             Next::Close
         }
-        command => match Slow::read(command, args) {
-            Some(Ok(slow)) => Next::Slow(slow),
-            Some(Err(text)) => refused(session, turn, text.as_bytes()),
-            None => {
-                answer_at_once(door, client, session, spec, args, turn);
-                Next::Go
-            }
-        },
+        _ => {
+            answer_at_once(door, client, session, spec, args, turn);
+            Next::Go
+        }
     }
 }
 
@@ -98,7 +108,7 @@ fn add(door: &Door, command: Command, (args, sent): (Args<'_>, Sent<'_>), turn: 
     let events = turn.events(&door.service, durability).ok()?;
     let times = sent.times(RESP_REPEATS_MAX);
     events.add_times(key, delta, times);
-    turn.count_times(verb(command), false, times);
+    turn.count_times(verb(command), times);
     turn.plan(if times == 1 { Plan::Value } else { Plan::Values { times, delta } });
     Some(Next::GoBehind(times as usize))
 }
@@ -110,11 +120,13 @@ fn operate(
     args: Args<'_>,
     asker: Asker,
     turn: &mut Turn,
-) -> Option<Result<Plan, Refused>> {
-    Some(Op::read(command, args, asker)?.and_then(|op| {
+) -> Option<Result<Plan, (Went, Refused)>> {
+    let refused = |text| (Went::Refused, text);
+    Some(Op::read(command, args, asker)?.map_err(refused).and_then(|op| {
         let durability = op.durability(&door.service);
-        let events = turn.events(&door.service, durability).map_err(|error| Refused::from(failure(&error)))?;
-        op.push(events, asker)
+        let unserved = |error| (Went::Unserved, Refused::from(failure(&error)));
+        let events = turn.events(&door.service, durability).map_err(unserved)?;
+        op.push(events, asker).map_err(refused)
     }))
 }
 
@@ -220,7 +232,8 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
     }
     turn.reply(session.version, |reply| reply.array(transaction.commands));
     let mut replies = Turn::default();
-    let mut plans = Vec::with_capacity(transaction.commands);
+    // What each command asks for, and its reply.
+    let mut plans: Vec<(Verb, Result<Plan, Refused>)> = Vec::with_capacity(transaction.commands);
     let events = match turn.events(&door.service, Durability::Flushed) {
         Ok(events) => events,
         Err(error) => {
@@ -238,20 +251,21 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
         {
             at += bytes;
             let Ok(spec) = commands::resolve(&args) else { continue };
-            match Op::read(spec.id, args, asker) {
-                Some(op) => plans.push(op.and_then(|op| op.push(events, asker))),
-                None if replies.reply_bytes() > RESP_SHARE_BYTES_MAX => plans.push(Err(REPLIES_TOO_LARGE.into())),
+            let plan = match Op::read(spec.id, args, asker) {
+                Some(op) => op.and_then(|op| op.push(events, asker)),
+                None if replies.reply_bytes() > RESP_SHARE_BYTES_MAX => Err(REPLIES_TOO_LARGE.into()),
                 None => {
                     let before = replies.reply_bytes();
                     answer_at_once(door, client, session, spec, args, &mut replies);
-                    let len = u32::try_from(replies.reply_bytes() - before).unwrap_or(u32::MAX);
-                    plans.push(Ok(Plan::Bytes(len)));
+                    Ok(Plan::Bytes(u32::try_from(replies.reply_bytes() - before).unwrap_or(u32::MAX)))
                 }
-            }
+            };
+            plans.push((verb(spec.id), plan));
         }
     });
     let mut known = replies.known();
-    for plan in plans {
+    for (verb, plan) in plans {
+        turn.count(verb, if plan.is_ok() { Went::Through } else { Went::Refused });
         match plan {
             Ok(Plan::Bytes(len)) => {
                 let (own, rest) = known.split_at_checked(len as usize).unwrap_or((known, &[]));

@@ -14,6 +14,7 @@ use crate::limits::{
     RESP_INPUT_BYTES_MAX, RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX,
     RESP_UNFINISHED_BYTES_FREE,
 };
+use crate::metrics::Verb;
 
 const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again later";
 
@@ -46,7 +47,7 @@ enum Took {
     /// The rest has to wait until what was taken is answered.
     Pause,
     /// This command comes after what was taken.
-    Slow(Slow),
+    Slow(Verb, Slow),
     /// Nothing more is read; what was taken is answered first.
     Close,
 }
@@ -100,10 +101,14 @@ impl Reader {
                         self.connection.settled().await;
                         self.worker.room().await;
                     }
-                    Took::Slow(command) => {
+                    Took::Slow(verb, command) => {
                         self.connection.settled().await;
-                        let answer =
-                            slow::run(&self.worker.door, &self.connection.client, command, self.session.version);
+                        let answer = slow::run(
+                            &self.worker.door,
+                            &self.connection.client,
+                            (verb, command),
+                            self.session.version,
+                        );
                         let answer = answer.await;
                         self.connection.put(|out| out.extend_from_slice(&answer));
                         self.connection.settled().await;
@@ -208,7 +213,7 @@ impl Reader {
                                 taken += bytes * (times - 1);
                                 commands += times - 1;
                             }
-                            Next::Slow(command) => break Took::Slow(command),
+                            Next::Slow(verb, command) => break Took::Slow(verb, command),
                             Next::Close => break Took::Close,
                         }
                     }

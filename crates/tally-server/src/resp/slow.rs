@@ -13,8 +13,10 @@ use super::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX, failure};
 use super::glob::{Case, matches};
 use super::op::Refused;
 use super::reply::{Reply, Version};
+use super::turn::{FAILED, OK};
 use super::wire::{Args, integer};
 use crate::admission;
+use crate::metrics::{Stopwatch, Verb};
 use crate::service::{Failure, Freshness};
 
 /// How many counters `SCAN` looks at when nothing is said.
@@ -104,8 +106,9 @@ fn tally_read(args: Args<'_>) -> Result<Slow, Refused> {
     Ok(Slow::Read { key: key.to_key(), freshness })
 }
 
-/// Carries a command out and returns its reply.
-pub async fn run(door: &Door, client: &Client, command: Slow, version: Version) -> Vec<u8> {
+/// Carries a command out, counts it under its verb and returns its reply.
+pub async fn run(door: &Door, client: &Client, (verb, command): (Verb, Slow), version: Version) -> Vec<u8> {
+    let since = Stopwatch::start();
     let mut out = Vec::new();
     let mut reply = Reply::new(&mut out, version);
     let done = match command {
@@ -117,6 +120,7 @@ pub async fn run(door: &Door, client: &Client, command: Slow, version: Version) 
         Slow::Flush => run_flush(door, client, &mut reply).await,
         Slow::Read { key, freshness } => run_read(door, key, freshness, &mut reply).await,
     };
+    door.metrics.request(verb, if done.is_ok() { OK } else { FAILED }, &since);
     if let Err(error) = done {
         out.clear();
         Reply::new(&mut out, version).error(failure(&error));

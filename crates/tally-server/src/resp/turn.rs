@@ -35,19 +35,43 @@ pub struct Turn {
     counts: Counts,
 }
 
+/// How a command went, as far as its answer's wording says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Went {
+    /// It was carried out, or will be with the turn.
+    Through,
+    /// It was not understood.
+    Refused,
+    /// It was understood, and the server cannot do it now.
+    Unserved,
+}
+
 /// Commands by what they ask for, and since when the oldest waits.
 #[derive(Default)]
 struct Counts {
-    carried_out: [u32; Verb::ALL.len()],
+    through: [u32; Verb::ALL.len()],
     refused: [u32; Verb::ALL.len()],
+    unserved: [u32; Verb::ALL.len()],
     since: Option<Stopwatch>,
 }
 
 impl Counts {
+    fn add(&mut self, verb: Verb, went: Went, times: u32) {
+        let counts = match went {
+            Went::Through => &mut self.through,
+            Went::Refused => &mut self.refused,
+            Went::Unserved => &mut self.unserved,
+        };
+        if let Some(count) = counts.get_mut(verb as usize) {
+            *count += times;
+        }
+        self.since.get_or_insert_with(Stopwatch::start);
+    }
+
     fn tell(&mut self, metrics: &DoorMetrics, failed: bool) {
         let Some(since) = self.since.take() else { return };
-        let status = if failed { FAILED } else { OK };
-        for (counts, status) in [(&mut self.carried_out, status), (&mut self.refused, REFUSED)] {
+        let through = (&mut self.through, if failed { FAILED } else { OK });
+        for (counts, status) in [through, (&mut self.refused, REFUSED), (&mut self.unserved, FAILED)] {
             for (verb, count) in Verb::ALL.into_iter().zip(counts).filter(|(_, count)| **count > 0) {
                 metrics.requests(verb, status, u64::from(std::mem::take(count)), &since);
             }
@@ -55,10 +79,12 @@ impl Counts {
     }
 }
 
-/// How commands are told apart in metrics, in the classes that HTTP has.
-const OK: u16 = 200;
+/// In metrics, what HTTP says of a request that was carried out.
+pub const OK: u16 = 200;
+/// Of one that was not understood.
 const REFUSED: u16 = 400;
-const FAILED: u16 = 503;
+/// Of one that the server could not carry out.
+pub const FAILED: u16 = 503;
 
 /// Events that are submitted together.
 struct Segment {
@@ -148,22 +174,16 @@ impl Turn {
         self.bytes.len()
     }
 
-    /// Counts a command; what it asks for was understood or not.
+    /// Counts a command.
     #[inline]
-    pub fn count(&mut self, verb: Verb, is_refused: bool) {
-        self.count_times(verb, is_refused, 1);
+    pub fn count(&mut self, verb: Verb, went: Went) {
+        self.counts.add(verb, went, 1);
     }
 
     /// Counts a command that was sent so many times.
     #[inline]
-    pub fn count_times(&mut self, verb: Verb, is_refused: bool, times: u32) {
-        let counts = if is_refused { &mut self.counts.refused } else { &mut self.counts.carried_out };
-        if let Some(count) = counts.get_mut(verb as usize) {
-            *count += times;
-        }
-        if self.counts.since.is_none() {
-            self.counts.since = Some(Stopwatch::start());
-        }
+    pub fn count_times(&mut self, verb: Verb, times: u32) {
+        self.counts.add(verb, Went::Through, times);
     }
 
     /// What comes from here on is another connection's.
