@@ -153,11 +153,10 @@ impl Table {
         Held { counter: self.counter(id), expires_at: self.expiry(id) }
     }
 
-    /// Replaces a counter; says when the one before was to expire.
-    pub(crate) fn put(&mut self, id: CellId, held: &Held) -> Option<Millis> {
+    /// Replaces a counter; its expiry stays.
+    pub(crate) fn put(&mut self, id: CellId, counter: &Counter) {
         let at = id as usize;
-        held.counter.pack(&mut self.chunks[at / CHUNK_CELLS][at % CHUNK_CELLS].counter);
-        self.put_expiry(id, held.expires_at)
+        counter.pack(&mut self.chunks[at / CHUNK_CELLS][at % CHUNK_CELLS].counter);
     }
 
     /// Replaces an expiry; says which one it was.

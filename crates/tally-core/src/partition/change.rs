@@ -44,7 +44,7 @@ impl Partition {
             Some(id) if self.table.holds(id, event.key.as_bytes()) => hint,
             _ => self.table.find(event.hash, event.key.as_bytes()),
         };
-        let mut held = self.held_in(found);
+        let (mut held, expiry_before) = self.held_in(found);
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,
             Some(bounds) => match within(bounds, held.counter.value(), delta) {
@@ -56,7 +56,7 @@ impl Partition {
             return self.refused(event, Refusal::Overflow);
         }
         held.expires_at = expiry_after_add(held.expires_at, event.details);
-        self.keep(found, event, &held);
+        self.keep(found, expiry_before, event, &held);
         self.changed(&held, delta)
     }
 
@@ -69,7 +69,7 @@ impl Partition {
         why: &Correction,
     ) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
-        let mut held = self.held_in(found);
+        let (mut held, expiry_before) = self.held_in(found);
         let before = held.counter.value();
         if held.counter.correct(self.clock, target) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
@@ -79,7 +79,7 @@ impl Partition {
             Expiry::Never => None,
             Expiry::At(at) => Some(at),
         };
-        self.keep(found, event, &held);
+        self.keep(found, expiry_before, event, &held);
         self.book.append(event.key, self.clock, kind, why, (before, target));
         // A swing across the whole range does not fit; the value afterwards says what happened.
         self.changed(&held, target.saturating_sub(before))
@@ -129,23 +129,28 @@ impl Partition {
         found.filter(|&id| !is_due(self.table.expiry(id), self.clock))
     }
 
-    /// What an event finds in a cell: a new counter where there is none, or none any more.
-    fn held_in(&self, found: Option<CellId>) -> Held {
-        match found {
-            Some(id) if !is_due(self.table.expiry(id), self.clock) => self.table.held(id),
-            _ => Held::new(self.clock),
-        }
+    /// What an event finds in a cell: a new counter where there is none, or none any more. And the expiry that stands there,
+    /// so that nobody has to look for it again.
+    fn held_in(&self, found: Option<CellId>) -> (Held, Option<Millis>) {
+        let Some(held) = found.map(|id| self.table.held(id)) else {
+            return (Held::new(self.clock), None);
+        };
+        let expires_at = held.expires_at;
+        (if is_due(expires_at, self.clock) { Held::new(self.clock) } else { held }, expires_at)
     }
 
     /// Writes a changed counter to its cell, old or new.
-    fn keep(&mut self, found: Option<CellId>, event: &EventRef<'_>, held: &Held) {
-        let (id, expiry_before) = match found {
+    fn keep(&mut self, found: Option<CellId>, expiry_before: Option<Millis>, event: &EventRef<'_>, held: &Held) {
+        let id = match found {
             Some(id) => {
                 self.save_preimage(id);
-                let expiry_before = self.table.put(id, held);
+                self.table.put(id, &held.counter);
+                if held.expires_at != expiry_before {
+                    self.table.put_expiry(id, held.expires_at);
+                }
                 self.expired += u64::from(is_due(expiry_before, self.clock));
                 self.table.touch(id);
-                (id, expiry_before)
+                id
             }
             None => {
                 if !self.removed.is_empty() {
@@ -154,7 +159,7 @@ impl Partition {
                 let id = self.table.insert(event.hash, event.key.as_bytes(), held);
                 self.created.set(id as usize);
                 self.counters += 1;
-                (id, None)
+                id
             }
         };
         self.note_expiry(expiry_before, held.expires_at);
