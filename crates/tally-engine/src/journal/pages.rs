@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::disk::{DIRECT_ALIGN_BYTES, DiskFile};
 
 const PAGE_BYTES: u64 = DIRECT_ALIGN_BYTES as u64;
-/// How far ahead fresh blocks are written: often enough too much to matter, and a write of a few hundred microseconds.
+/// Fresh blocks are written up to the next multiple of this. One flush in many pays for it, a few hundred microseconds.
 const FILL_BYTES: u64 = 256 << 10;
 /// Most that is copied and written at once, zeros ahead aside.
 const PIECE_BYTES: usize = 1 << 20;
