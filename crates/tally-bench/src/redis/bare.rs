@@ -1,23 +1,23 @@
 //! The bare server: one that does nothing but receive, flush and answer.
 //!
-//! One thread takes whatever has arrived on all connections, writes a few bytes to a file, syncs it and answers every
-//! request with the same number. It neither reads requests nor counts. What it reaches beside Redis is what flushing
+//! One thread takes whatever has arrived on all connections, writes a page to a file as Tally's journal does, syncs it and
+//! answers every request with the same number. It neither reads requests nor counts. What it reaches beside Redis is what flushing
 //! before every answer leaves, on this machine and under this load, to any server that talks to its clients this way.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
+use tally_engine::disk::{DIRECT_ALIGN_BYTES, Disk, DiskFile, RealDisk};
 
 use crate::Failure;
 
-/// Bytes of a flush: a small frame of a journal.
-const FRAME: [u8; 64] = [7; 64];
+/// Bytes of journal for a flush: a small frame. Its page is written.
+const FRAME_BYTES: u64 = 64;
 /// Length of the file, written before the first flush and over and over.
 const FILE_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 64 << 10;
@@ -42,7 +42,9 @@ struct Bare {
     listener: TcpListener,
     connections: BTreeMap<usize, TcpStream>,
     accepted: usize,
-    file: File,
+    file: Arc<dyn DiskFile>,
+    /// A page and what it takes to begin where one does.
+    page: Vec<u8>,
     written: u64,
     buffer: Vec<u8>,
     /// Requests so far, as `INFO` tells them.
@@ -55,14 +57,15 @@ impl Bare {
         let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         println!("redis://127.0.0.1:{}", listener.local_addr()?.port());
-        let file = File::create(dir.join("bare"))?;
+        let file = RealDisk::new(dir)?.create("bare")?;
         for at in (0..FILE_BYTES).step_by(1 << 20) {
-            file.write_all_at(&vec![0; 1 << 20], at)?;
+            file.write_at(at, &vec![0; 1 << 20])?;
         }
-        file.sync_all()?;
-        let buffer = vec![0; READ_BYTES];
+        file.sync()?;
+        file.bypass_cache();
+        let (page, buffer) = (vec![7; 2 * DIRECT_ALIGN_BYTES], vec![0; READ_BYTES]);
         let connections = BTreeMap::new();
-        Ok(Bare { poll, listener, connections, accepted: 0, file, written: 0, buffer, requests: 0 })
+        Ok(Bare { poll, listener, connections, accepted: 0, file, page, written: 0, buffer, requests: 0 })
     }
 
     fn run(mut self) -> io::Result<()> {
@@ -124,8 +127,10 @@ impl Bare {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.write_all_at(&FRAME, self.written)?;
-        self.written = (self.written + FRAME.len() as u64) % FILE_BYTES;
-        self.file.sync_data()
+        let start = self.page.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
+        let page = self.page.get(start..start + DIRECT_ALIGN_BYTES).unwrap_or_default();
+        self.file.write_at(self.written - self.written % DIRECT_ALIGN_BYTES as u64, page)?;
+        self.written = (self.written + FRAME_BYTES) % FILE_BYTES;
+        self.file.sync()
     }
 }
