@@ -79,6 +79,16 @@ fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_f
     }
 }
 
+/// Less than the page that is written at once, some pages, or more than is written ahead; whole pages or not.
+fn segment_bytes(rng: &mut Rng) -> u64 {
+    let aligned = match rng.below(20) {
+        0..=11 => return 128 + 8 * rng.below(200),
+        12..=17 => 4096 * (1 + rng.below(8)),
+        _ => 4096 * (60 + rng.below(80)),
+    };
+    if rng.one_in(2) { aligned } else { aligned + 8 * rng.below(512) }
+}
+
 /// A disk, what should be on it, and what goes wrong next.
 struct World {
     sim: SimDisk,
@@ -119,8 +129,7 @@ struct Seen {
 
 impl World {
     fn new(seed: u64) -> World {
-        let segment_bytes = 128 + 8 * Rng::new(seed ^ 0x5e9).below(200);
-        World::with_segment(seed, segment_bytes)
+        World::with_segment(seed, segment_bytes(&mut Rng::new(seed ^ 0x5e9)))
     }
 
     fn with_segment(seed: u64, segment_bytes: u64) -> World {
@@ -138,7 +147,7 @@ impl World {
     /// Starts, works for a while, and dies of something.
     fn live(&mut self) {
         if self.rng.one_in(4) {
-            self.segment_bytes = 128 + 8 * self.rng.below(200);
+            self.segment_bytes = segment_bytes(&mut self.rng);
         }
         if !self.rng.one_in(4) {
             self.sim.crash_at(self.sim.operations() + 1 + self.rng.below(80));
