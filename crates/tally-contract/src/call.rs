@@ -60,6 +60,16 @@ impl<'e, E: Engine> Call<'e, E> {
         (0..times).fold(self, |call, _| call.add(&key, delta))
     }
 
+    /// The same as one run, which has one outcome: see [`Events::add_times`].
+    #[must_use]
+    pub fn add_together(mut self, key: impl AsRef<[u8]>, delta: i64, times: u32) -> Self {
+        match KeyRef::new(key.as_ref()) {
+            Ok(key) => self.events.add_times(key, delta, times),
+            Err(error) => self.fault = self.fault.take().or(Some(error.into())),
+        }
+        self
+    }
+
     /// An increment with a request id.
     #[must_use]
     pub fn add_once(self, id: &str, key: impl AsRef<[u8]>, delta: i64) -> Self {
@@ -148,11 +158,11 @@ impl<'e, E: Engine> Call<'e, E> {
         Ok(block_on(engine.submit(self.into_events()?, durability)))
     }
 
-    /// Submits and waits for the outcome of every event.
+    /// Submits and waits for the outcome of every event; a run has one.
     pub fn send(self) -> Result<Vec<Outcome>, Failure> {
-        let sent = self.events.len();
+        let expected = self.events.outcomes_len();
         let receipt = self.submit()??;
-        assert_eq!(receipt.outcomes.len(), sent, "one outcome for each event");
+        assert_eq!(receipt.outcomes.len(), expected, "one outcome for each event or run");
         Ok(receipt.outcomes)
     }
 

@@ -73,6 +73,38 @@ pub fn concurrent_increments_near_the_edge_fill_it_exactly<H: Host>(host: &H) ->
     Ok(())
 }
 
+/// Equal increments of a run have one outcome, which says how many of them fit; so do runs whose sum exceeds 64 bits.
+pub fn a_run_of_equal_increments_has_one_outcome<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    for (edge, step) in [(i64::MAX, 1), (i64::MIN, -1)] {
+        running.call().set("n", edge - 300 * step).send()?;
+        let call = running.call().add_together("n", step, 200).add("n", 0).add_together("n", step, 1000);
+        let [fits, zero, over] = call.send()?[..] else { return Err("an outcome for each run".into()) };
+        assert_eq!((fits.value, fits.applied_times(step, 200), fits.refusal), (edge - 100 * step, 200, None));
+        assert_eq!(zero.value, edge - 100 * step);
+        assert_eq!((over.value, over.applied_times(step, 1000), over.refusal), (edge, 100, OVERFLOW));
+    }
+    running.call().set("n", i64::MIN).send()?;
+    let across = running.call().add_together("n", i64::MAX, 1000).one()?;
+    assert_eq!((across.value, across.applied_times(i64::MAX, 1000)), (i64::MAX - 1, 2));
+    assert_eq!(running.value("n")?, i64::MAX - 1);
+    Ok(())
+}
+
+/// Runs of many callers near the edge: as many as fit are applied, whoever they belong to.
+pub fn concurrent_runs_near_the_edge_fill_it_exactly<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    running.call().set("n", i64::MIN + 300).send()?;
+    let fit: Result<Vec<u32>, Failure> = thread::scope(|scope| {
+        let run = || running.call().add_together("n", -3, 25).one().map(|outcome| outcome.applied_times(-3, 25));
+        let callers: Vec<_> = (0..8).map(|_| scope.spawn(run)).collect();
+        callers.into_iter().map(|caller| caller.join().map_err(|_| "a caller panicked")?).collect()
+    });
+    assert_eq!(fit?.iter().sum::<u32>(), 100);
+    assert_eq!(running.value("n")?, i64::MIN);
+    Ok(())
+}
+
 /// Events of a submission are applied in order also where the increments among them do not all fit.
 pub fn order_holds_where_combined_increments_do_not_fit<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;

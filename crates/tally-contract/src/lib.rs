@@ -71,6 +71,8 @@ macro_rules! each_behaviour {
             edges::of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied,
             edges::of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied,
             edges::concurrent_increments_near_the_edge_fill_it_exactly,
+            edges::a_run_of_equal_increments_has_one_outcome,
+            edges::concurrent_runs_near_the_edge_fill_it_exactly,
             edges::order_holds_where_combined_increments_do_not_fit,
             edges::the_whole_range_can_be_crossed,
             order::changes_of_one_submission_happen_in_order,

@@ -80,6 +80,7 @@ pub enum EngineError {
 /// A counter engine.
 ///
 /// * Events of one submission are applied in order. Each succeeds or is refused on its own.
+/// * Each event has its outcome, in the order of the submission; those of one [`Events::add_times`] have one together.
 /// * Events of one group ([`Events::group`]) are applied in a row: no other event comes between them, in whatever order
 ///   submissions are applied.
 /// * A look tells what stands at its place: it sees the events before it and not those after it.

@@ -77,7 +77,8 @@ impl Settings {
     /// What the partition may hold: the budget less buffers for capture, encoding and the rest of the process.
     fn partition_bytes(&self, store_bytes: usize) -> usize {
         let memory_bytes = self.memory_bytes as usize;
-        let buffers = 3 * self.capture_bytes() + memory_bytes / 16;
+        // What a checkpoint has gathered grows by the slice it takes over, while batches copy for the next one.
+        let buffers = 4 * self.capture_bytes() + memory_bytes / 16;
         // However large the store's filters grow, counting goes on in a quarter of the budget.
         memory_bytes.saturating_sub(buffers + store_bytes).max(memory_bytes / 4)
     }

@@ -296,6 +296,9 @@ struct Signals {
 
 impl Signals {
     fn new() -> io::Result<Self> {
+        // A file larger than the process may write is an error of that write, as a full disk is. The signal that comes with
+        // it would end the process if nobody took it.
+        let _ = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
         Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 

@@ -353,3 +353,17 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
     switch_off(&faults.hold_marker());
     assert_eq!((writer.reply().unwrap().number(), reader.reply().unwrap().number()), (2, 2));
 }
+
+#[test]
+fn files_that_may_not_grow_are_a_full_disk_and_not_the_end_of_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path());
+    let mut command = Command::new("sh");
+    // Less than a segment of the journal takes, in blocks of 512 bytes or 1 KiB.
+    command.args(["-c", "ulimit -f 4096 && exec \"$0\" \"$@\""]).arg(served.get_program()).args(served.get_args());
+    let mut server = Server::start_with(command);
+    let refused = server.send("POST", "/api/v1/counters/a/increment", "");
+    assert_eq!((refused.status, refused.problem()), (507, "disk-full"), "{}", refused.text);
+    assert_eq!(server.value("a"), 0);
+    assert!(server.terminate().success());
+}

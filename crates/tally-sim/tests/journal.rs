@@ -79,12 +79,14 @@ fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_f
     }
 }
 
-/// Mostly less than a page, so that the journal rolls often; else some pages, whole or not.
-fn draw_segment_bytes(rng: &mut Rng) -> u64 {
-    match rng.below(4) {
-        0 => 4096 * (1 + rng.below(4)) + 8 * rng.below(2) * rng.below(200),
-        _ => 128 + 8 * rng.below(200),
-    }
+/// Less than the page that is written at once, some pages, or more than is written ahead; whole pages or not.
+fn segment_bytes(rng: &mut Rng) -> u64 {
+    let aligned = match rng.below(20) {
+        0..=11 => return 128 + 8 * rng.below(200),
+        12..=17 => 4096 * (1 + rng.below(8)),
+        _ => 4096 * (60 + rng.below(80)),
+    };
+    if rng.one_in(2) { aligned } else { aligned + 8 * rng.below(512) }
 }
 
 /// A disk, what should be on it, and what goes wrong next.
@@ -127,7 +129,7 @@ struct Seen {
 
 impl World {
     fn new(seed: u64) -> World {
-        World::with_segment(seed, draw_segment_bytes(&mut Rng::new(seed ^ 0x5e9)))
+        World::with_segment(seed, segment_bytes(&mut Rng::new(seed ^ 0x5e9)))
     }
 
     fn with_segment(seed: u64, segment_bytes: u64) -> World {
@@ -145,7 +147,7 @@ impl World {
     /// Starts, works for a while, and dies of something.
     fn live(&mut self) {
         if self.rng.one_in(4) {
-            self.segment_bytes = draw_segment_bytes(&mut self.rng);
+            self.segment_bytes = segment_bytes(&mut self.rng);
         }
         if !self.rng.one_in(4) {
             self.sim.crash_at(self.sim.operations() + 1 + self.rng.below(80));

@@ -135,6 +135,26 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// The value after each of so many adds, and whether it was applied.
+fn counted_up(start: i64, delta: i64, times: usize) -> Vec<(i64, bool)> {
+    let mut value = start;
+    (0..times)
+        .map(|_| {
+            let sum = value.checked_add(delta);
+            value = sum.unwrap_or(value);
+            (value, sum.is_some())
+        })
+        .collect()
+}
+
+/// Values near the edges, and amounts that take few or many adds from one edge to the other.
+fn amounts() -> BoxedStrategy<i64> {
+    let share = (1i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX])).prop_map(|(parts, edge)| edge / parts);
+    let near = (0i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX]))
+        .prop_map(|(far, edge)| if edge < 0 { edge + far } else { edge - far });
+    prop_oneof![2 => share, 2 => near, 1 => drawn::extreme()].boxed()
+}
+
 /// The adds of a call, without their expiries.
 fn lasting_adds(call: &[Event]) -> Vec<Event> {
     let mut adds = call.to_vec();
@@ -156,6 +176,18 @@ proptest! {
         moments in moments(&drawn::extreme(), 1),
     ) {
         check(&moments)?;
+    }
+
+    #[test]
+    fn a_long_run_says_of_each_add_what_counting_one_by_one_says(
+        start in amounts(), delta in amounts(), times in prop_oneof![1usize..5, 1000usize..1100],
+    ) {
+        let key = &drawn::keys()[0];
+        let mut twins = Twins::new();
+        apply_calls(&mut twins, Millis(1), &[vec![Event::add(key, start)]]);
+        let found = apply_calls(&mut twins, Millis(2), &[vec![Event::add(key, delta); times]]).concat();
+        let found: Vec<(i64, bool)> = found.iter().map(|outcome| (outcome.value, outcome.refusal.is_none())).collect();
+        prop_assert_eq!(found, counted_up(start, delta, times));
     }
 
     /// Of several calls near the edge each gets as much as fits, in whatever order; nothing is lost or made up.

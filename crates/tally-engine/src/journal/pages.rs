@@ -120,10 +120,53 @@ impl Buffer {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
     use crate::disk::{Disk, RealDisk};
+
+    /// A file that is strict where a real one would quietly go back to the cache.
+    struct Strict {
+        file: Arc<dyn DiskFile>,
+        bypassing: AtomicBool,
+    }
+
+    impl DiskFile for Strict {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.file.read_at(offset, buf)
+        }
+
+        fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            if self.bypassing.load(Ordering::Relaxed) {
+                let places = [offset as usize, data.len(), data.as_ptr().addr()];
+                assert_eq!(places.map(|place| place % DIRECT_ALIGN_BYTES), [0; 3], "{} bytes at {offset}", data.len());
+            }
+            self.file.write_at(offset, data)
+        }
+
+        fn allocate(&self, len: u64) -> io::Result<()> {
+            self.file.allocate(len)
+        }
+
+        fn truncate(&self, len: u64) -> io::Result<()> {
+            self.file.truncate(len)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.file.sync()
+        }
+
+        fn bypass_cache(&self) {
+            self.bypassing.store(true, Ordering::Relaxed);
+            self.file.bypass_cache();
+        }
+    }
 
     /// Appends pieces of these sizes to a fresh file and to a vector; both hold the same, and zeros behind.
     fn check(len: u64, filled: u64, sizes: &[usize]) {
@@ -131,7 +174,9 @@ mod tests {
         let disk = RealDisk::new(dir.path()).unwrap();
         let file = disk.create("a").unwrap();
         file.allocate(len).unwrap();
-        let mut pages = Pages::begin(file, len, filled, Buffer::default());
+        let file = Arc::new(Strict { file, bypassing: AtomicBool::new(false) });
+        let mut pages = Pages::begin(file.clone(), len, filled, Buffer::default());
+        assert_eq!(file.bypassing.load(Ordering::Relaxed), len.is_multiple_of(PAGE_BYTES));
         let mut expected = Vec::new();
         for (number, size) in sizes.iter().enumerate() {
             let room = (len as usize).saturating_sub(expected.len());

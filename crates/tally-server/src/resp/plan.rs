@@ -142,7 +142,7 @@ impl Plan {
             (Plan::Done, [changed]) => reply.integer(changed.applied),
             (Plan::Expiry(clock), [look]) => reply.integer(clock.tell(look)),
             (Plan::Written, [changed]) => written(changed, reply),
-            _ => reply.error("ERR the engine answered without an outcome"),
+            _ => (0..self.replies()).for_each(|_| reply.error("ERR the engine answered without an outcome")),
         }
     }
 }
