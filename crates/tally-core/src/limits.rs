@@ -61,7 +61,7 @@ pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
 /// After one that found no room on the disk, the next starts no sooner than this.
 pub const CHECKPOINT_RETRY_MS: u64 = 1_000;
 /// Counters copied for a checkpoint per turn of the lock: what a writer may wait for.
-pub const CAPTURE_SLICE: usize = 1_024;
+pub const CAPTURE_SLICE: usize = 4_096;
 /// Counters brought to memory after a restart per turn of the lock.
 pub const WARM_SLICE: usize = 1_024;
 /// Pause between such turns.
