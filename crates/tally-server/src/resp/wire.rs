@@ -114,7 +114,7 @@ impl Sent<'_> {
         let len = self.request.len().max(1);
         let whole = (self.behind.len() / len).min(max.saturating_sub(1) as usize);
         let run = self.behind.get(..whole * len).unwrap_or_default();
-        if !run.starts_with(self.request) {
+        if whole == 0 || !run.starts_with(self.request) {
             return 1;
         }
         // Mostly all of it is the same: then it equals itself, one request on.
