@@ -19,6 +19,10 @@ use clap::{Parser, Subcommand, ValueEnum};
 use progress::Progress;
 use report::{Row, table, write_json};
 
+/// That of the server.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measures Tally and prints a table; every acknowledgement is counted after its flush.
 #[derive(Debug, Parser)]
 #[command(
@@ -74,7 +78,7 @@ enum Hidden {
     /// What the scale suite runs in a process of its own.
     #[command(hide = true)]
     Child(scale::ChildArgs),
-    /// What the redis suite compares with: a server that only receives, flushes and answers.
+    /// What the redis suite compares with: a server that only receives, flushes and answers, or these and counts.
     #[command(hide = true)]
     Bare(redis::BareArgs),
 }

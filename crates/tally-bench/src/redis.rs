@@ -5,6 +5,7 @@
 
 mod bare;
 mod client;
+mod counting;
 mod load;
 mod paced;
 mod peer;
@@ -55,8 +56,13 @@ const PACED: [(&str, usize, Request, f64); 2] = [
     ("reads at half the peak", 6, Request { command: READ, reply_lines: 2 }, 5.0),
 ];
 
-/// The contests that the bare server takes part in: those of one hot key, and of many without pipelining.
+/// The contests that the bare servers take part in: those of one hot key, and of many without pipelining.
 const BARE_CONTESTS: usize = 4;
+
+/// Who takes part in a contest.
+fn contestants(contest: usize) -> usize {
+    if contest < BARE_CONTESTS { Kind::ALL.len() } else { Kind::ALL.len() - Kind::BARE.len() }
+}
 
 /// Who is asked at a pace: Redis at the pace of Tally, for what the machine itself does to latencies.
 const PACED_KINDS: [Kind; 2] = [Kind::Tally, Kind::RedisMemory];
@@ -65,18 +71,19 @@ const MEASURED_FOR_MEMORY: [Kind; 2] = [Kind::Tally, Kind::RedisMemory];
 
 /// Steps of the progress bar: one per server to get ready, then everything each round measures.
 pub fn steps(options: &Options) -> u64 {
-    let servers = Kind::ALL.len();
-    let round = CONTESTS.len() * servers + BARE_CONTESTS + PACED.len() * PACED_KINDS.len() + MEASURED_FOR_MEMORY.len();
-    (servers + 1 + options.rounds * round) as u64
+    let contests: usize = (0..CONTESTS.len()).map(contestants).sum();
+    let round = contests + PACED.len() * PACED_KINDS.len() + MEASURED_FOR_MEMORY.len();
+    (Kind::ALL.len() + options.rounds * round) as u64
 }
+
+/// By server, one for each round; none of those that do not take part.
+type Outcomes = [Vec<Outcome>; Kind::ALL.len()];
 
 /// Everything the rounds found.
 #[derive(Default)]
 struct Found {
-    /// By contest and by server, one for each round.
-    outcomes: [[Vec<Outcome>; 3]; CONTESTS.len()],
-    /// Of the bare server, by contest, one for each round.
-    bare: [Vec<Outcome>; BARE_CONTESTS],
+    /// By contest.
+    outcomes: [Outcomes; CONTESTS.len()],
     /// By pace and by server, one for each round.
     latencies: [[Vec<Latency>; PACED_KINDS.len()]; PACED.len()],
     /// Bytes per counter.
@@ -95,23 +102,14 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
         requests.push(counts);
         progress.step();
     }
-    progress.say("redis: getting the bare server ready");
-    let bare = Peer::start(Kind::Bare, &dir.path().join("bare"))?;
-    let bare_requests = requests_of(&bare, &CONTESTS[..BARE_CONTESTS], options)?;
-    progress.step();
     let mut found = Found::default();
     for round in 0..options.rounds {
         let say = |what: &str| progress.say(&format!("redis: {what} (round {} of {})", round + 1, options.rounds));
         for (at, Contest { load, .. }) in CONTESTS.iter().enumerate() {
-            for turn in 0..peers.len() {
-                let who = (round + turn) % peers.len();
+            for turn in 0..contestants(at) {
+                let who = (round + turn) % contestants(at);
                 say(&format!("{}, {}", load.name, peers[who].kind.name()));
                 found.outcomes[at][who].push(load::run(&peers[who], load, requests[who][at])?);
-                progress.step();
-            }
-            if let (Some(outcomes), Some(requests)) = (found.bare.get_mut(at), bare_requests.get(at)) {
-                say(&format!("{}, {}", load.name, bare.kind.name()));
-                outcomes.push(load::run(&bare, load, *requests)?);
                 progress.step();
             }
         }
@@ -141,6 +139,10 @@ fn ready(kind: Kind, data: &Path, options: &Options) -> Result<(Peer, Vec<f64>),
     client.call(&INCREMENT)?;
     // The keys that redis-benchmark makes of `key:__rand_int__`.
     client.increment_all(KEYS, |number| format!("key:{number:012}"))?;
+    if Kind::BARE.contains(&kind) {
+        let requests = requests_of(&peer, &CONTESTS[..BARE_CONTESTS], options)?;
+        return Ok((peer, requests));
+    }
     let requests = requests_of(&peer, &CONTESTS, options)?;
     let counters = client.call(&["DBSIZE"])?;
     if counters != (KEYS + 1).to_string() {
@@ -173,8 +175,8 @@ impl Found {
         for (contest, outcomes) in CONTESTS.iter().zip(&self.outcomes) {
             rows.extend(contest_rows(contest, outcomes));
         }
-        for (at, (contest, bare)) in CONTESTS.iter().zip(&self.bare).enumerate() {
-            rows.extend(bare_rows(contest, bare, &self.outcomes[at]));
+        for (contest, outcomes) in CONTESTS.iter().zip(&self.outcomes).take(BARE_CONTESTS) {
+            rows.extend(Kind::BARE.iter().flat_map(|kind| bare_rows(contest, *kind, outcomes)));
         }
         for ((name, .., p99_max), latencies) in PACED.iter().zip(&self.latencies) {
             for (kind, latencies) in PACED_KINDS.iter().zip(latencies) {
@@ -196,7 +198,7 @@ impl Found {
     }
 }
 
-fn contest_rows(contest: &Contest, outcomes: &[Vec<Outcome>; 3]) -> Vec<Row> {
+fn contest_rows(contest: &Contest, outcomes: &Outcomes) -> Vec<Row> {
     let of =
         |pick: fn(&Outcome) -> f64| outcomes.each_ref().map(|rounds| rounds.iter().map(pick).collect::<Vec<f64>>());
     let rates = of(|outcome| outcome.per_second);
@@ -204,10 +206,10 @@ fn contest_rows(contest: &Contest, outcomes: &[Vec<Outcome>; 3]) -> Vec<Row> {
     let cpu = of(|outcome| outcome.cpu_per_million);
     let row = |what: &str, unit, values| Row::new("redis", format!("{}: {what}", contest.load.name), unit, values);
     let mut rows = Vec::new();
-    for (kind, rates) in Kind::ALL.iter().zip(&rates) {
+    for (kind, rates) in Kind::ALL.iter().zip(&rates).filter(|(_, rates)| !rates.is_empty()) {
         rows.push(row(kind.name(), "requests/s", rates.clone()));
     }
-    for (at, kind) in Kind::ALL.iter().enumerate().skip(1) {
+    for (at, kind) in [(1, Kind::RedisMemory), (2, Kind::RedisFsync)] {
         let ratio = row(&format!("Tally ÷ {}", kind.name()), "", ratios(&rates[0], &rates[at]));
         rows.push(match contest.ratios_min {
             Some(bounds) => ratio.target(Target::AtLeast(bounds[at - 1])),
@@ -227,13 +229,15 @@ fn contest_rows(contest: &Contest, outcomes: &[Vec<Outcome>; 3]) -> Vec<Row> {
     rows
 }
 
-/// What flushing leaves to any server, beside both kinds of Redis.
-fn bare_rows(contest: &Contest, bare: &[Outcome], outcomes: &[Vec<Outcome>; 3]) -> [Row; 3] {
-    let of = |rounds: &[Outcome], pick: fn(&Outcome) -> f64| rounds.iter().map(pick).collect::<Vec<f64>>();
-    let row = |what: &str, kind: Kind, pick: fn(&Outcome) -> f64| {
-        let name = format!("{}: {what}a bare server ÷ {}", contest.load.name, kind.name());
+/// What flushing leaves to a bare server, beside both kinds of Redis.
+fn bare_rows(contest: &Contest, bare: Kind, outcomes: &Outcomes) -> [Row; 3] {
+    let of = |kind: Kind, pick: fn(&Outcome) -> f64| {
         let at = Kind::ALL.iter().position(|other| *other == kind).unwrap_or_default();
-        Row::new("redis", name, "", ratios(&of(bare, pick), &of(&outcomes[at], pick)))
+        outcomes[at].iter().map(pick).collect::<Vec<f64>>()
+    };
+    let row = |what: &str, beside: Kind, pick: fn(&Outcome) -> f64| {
+        let name = format!("{}: {what}{} ÷ {}", contest.load.name, bare.name(), beside.name());
+        Row::new("redis", name, "", ratios(&of(bare, pick), &of(beside, pick)))
     };
     let rate = |outcome: &Outcome| outcome.per_second;
     [
@@ -258,8 +262,10 @@ mod tests {
             vec![Outcome { per_second, printed_per_second: per_second, cpu_per_million }; 2]
         };
         Found {
-            outcomes: std::array::from_fn(|_| [outcome(300.0, 1.0), outcome(200.0, 2.0), outcome(100.0, 3.0)]),
-            bare: std::array::from_fn(|_| outcome(180.0, 1.0)),
+            outcomes: std::array::from_fn(|_| {
+                [(300.0, 1.0), (200.0, 2.0), (100.0, 3.0), (180.0, 1.0), (160.0, 1.5)]
+                    .map(|(rate, cpu)| outcome(rate, cpu))
+            }),
             latencies: std::array::from_fn(|_| [(); 2].map(|()| vec![Latency { p50: 1.0, p99: 6.0, p999: 9.0 }; 2])),
             memory: [vec![90.0; 2], vec![60.0; 2]],
         }
@@ -277,6 +283,7 @@ mod tests {
         assert_eq!(median("one hot key, pipeline 1: a bare server ÷ Redis in memory"), 0.9);
         assert_eq!(median("one hot key, pipeline 1: a bare server ÷ Redis with fsync"), 1.8);
         assert_eq!(median("one hot key, pipeline 1: processor time, a bare server ÷ Redis in memory"), 0.5);
+        assert_eq!(median("1 M keys, pipeline 1: a bare server that counts ÷ Redis in memory"), 0.8);
         assert_eq!(median("memory per counter, Tally ÷ Redis"), 1.5);
     }
 

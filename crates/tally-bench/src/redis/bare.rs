@@ -1,8 +1,10 @@
-//! The bare server: one that does nothing but receive, flush and answer.
+//! The bare server: one that does nothing but receive, flush and answer, or these and count.
 //!
-//! One thread takes whatever has arrived on all connections, writes a page to a file as Tally's journal does, syncs it and
-//! answers every request with the same number. It neither reads requests nor counts. What it reaches beside Redis is what flushing
-//! before every answer leaves, on this machine and under this load, to any server that talks to its clients this way.
+//! One thread takes whatever has arrived on all connections, writes pages to a file as Tally's journal does, syncs it and
+//! answers. Without counting it does not even read the requests, and every answer is the same number: what it reaches beside
+//! Redis is what flushing before every answer leaves, on this machine and under this load, to any server that talks to its
+//! clients this way. Counting, it reads `INCR`, applies it to Tally's own state machine and writes what the journal would: no
+//! other command, no other thread, no lock, no store, no runtime, no metrics.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -14,10 +16,13 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use tally_engine::disk::{DIRECT_ALIGN_BYTES, Disk, DiskFile, RealDisk};
 
+use super::counting::Counting;
 use crate::Failure;
 
-/// Bytes of journal for a flush: a small frame. Its page is written.
-const FRAME_BYTES: u64 = 64;
+/// Bytes of journal for a flush without counting: a small frame. Its page is written.
+const FRAME_BYTES: usize = 64;
+/// The longest frame.
+const FRAME_BYTES_MAX: usize = 1 << 20;
 /// Length of the file, written before the first flush and over and over.
 const FILE_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 64 << 10;
@@ -25,34 +30,45 @@ const CONNECTIONS_MAX: usize = 1024;
 const LISTENER: Token = Token(usize::MAX);
 const ANSWER: &[u8] = b":1234567\r\n";
 
-/// Where the bare server keeps its file.
+/// Where the bare server keeps its file, and what it does.
 #[derive(Debug, clap::Args)]
 pub struct BareArgs {
     /// An empty directory.
     dir: PathBuf,
+    /// Count.
+    #[arg(long)]
+    counting: bool,
 }
 
 /// Serves until it is ended; prints where.
 pub fn serve(args: &BareArgs) -> Result<(), Failure> {
-    Bare::new(&args.dir).and_then(Bare::run).map_err(|error| Failure::new(&error))
+    let counting = args.counting.then(Counting::new);
+    Bare::new(&args.dir, counting).and_then(Bare::run).map_err(|error| Failure::new(&error))
 }
 
 struct Bare {
     poll: Poll,
     listener: TcpListener,
-    connections: BTreeMap<usize, TcpStream>,
+    connections: BTreeMap<usize, Connection>,
     accepted: usize,
     file: Arc<dyn DiskFile>,
-    /// A page and what it takes to begin where one does.
-    page: Vec<u8>,
+    /// Pages, and what it takes to begin where one does.
+    pages: Vec<u8>,
     written: u64,
     buffer: Vec<u8>,
+    counting: Option<Counting>,
     /// Requests so far, as `INFO` tells them.
     requests: u64,
 }
 
+struct Connection {
+    stream: TcpStream,
+    /// The beginning of a request whose end has not arrived.
+    rest: Vec<u8>,
+}
+
 impl Bare {
-    fn new(dir: &Path) -> io::Result<Bare> {
+    fn new(dir: &Path, counting: Option<Counting>) -> io::Result<Bare> {
         let poll = Poll::new()?;
         let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -63,14 +79,15 @@ impl Bare {
         }
         file.sync()?;
         file.bypass_cache();
-        let (page, buffer) = (vec![7; 2 * DIRECT_ALIGN_BYTES], vec![0; READ_BYTES]);
+        let (pages, buffer) = (vec![7; FRAME_BYTES_MAX + 3 * DIRECT_ALIGN_BYTES], vec![0; READ_BYTES]);
         let connections = BTreeMap::new();
-        Ok(Bare { poll, listener, connections, accepted: 0, file, page, written: 0, buffer, requests: 0 })
+        Ok(Bare { poll, listener, connections, accepted: 0, file, pages, written: 0, buffer, counting, requests: 0 })
     }
 
     fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(CONNECTIONS_MAX);
         let mut asked: Vec<(usize, usize)> = Vec::new();
+        let mut answer = Vec::new();
         loop {
             self.poll.poll(&mut events, None)?;
             for event in &events {
@@ -84,8 +101,13 @@ impl Bare {
             }
             self.flush()?;
             for (at, requests) in asked.drain(..) {
+                answer.clear();
+                match &mut self.counting {
+                    Some(counting) => counting.answer(requests, &mut answer),
+                    None => (0..requests).for_each(|_| answer.extend_from_slice(ANSWER)),
+                }
                 // A client that is gone needs no answer.
-                let _ = self.connections.get_mut(&at).map(|stream| stream.write(&ANSWER.repeat(requests)));
+                let _ = self.connections.get_mut(&at).map(|connection| connection.stream.write(&answer));
             }
         }
     }
@@ -95,14 +117,14 @@ impl Bare {
             stream.set_nodelay(true)?;
             self.accepted += 1;
             self.poll.registry().register(&mut stream, Token(self.accepted), Interest::READABLE)?;
-            self.connections.insert(self.accepted, stream);
+            self.connections.insert(self.accepted, Connection { stream, rest: Vec::new() });
         }
         Ok(())
     }
 
     /// How many requests have arrived that are to be answered after the flush.
     fn receive(&mut self, at: usize) -> Option<usize> {
-        let stream = self.connections.get_mut(&at)?;
+        let Connection { stream, rest } = self.connections.get_mut(&at)?;
         let read = match stream.read(&mut self.buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Ok(0) | Err(_) => {
@@ -112,25 +134,42 @@ impl Bare {
             Ok(read) => read,
         };
         let bytes = self.buffer.get(..read)?;
-        let requests = bytes.iter().filter(|byte| **byte == b'*').count();
-        self.requests += requests as u64;
         let is = |name: &[u8]| bytes.windows(name.len()).take(32).any(|window| window == name);
+        let begun = || bytes.iter().filter(|byte| **byte == b'*').count();
         if is(b"INFO") {
+            self.requests += 1;
             let text = format!("total_commands_processed:{}\r\n", self.requests);
             let _ = write!(stream, "${}\r\n{text}\r\n", text.len());
-        } else if is(b"CONFIG") {
-            let _ = stream.write(&b"*0\r\n".repeat(requests));
-        } else {
-            return Some(requests).filter(|requests| *requests > 0);
+            return None;
         }
-        None
+        if is(b"CONFIG") {
+            self.requests += begun() as u64;
+            let _ = stream.write(&b"*0\r\n".repeat(begun()));
+            return None;
+        }
+        let requests = match &mut self.counting {
+            Some(counting) => counting.take(rest, bytes),
+            None => begun(),
+        };
+        self.requests += requests as u64;
+        Some(requests).filter(|requests| *requests > 0)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let start = self.page.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
-        let page = self.page.get(start..start + DIRECT_ALIGN_BYTES).unwrap_or_default();
-        self.file.write_at(self.written - self.written % DIRECT_ALIGN_BYTES as u64, page)?;
-        self.written = (self.written + FRAME_BYTES) % FILE_BYTES;
+        let start = self.pages.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
+        let pages = self.pages.get_mut(start..).unwrap_or_default();
+        let within = (self.written % DIRECT_ALIGN_BYTES as u64) as usize;
+        let mut len = FRAME_BYTES;
+        if let Some(counting) = &mut self.counting {
+            let frame = counting.apply();
+            len = frame.len();
+            let room = pages.get_mut(within..within + len).ok_or(io::ErrorKind::FileTooLarge)?;
+            room.copy_from_slice(frame);
+        }
+        let whole = (within + len).next_multiple_of(DIRECT_ALIGN_BYTES);
+        let pages = pages.get(..whole).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.file.write_at(self.written - within as u64, pages)?;
+        self.written = (self.written + len as u64) % (FILE_BYTES - 2 * FRAME_BYTES_MAX as u64);
         self.file.sync()
     }
 }

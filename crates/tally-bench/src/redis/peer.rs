@@ -27,11 +27,15 @@ pub enum Kind {
     RedisFsync,
     /// A server that only receives, flushes and answers.
     Bare,
+    /// One that counts as well.
+    BareCounting,
 }
 
 impl Kind {
-    /// Those that count, in the order of the table.
-    pub const ALL: [Kind; 3] = [Kind::Tally, Kind::RedisMemory, Kind::RedisFsync];
+    /// In the order of the table.
+    pub const ALL: [Kind; 5] = [Kind::Tally, Kind::RedisMemory, Kind::RedisFsync, Kind::Bare, Kind::BareCounting];
+    /// Those that do less than a server has to.
+    pub const BARE: [Kind; 2] = [Kind::Bare, Kind::BareCounting];
 
     /// What the table calls it.
     pub fn name(self) -> &'static str {
@@ -40,6 +44,7 @@ impl Kind {
             Kind::RedisMemory => "Redis in memory",
             Kind::RedisFsync => "Redis with fsync",
             Kind::Bare => "a bare server",
+            Kind::BareCounting => "a bare server that counts",
         }
     }
 }
@@ -63,7 +68,8 @@ impl Peer {
                 let Tally { process, resp_port, .. } = Tally::start(&dir.join("data"))?;
                 return Ok(Peer { kind, port: resp_port, process });
             }
-            Kind::Bare => return Peer::start_bare(dir),
+            Kind::Bare => return Peer::start_bare(kind, dir, &[]),
+            Kind::BareCounting => return Peer::start_bare(kind, dir, &["--counting"]),
             Kind::RedisMemory => &["--appendonly", "no"],
             Kind::RedisFsync => &["--appendonly", "yes", "--appendfsync", "always"],
         };
@@ -86,17 +92,17 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Starts this very program as the bare server.
-    fn start_bare(dir: &Path) -> Result<Peer, Failure> {
+    /// Starts this very program as a bare server.
+    fn start_bare(kind: Kind, dir: &Path, args: &[&str]) -> Result<Peer, Failure> {
         let started = std::env::current_exe().and_then(|program| {
-            Command::new(program).arg("bare").arg(dir).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+            Command::new(program).arg("bare").arg(dir).args(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
         });
         let mut process = Owned(started.map_err(|error| Failure::new(&error))?);
         let mut line = String::new();
         let said = process.0.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut line));
         let port = line.trim_end().rsplit(':').next().and_then(|port| port.parse().ok());
         match (said, port) {
-            (Some(Ok(_)), Some(port)) => Ok(Peer { kind: Kind::Bare, port, process }),
+            (Some(Ok(_)), Some(port)) => Ok(Peer { kind, port, process }),
             _ => Err(Failure::new(&"the bare server did not say where it listens")),
         }
     }

@@ -1,0 +1,116 @@
+//! What the bare server does when it counts: Tally's state machine and nothing around it.
+
+use std::io::Write;
+
+use tally_core::batch::{Events, SlotOutcome, encode};
+use tally_core::key::KeyRef;
+use tally_core::outcome::Outcome;
+use tally_core::partition::Partition;
+use tally_core::time::Millis;
+
+use crate::stopwatch::Stopwatch;
+
+/// Any seed will do: nobody attacks it.
+const SEED: u64 = 1;
+
+/// Counters, and the requests since the last flush.
+pub struct Counting {
+    partition: Partition,
+    events: Events,
+    outcomes: Vec<Outcome>,
+    frame: Vec<u8>,
+    /// Values that were not answered yet.
+    values: std::vec::IntoIter<i64>,
+    watch: Stopwatch,
+}
+
+impl Counting {
+    /// No counters.
+    pub fn new() -> Self {
+        Counting {
+            partition: Partition::new(SEED),
+            events: Events::new(SEED),
+            outcomes: Vec::new(),
+            frame: Vec::new(),
+            values: Vec::new().into_iter(),
+            watch: Stopwatch::start(),
+        }
+    }
+
+    /// Takes every whole `INCR` of `rest` and `bytes` together, and leaves what is not whole in `rest`. Says how many.
+    pub fn take(&mut self, rest: &mut Vec<u8>, bytes: &[u8]) -> usize {
+        let mut kept = std::mem::take(rest);
+        let (mut left, mut taken) = (bytes, 0);
+        if !kept.is_empty() {
+            kept.extend_from_slice(bytes);
+            left = &kept;
+        }
+        while let Some((key, behind)) = increment(left) {
+            self.events.add(key, 1);
+            taken += 1;
+            left = behind;
+        }
+        rest.extend_from_slice(left);
+        taken
+    }
+
+    /// Applies what was taken; what the journal would write.
+    pub fn apply(&mut self) -> &[u8] {
+        let now = Millis((self.watch.seconds() * 1e3) as u64);
+        self.outcomes.clear();
+        self.partition.apply(now, self.events.batch(), &mut self.outcomes);
+        self.frame.clear();
+        encode(self.events.batch(), now, &mut self.frame);
+        let of_slot = |slot| SlotOutcome { outcome: self.outcomes[slot], base: 0, joined: true };
+        let values: Vec<i64> = self.events.outcomes(of_slot).map(|outcome| outcome.map_or(0, |of| of.value)).collect();
+        self.values = values.into_iter();
+        self.events.clear();
+        &self.frame
+    }
+
+    /// Appends the answers to the next so many requests.
+    pub fn answer(&mut self, requests: usize, to: &mut Vec<u8>) {
+        for value in self.values.by_ref().take(requests) {
+            // Memory takes it.
+            let _ = write!(to, ":{value}\r\n");
+        }
+    }
+}
+
+/// The key of an `INCR`, and what comes behind it.
+fn increment(bytes: &[u8]) -> Option<(KeyRef<'_>, &[u8])> {
+    let (_, behind) = word(bytes.strip_prefix(b"*2\r\n")?)?;
+    let (key, behind) = word(behind)?;
+    Some((KeyRef::new(key).ok()?, behind))
+}
+
+/// A word, and what comes behind it.
+fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\r')?;
+    let digits = bytes.get(..end)?.strip_prefix(b"$")?;
+    let len = digits.iter().fold(0, |len, digit| len * 10 + usize::from(digit.wrapping_sub(b'0')));
+    let from = end + 2;
+    let behind = bytes.get(from + len + 2..)?;
+    Some((bytes.get(from..from + len)?, behind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis::client::encode;
+
+    #[test]
+    fn it_counts_what_arrives_in_pieces() {
+        let mut counting = Counting::new();
+        let sent = [encode(&["INCR", "a"]), encode(&["INCR", "b"]), encode(&["INCR", "a"])].concat();
+        let (mut rest, mut taken) = (Vec::new(), 0);
+        for piece in sent.chunks(5) {
+            taken += counting.take(&mut rest, piece);
+        }
+        assert_eq!((taken, rest.len()), (3, 0));
+        assert!(!counting.apply().is_empty());
+        let mut answers = Vec::new();
+        counting.answer(3, &mut answers);
+        assert_eq!(answers, b":1\r\n:1\r\n:2\r\n");
+    }
+}
