@@ -19,7 +19,9 @@ const LONG: u8 = u8::MAX;
 const LONG_KEY_BYTES: usize = 32;
 /// What an expiry costs at the most: its entry in a tree whose nodes may be half empty.
 pub(crate) const EXPIRY_BYTES: usize = 40;
-const CHUNK_CELLS: usize = 1 << 13;
+/// Cells are allocated so many at a time: half a mebibyte, to the allocator a size of its own. Anything larger begins and ends
+/// where one of its slices does, and what is left of the last one is resident all the same where large pages are in use.
+const CHUNK_CELLS: usize = (512 << 10) / size_of::<Cell>();
 const SHARDS: usize = 64;
 
 #[derive(Clone, Copy)]
