@@ -1,5 +1,7 @@
 //! Keys and the namespaces they name.
 
+use std::borrow::Borrow;
+
 use crate::limits::KEY_BYTES_MAX;
 
 /// The namespace of a key that names none.
@@ -77,6 +79,13 @@ impl Key {
     /// The bytes of the key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Keys are ordered and compared by their bytes, so that a set of them can be asked for bytes.
+impl Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
         &self.0
     }
 }

@@ -21,3 +21,4 @@ pub mod surface;
 mod table;
 pub mod time;
 pub mod varint;
+pub mod wanted;

@@ -116,11 +116,14 @@ impl Partition {
         }
     }
 
-    /// A partition whose state is in the store, to be brought to memory as it is used.
+    /// A partition whose state is in the store, to be brought to memory as it is used, within `budget_bytes`.
     #[must_use]
-    pub fn beside_store(seed: u64, meta: Meta) -> Self {
+    pub fn beside_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
+        let mut table = Table::new(seed);
+        table.reserve(meta.counters, budget_bytes);
         Partition {
             clock: meta.clock,
+            table,
             counters: meta.counters,
             expiring: meta.expiring,
             seen: Seen::beside_store(),

@@ -27,7 +27,7 @@ const VERSION_EXPIRES: u8 = 2;
 /// Version of a whole that says how many counters expire.
 const VERSION_COUNTS_EXPIRING: u8 = 2;
 
-const COUNTER: u8 = b'c';
+pub(crate) const COUNTER: u8 = b'c';
 const REQUEST: u8 = b'i';
 const LEDGER: u8 = b'l';
 const HEAD: u8 = b'h';
@@ -225,24 +225,7 @@ impl Records {
 
     /// Sorts by key.
     pub fn sort(&mut self) {
-        // Most keys share their beginning and differ soon after it: eight bytes from there on decide most comparisons
-        // without touching the keys, which lie all over the buffer.
-        let (bytes, places) = (&self.bytes, &mut self.places);
-        let Some(first) = places.first().map(|place| place.key(bytes)) else {
-            return;
-        };
-        let shared = places.iter().fold(first.len(), |shared, place| {
-            let key = place.key(bytes);
-            first[..shared].iter().zip(key).take_while(|(a, b)| a == b).count()
-        });
-        let mut keyed: Vec<(u64, Place)> =
-            places.iter().map(|place| (leading(&place.key(bytes)[shared..]), *place)).collect();
-        keyed.sort_unstable_by(|(a_leads, a), (b_leads, b)| {
-            a_leads.cmp(b_leads).then_with(|| a.key(bytes).cmp(b.key(bytes)))
-        });
-        for (place, (_, sorted)) in places.iter_mut().zip(keyed) {
-            *place = sorted;
-        }
+        sort_by_bytes(&mut self.places, self.bytes.as_slice(), |place, bytes| place.key(bytes));
     }
 
     /// The entries: key, and value or `None` for a removal.
@@ -348,6 +331,23 @@ impl Records {
         let key_len = (self.bytes.len() - start) as u16;
         self.places.push(Place { start: start as u32, key_len, value_len: None });
     }
+}
+
+/// Sorts by the bytes of a key, which `key_of` finds in an item or in `beside`. Most keys share their beginning and differ soon after it: eight bytes from there on decide
+/// most comparisons without touching the keys, which may lie all over memory.
+pub fn sort_by_bytes<T, B: ?Sized>(items: &mut Vec<T>, beside: &B, key_of: impl for<'k> Fn(&'k T, &'k B) -> &'k [u8]) {
+    let Some(first) = items.first().map(|first| key_of(first, beside)) else {
+        return;
+    };
+    let shared = items.iter().fold(first.len(), |shared, item| {
+        first[..shared].iter().zip(key_of(item, beside)).take_while(|(a, b)| a == b).count()
+    });
+    let lead = |item: T| (leading(&key_of(&item, beside)[shared..]), item);
+    let mut keyed: Vec<(u64, T)> = items.drain(..).map(lead).collect();
+    keyed.sort_unstable_by(|(a_leads, a), (b_leads, b)| {
+        a_leads.cmp(b_leads).then_with(|| key_of(a, beside).cmp(key_of(b, beside)))
+    });
+    items.extend(keyed.into_iter().map(|(_, item)| item));
 }
 
 /// The first eight bytes as a number that sorts as they do; missing ones count as zero, and ties are settled in full.

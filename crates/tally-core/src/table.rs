@@ -23,6 +23,9 @@ pub(crate) const EXPIRY_BYTES: usize = 40;
 /// where one of its slices does, and what is left of the last one is resident all the same where large pages are in use.
 const CHUNK_CELLS: usize = (512 << 10) / size_of::<Cell>();
 const SHARDS: usize = 64;
+/// What a counter takes at the most, but for what lies beside its cell: the cell, its share of a half-full index that may
+/// have to double, and its bits.
+const COUNTER_BYTES: usize = size_of::<Cell>() + 24;
 
 #[derive(Clone, Copy)]
 struct Cell {
@@ -80,6 +83,16 @@ impl Table {
         self.used - self.free.len()
     }
 
+    /// Makes room in the index for so many counters, or as many as fit into the budget: an index that grows looks at the
+    /// keys of all its cells again.
+    pub(crate) fn reserve(&mut self, counters: u64, budget_bytes: usize) {
+        let fitting = budget_bytes / COUNTER_BYTES;
+        let each = usize::try_from(counters).unwrap_or(usize::MAX).min(fitting) / SHARDS;
+        for shard in &mut self.index {
+            shard.reserve(each, |_| 0);
+        }
+    }
+
     /// Bytes held, by what was allocated.
     pub(crate) fn memory_bytes(&self) -> usize {
         let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
@@ -94,10 +107,8 @@ impl Table {
 
     /// Bytes that `incoming` insertions would add to what is allocated, keys beside the cells left out.
     pub(crate) fn growth_bytes(&self, incoming: usize) -> usize {
-        // A cell, its share of a half-full index that may have to double, and its bits.
-        const PER_COUNTER: usize = size_of::<Cell>() + 24;
         let free = self.free.len() + self.chunks.len() * CHUNK_CELLS - self.used;
-        incoming.saturating_sub(free).next_multiple_of(CHUNK_CELLS) * PER_COUNTER
+        incoming.saturating_sub(free).next_multiple_of(CHUNK_CELLS) * COUNTER_BYTES
     }
 
     /// Bytes of cells and index, which only ever grow.

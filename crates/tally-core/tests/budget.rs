@@ -92,8 +92,21 @@ fn expiries_stay_within_the_budget() {
 }
 
 #[test]
+fn a_partition_beside_a_full_store_makes_room_for_what_will_fit_and_no_more() {
+    const BUDGET: usize = 64 << 20;
+    let room_for = |counters| {
+        let meta = Meta { clock: Millis(0), counters, expiring: 0 };
+        Partition::beside_store(SEED, meta, BUDGET).memory_bytes()
+    };
+    assert_eq!(room_for(0), 0);
+    assert!((100_000 * 5..100_000 * 16).contains(&room_for(100_000)), "{}", room_for(100_000));
+    assert_eq!(room_for(u64::MAX), room_for(10_000_000), "as many as the budget allows");
+    assert!(room_for(u64::MAX) < BUDGET / 8, "the rest is for the counters themselves");
+}
+
+#[test]
 fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
-    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 });
+    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Room::Enough);

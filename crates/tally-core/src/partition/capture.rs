@@ -11,7 +11,7 @@ use super::Partition;
 use crate::bits::Bits;
 use crate::book::Pages;
 use crate::event::RequestId;
-use crate::key::Key;
+use crate::key::{Key, KeyRef};
 use crate::ledger::ChainHead;
 use crate::record::{Meta, Records, request_key, write_request};
 use crate::seen::{FirstOutcome, Layer};
@@ -237,11 +237,9 @@ impl Partition {
 
     /// Whether the key was deleted and the store may not know yet.
     #[must_use]
-    pub fn is_removed(&self, key: &Key) -> bool {
-        self.removed.contains(key)
-            || self
-                .capturing
-                .as_ref()
-                .is_some_and(|capturing| capturing.removed.contains(key) && self.held(key.as_ref()).is_none())
+    pub fn is_removed(&self, key: KeyRef<'_>) -> bool {
+        let was_removed = |capturing: &Capturing| capturing.removed.contains(key.as_bytes());
+        self.removed.contains(key.as_bytes())
+            || self.capturing.as_ref().is_some_and(was_removed) && self.held(key).is_none()
     }
 }

@@ -1,7 +1,7 @@
 //! What is in memory and what is only in the store.
 
-use super::Partition;
 use super::capture::Capturing;
+use super::{LOOK_AHEAD, Partition};
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::counter::is_due;
@@ -11,6 +11,7 @@ use crate::limits::KEY_BYTES_MAX;
 use crate::record;
 use crate::table::{CellId, EXPIRY_BYTES, Table};
 use crate::time::{Millis, Position};
+use crate::wanted::Wanted;
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,35 +41,47 @@ const BESIDE_SHARE: usize = 8;
 pub struct Malformed;
 
 impl Partition {
-    /// Appends the store keys of everything the batch needs that is not in memory and that, as far as `may_hold` knows,
-    /// the store may hold, which stands `at` this position.
-    pub fn wants(&self, batch: &Batch, at: Position, may_hold: impl Fn(&[u8]) -> bool, store_keys: &mut Vec<Vec<u8>>) {
+    /// Appends the store keys of everything the batch needs that is not in memory and that the store, which stands `at` this
+    /// position, may hold. Keys may repeat.
+    pub fn wants(&self, batch: &Batch, at: Position, wanted: &mut Wanted) {
         if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
             return;
         }
         let looked = batch.looked_at(at);
-        for event in batch.iter() {
-            let event = EventRef { unstored: event.unstored && looked, ..event };
-            self.wants_of(&event, &mut |store_key| {
-                if may_hold(store_key) {
-                    store_keys.push(store_key.to_vec());
-                }
-            });
+        let (mut events, mut ahead) = (batch.iter(), batch.iter());
+        while events.len() > 0 {
+            // As `look_ahead`, for counters alone.
+            let mut cells = [None; LOOK_AHEAD];
+            for (cell, event) in cells.iter_mut().zip(&mut ahead) {
+                *cell = self.table.candidate(event.hash);
+            }
+            for cell in cells.iter().flatten() {
+                self.table.fetch(*cell);
+            }
+            for cell in cells {
+                let Some(event) = events.next() else {
+                    break;
+                };
+                let event = EventRef { unstored: event.unstored && looked, ..event };
+                self.wants_of(&event, cell, wanted);
+            }
         }
     }
 
-    fn wants_of(&self, event: &EventRef<'_>, want: &mut impl FnMut(&[u8])) {
+    /// The store keys of what an event needs, whose counter is probably in this cell.
+    fn wants_of(&self, event: &EventRef<'_>, cell: Option<CellId>, wanted: &mut Wanted) {
         if let Some(id) = event.request_id
             && !event.unstored
             && self.seen.is_unknown(id)
         {
-            want(&record::request_key(id));
+            wanted.push(&record::request_key(id));
         }
         if event.change.is_correction() && self.book.is_head_unknown(event.key) {
-            want(&record::head_key(event.key));
+            wanted.push(&record::head_key(event.key));
         }
-        if self.is_counter_unknown(event.hash, event.key) {
-            want(&record::counter_key(event.key.as_bytes()));
+        let is_here = cell.is_some_and(|id| self.table.holds(id, event.key.as_bytes()));
+        if !is_here && self.is_counter_unknown(event.hash, event.key) {
+            wanted.push_joined(&[&[record::COUNTER], event.key.as_bytes()]);
         }
     }
 
@@ -79,7 +92,7 @@ impl Partition {
     }
 
     pub(super) fn is_counter_unknown(&self, hash: u64, key: KeyRef<'_>) -> bool {
-        self.in_store_only && self.table.find(hash, key.as_bytes()).is_none() && !self.is_removed(&key.to_key())
+        self.in_store_only && self.table.find(hash, key.as_bytes()).is_none() && !self.is_removed(key)
     }
 
     /// Brings back a record the store holds. What is in memory already is newer and stays.
@@ -217,6 +230,6 @@ impl Partition {
     /// Says whether the key is known to hold nothing, without asking the store.
     #[must_use]
     pub fn is_known_absent(&self, key: &Key) -> bool {
-        self.held(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key))
+        self.held(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key.as_ref()))
     }
 }

@@ -11,6 +11,7 @@ use tally_core::outcome::Outcome;
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
+use tally_core::wanted::Wanted;
 use tally_sim::model::{Event, Model, of_each, push_all};
 
 pub struct Beside {
@@ -60,13 +61,13 @@ impl Beside {
     }
 
     fn restore(&mut self, batches: &[Batch]) {
-        let mut wanted = Vec::new();
+        let mut wanted = Wanted::default();
         for batch in batches {
-            self.partition.wants(batch, Position(0), |_| true, &mut wanted);
+            self.partition.wants(batch, Position(0), &mut wanted);
         }
-        for key in wanted {
-            if let Some(value) = self.store.get(&key) {
-                self.partition.restore(&key, value).unwrap();
+        for key in wanted.iter() {
+            if let Some(value) = self.store.get(key) {
+                self.partition.restore(key, value).unwrap();
             }
         }
     }
@@ -141,8 +142,11 @@ impl Beside {
     /// Starts again from the store and the rest of the journal.
     pub fn restart(&mut self, seed: u64) {
         self.underway = None;
-        self.partition =
-            if self.store.is_empty() { Partition::new(seed) } else { Partition::beside_store(seed, self.meta()) };
+        self.partition = if self.store.is_empty() {
+            Partition::new(seed)
+        } else {
+            Partition::beside_store(seed, self.meta(), 1 << 20)
+        };
         let mut batches = Vec::new();
         let mut times = Vec::new();
         for payload in &self.journal[self.stored..] {
@@ -202,7 +206,7 @@ impl Beside {
             });
         }
         let stored = self.store.keys().filter_map(|key| record::counter_of(key)).map(|key| key.to_key());
-        keys.extend(stored.filter(|key| !self.partition.is_removed(key)));
+        keys.extend(stored.filter(|key| !self.partition.is_removed(key.as_ref())));
         keys
     }
 

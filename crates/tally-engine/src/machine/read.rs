@@ -234,7 +234,7 @@ impl Machine {
                 let state = self.state.lock();
                 let held = state.partition.held(key.as_ref()).or_else(|| record::read_counter(value));
                 let expired = held.is_some_and(|held| held.is_expired(now));
-                if !expired && !state.partition.is_removed(&key) {
+                if !expired && !state.partition.is_removed(key.as_ref()) {
                     found.insert(key, ());
                     taken += 1;
                 }

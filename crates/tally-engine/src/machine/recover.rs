@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tally_core::batch::{Batch, Combiner, decode};
 use tally_core::partition::{Malformed, Partition};
 use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
+use tally_core::wanted::Wanted;
 
 use super::{Flushing, Machine, Open, Settings, State};
 use crate::clock::Clock;
@@ -58,11 +59,14 @@ struct Replay<'a> {
     partition: &'a mut Partition,
     batches: Vec<(Millis, Batch)>,
     events: usize,
+    /// Memory that can be used again.
+    spare: Vec<Batch>,
+    wanted: Wanted,
 }
 
 impl Replay<'_> {
     fn take(&mut self, payload: &[u8]) -> Result<(), journal::FrameError> {
-        let mut batch = Batch::default();
+        let mut batch = self.spare.pop().unwrap_or_default();
         let at = decode(payload, self.partition.seed(), &mut batch)?;
         self.events += batch.len();
         self.batches.push((at, batch));
@@ -73,40 +77,32 @@ impl Replay<'_> {
     }
 
     fn apply(&mut self) -> Result<(), StoreError> {
-        let mut wanted = Vec::new();
+        self.wanted.clear();
         for (_, batch) in &self.batches {
-            let store = self.store.glance();
-            self.partition.wants(batch, store.position(), |key| store.may_hold(key), &mut wanted);
+            self.partition.wants(batch, self.store.position(), &mut self.wanted);
         }
-        restore_all(self.store, self.partition, wanted)?;
+        restore_all(self.store, self.partition, &self.wanted)?;
         let mut outcomes = Vec::new();
-        for (at, batch) in self.batches.drain(..) {
+        for (at, mut batch) in self.batches.drain(..) {
             outcomes.clear();
             self.partition.apply(at, &batch, &mut outcomes);
+            batch.clear();
+            self.spare.push(batch);
         }
         self.events = 0;
         Ok(())
     }
 }
 
-/// Brings records from the store to memory, in one sweep in key order.
-fn restore_all(store: &Store, partition: &mut Partition, mut wanted: Vec<Vec<u8>>) -> Result<(), StoreError> {
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    wanted.sort_unstable();
-    wanted.dedup();
-    let keys: Vec<&[u8]> = wanted.iter().map(Vec::as_slice).collect();
+/// Brings records from the store to memory; says how many it looked for.
+fn restore_all(store: &Store, partition: &mut Partition, wanted: &Wanted) -> Result<usize, StoreError> {
     let mut malformed = None;
-    store.get_many(&keys, &mut |at, value| {
-        if partition.restore(keys[at], value) == Err(Malformed) {
-            malformed = Some(at);
+    let looked_for = store.get_many(wanted, &mut |key, value| {
+        if partition.restore(key, value) == Err(Malformed) {
+            malformed = Some(StoreError::malformed(key));
         }
     })?;
-    match malformed {
-        None => Ok(()),
-        Some(at) => Err(StoreError::malformed(keys[at])),
-    }
+    malformed.map_or(Ok(looked_for), Err)
 }
 
 /// What the store says of the partition as a whole. A store from before some of it was written down is counted once.
@@ -171,9 +167,16 @@ impl Machine {
         let meta = stored_meta(&store)?;
         let mut partition = match from {
             Position(0) => Partition::new(settings.seed),
-            _ => Partition::beside_store(settings.seed, meta),
+            _ => Partition::beside_store(settings.seed, meta, settings.partition_bytes(store.memory_bytes())),
         };
-        let mut replay = Replay { store: &store, partition: &mut partition, batches: Vec::new(), events: 0 };
+        let mut replay = Replay {
+            store: &store,
+            partition: &mut partition,
+            batches: Vec::new(),
+            events: 0,
+            spare: Vec::new(),
+            wanted: Wanted::default(),
+        };
         let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
         replay.apply()?;
         // What a replay starts afresh was counted when it happened.
@@ -213,8 +216,9 @@ impl Machine {
         })
     }
 
-    pub(super) fn restore_all(&self, partition: &mut Partition, wanted: Vec<Vec<u8>>) -> Result<(), StoreError> {
-        self.meters.store_reads.fetch_add(wanted.len() as u64, std::sync::atomic::Ordering::Relaxed);
-        restore_all(&self.store, partition, wanted)
+    pub(super) fn restore_all(&self, partition: &mut Partition, wanted: &Wanted) -> Result<(), StoreError> {
+        let looked_for = restore_all(&self.store, partition, wanted)?;
+        self.meters.store_reads.fetch_add(looked_for as u64, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use tally_core::batch::{Combiner, encode};
 use tally_core::partition::Room;
 use tally_core::surface::{Durability, EngineError};
 use tally_core::time::{Millis, Position};
+use tally_core::wanted::Wanted;
 
 use super::{Machine, State, is_backed_up};
 use crate::signal::lock;
@@ -97,10 +98,9 @@ impl Machine {
 
     /// Brings to memory what the batch needs and only the store holds.
     fn restore(&self, state: &mut State, combiner: &Combiner) -> Result<(), StoreError> {
-        let mut wanted = Vec::new();
-        let store = self.store.glance();
-        state.partition.wants(combiner.batch(), store.position(), |key| store.may_hold(key), &mut wanted);
-        self.restore_all(&mut state.partition, wanted)
+        let mut wanted = Wanted::default();
+        state.partition.wants(combiner.batch(), self.store.position(), &mut wanted);
+        self.restore_all(&mut state.partition, &wanted)
     }
 
     /// Queues the batch for the flusher, if room is reserved for it on disk.

@@ -99,7 +99,7 @@ impl RunCursor {
         }
         let index = &self.run.index;
         if self.next_block < index.len() && (self.next_block == 0 || index.separator(self.next_block) <= target) {
-            let block = index.find(target).max(self.next_block);
+            let block = index.find(target, self.next_block);
             self.enter(block)?;
         }
         // All of a later block is greater, so if this one is passed the next entry is the one.

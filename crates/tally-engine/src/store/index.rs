@@ -81,9 +81,18 @@ impl Index {
         self.separators.get(start..end_of(block)).unwrap_or_default()
     }
 
-    /// The only block that can hold `key`.
-    pub(super) fn find(&self, key: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
+    /// The only block from `from` on that can hold `key`. Looks close by first: who looks for many keys in order finds the
+    /// next one near the last.
+    pub(super) fn find(&self, key: &[u8], from: usize) -> usize {
+        let (mut low, mut high, mut step) = (from, self.len(), 1);
+        while low + step < high {
+            if self.separator(low + step) <= key {
+                low += step;
+                step *= 2;
+            } else {
+                high = low + step;
+            }
+        }
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             if self.separator(middle) <= key {
@@ -140,7 +149,9 @@ mod tests {
     #[test]
     fn a_key_lies_in_the_last_block_whose_separator_is_not_greater() {
         for (key, block) in [("", 0), ("a", 0), ("ezzz", 0), ("f", 1), ("flz", 1), ("fm", 2), ("w", 2), ("xx", 3)] {
-            assert_eq!(index().find(key.as_bytes()), block, "{key}");
+            for from in 0..=block {
+                assert_eq!(index().find(key.as_bytes(), from), block, "{key} from {from}");
+            }
         }
     }
 

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tally_core::time::Position;
+use tally_core::wanted::Wanted;
 
 use self::checkpoint::Pending;
 pub use self::checkpoint::{CheckpointWriter, Entry};
@@ -83,16 +84,10 @@ impl Glance {
         self.0.position
     }
 
-    /// False means that the store does not hold the key.
-    #[must_use]
-    pub fn may_hold(&self, key: &[u8]) -> bool {
-        self.0.may_hold(key)
-    }
-
-    /// The same for many keys, of which some may be judged too cautiously.
+    /// Whether the store may hold each of the keys: false means that it does not.
     #[must_use]
     pub fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
-        self.0.may_hold_each(keys)
+        self.0.holders(keys.iter().map(AsRef::as_ref)).into_iter().map(|holders| holders != 0).collect()
     }
 }
 
@@ -177,12 +172,11 @@ impl Store {
         self.version().get(key)
     }
 
-    /// Looks up many keys, which must ascend and may repeat. Calls `found` with the number of each key that has a
-    /// value, in order. Blocks are read and decoded at most once, so the closer the keys the cheaper each.
-    ///
-    /// A key that is smaller than one before it may be missed.
-    pub fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
-        self.version().get_many(keys, found)
+    /// Looks up many keys, in any order and some perhaps more than once. Calls `found` once for each that has a value,
+    /// in the order of keys. Blocks are read and decoded at most once, so the closer the keys the cheaper each. Says how many
+    /// keys it had to look for in runs: those that no run can hold cost little.
+    pub fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+        if keys.is_empty() { Ok(0) } else { self.version().get_many(keys, found) }
     }
 
     /// The store as it is now, to judge keys quickly.

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use tally_core::record::sort_by_bytes;
+use tally_core::wanted::Wanted;
+
 use super::cursor::{ReadAhead, RunCursor};
 use super::filter::hash;
 use super::merge::Merged;
@@ -20,45 +23,54 @@ impl Version {
         Ok(None)
     }
 
-    /// Whether some run may hold the key, as far as can be told without the disk.
-    pub(super) fn may_hold(&self, key: &[u8]) -> bool {
-        let hash = hash(key);
-        self.runs.iter().any(|run| run.may_hold(key, hash))
-    }
-
-    /// The same for many keys: run by run, so that what has to come from memory comes for many keys at once.
-    pub(super) fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
-        let smallest = keys.iter().map(AsRef::as_ref).min().unwrap_or_default();
-        let largest = keys.iter().map(AsRef::as_ref).max().unwrap_or_default();
-        let hashes: Vec<u64> = keys.iter().map(|key| hash(key.as_ref())).collect();
-        let mut held = vec![false; keys.len()];
-        for run in self.runs.iter().filter(|run| *run.smallest <= *largest && *smallest <= *run.largest) {
-            for (held, hash) in held.iter_mut().zip(&hashes) {
-                *held |= run.filter.may_contain(*hash);
-            }
-        }
-        held
-    }
-
-    pub(super) fn get_many(&self, keys: &[&[u8]], found: &mut dyn FnMut(usize, &[u8])) -> Result<(), StoreError> {
+    pub(super) fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+        let holders = self.holders(keys.iter());
+        let mut wanted: Vec<(usize, RunSet)> = holders.into_iter().enumerate().filter(|(_, of)| *of != 0).collect();
+        sort_by_bytes(&mut wanted, keys, |(number, _), keys| keys.key(*number));
+        wanted.dedup_by_key(|(number, _)| keys.key(*number));
         let mut readers: Vec<Reader<'_>> = self.runs.iter().map(|run| Reader { run, cursor: None }).collect();
-        for (number, key) in keys.iter().enumerate() {
-            let hash = hash(key);
-            for reader in &mut readers {
-                if let Some(cursor) = reader.find(key, hash)? {
+        for (number, holders) in &wanted {
+            let key = keys.key(*number);
+            for (_, reader) in readers.iter_mut().enumerate().filter(|(number, _)| holders & one_run(*number) != 0) {
+                if let Some(cursor) = reader.find(key)? {
                     // The newest run that knows the key decides, even if it says that it is gone.
                     if let Some(value) = cursor.value() {
-                        found(number, value);
+                        found(key, value);
                     }
                     break;
                 }
             }
         }
-        Ok(())
+        Ok(wanted.len())
+    }
+
+    /// Which runs may hold each of the keys, as far as can be told without the disk. Goes run by run, so that what has to
+    /// come from memory comes for many keys at once.
+    pub(super) fn holders<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Vec<RunSet> {
+        let smallest = keys.clone().min().unwrap_or_default();
+        let largest = keys.clone().max().unwrap_or_default();
+        let hashes: Vec<u64> = keys.map(hash).collect();
+        let mut holders = vec![0; hashes.len()];
+        for (number, run) in self.runs.iter().enumerate() {
+            if *run.smallest <= *largest && *smallest <= *run.largest {
+                for (holders, hash) in holders.iter_mut().zip(&hashes) {
+                    *holders |= if run.filter.may_contain(*hash) { one_run(number) } else { 0 };
+                }
+            }
+        }
+        holders
     }
 }
 
-/// A run in which ascending keys are looked up; its cursor is made when first needed.
+/// A set of runs. Those that have no bit of their own share the last.
+pub(super) type RunSet = u32;
+
+/// The set of one run.
+fn one_run(number: usize) -> RunSet {
+    1 << number.min(RunSet::BITS as usize - 1)
+}
+
+/// A run in which ascending keys are looked for; its cursor is made when first needed.
 struct Reader<'a> {
     run: &'a Arc<Run>,
     cursor: Option<RunCursor>,
@@ -66,10 +78,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// The cursor, on the entry of `key`, if the run has one.
-    fn find(&mut self, key: &[u8], hash: u64) -> Result<Option<&RunCursor>, StoreError> {
-        if !self.run.may_hold(key, hash) {
-            return Ok(None);
-        }
+    fn find(&mut self, key: &[u8]) -> Result<Option<&RunCursor>, StoreError> {
         let cursor = self.cursor.get_or_insert_with(|| RunCursor::new(Arc::clone(self.run), ReadAhead::Never));
         let found = cursor.seek(key)? && cursor.key() == key;
         Ok(found.then_some(&*cursor))

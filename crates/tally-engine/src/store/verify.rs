@@ -74,7 +74,7 @@ fn check_entry(run: &Run, block: usize, last: Option<&[u8]>, key: &[u8]) -> Resu
     if last.is_none() && key != &*run.smallest {
         return wrong("the run does not begin with its smallest key");
     }
-    if run.index.find(key) != block {
+    if run.index.find(key, 0) != block {
         return wrong("the index leads elsewhere");
     }
     if !run.filter.may_contain(hash(key)) {

@@ -89,7 +89,7 @@ fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
     let in_damaged_block = 3u32.to_be_bytes();
     let Err(StoreError::Damaged { file, offset, .. }) = store.get(&in_damaged_block) else { panic!() };
     assert_eq!((file.as_str(), offset), (RUN, 24));
-    assert!(store.get_many(&[&in_damaged_block], &mut |_, _| {}).is_err());
+    assert!(store.get_many(&[in_damaged_block].iter().collect(), &mut |_, _| {}).is_err());
     assert_eq!(store.get(&[3]).unwrap(), Some(vec![]));
     let mut scan = store.scan(b"");
     assert!(scan.next().unwrap().is_err());

@@ -96,10 +96,10 @@ fn a_store_of_many_blocks_on_a_real_disk_finds_every_key_and_no_other() {
         assert_eq!(store.get(key).unwrap().as_ref(), expected.get(key.as_slice()));
     }
     for step in [1, 3, 400, 9_000] {
-        let keys: Vec<&[u8]> = keys.iter().step_by(step).flat_map(|key| [key.as_slice(), key]).collect();
+        let keys: Vec<Vec<u8>> = keys.iter().step_by(step).map(|key| key.to_vec()).collect();
         let mut found = Vec::new();
-        store.get_many(&keys, &mut |number, value| found.push((number, value.to_vec()))).unwrap();
-        let present = keys.iter().enumerate().filter_map(|(number, &key)| Some((number, expected.get(key)?.clone())));
+        store.get_many(&keys.iter().collect(), &mut |key, value| found.push((key.to_vec(), value.to_vec()))).unwrap();
+        let present = keys.into_iter().filter_map(|key| Some((key.clone(), expected.get(&key)?.clone())));
         assert!(found.into_iter().eq(present), "every {step}");
     }
     for start in keys.iter().step_by(30_011) {
@@ -111,6 +111,29 @@ fn a_store_of_many_blocks_on_a_real_disk_finds_every_key_and_no_other() {
     let summary = Store::verify(disk().as_ref(), &mut |done, total| heard = (done, total)).unwrap();
     assert_eq!((summary.entries, summary.runs, summary.position), (80_000, 2, Position(2)));
     assert_eq!(heard, (store.disk_bytes(), store.disk_bytes()));
+}
+
+#[test]
+fn many_keys_are_found_however_many_runs_there_are_and_looked_for_only_where_they_may_be() {
+    let store = open(&MemDisk::new());
+    for run in 0..70u32 {
+        checkpoint(&store, &put([run, run + 1_000], &format!("of run {run}")), u64::from(run) + 1);
+    }
+    checkpoint(&store, &removed([3, 69]), 71);
+    assert_eq!(store.runs(), 71);
+    let ask = |keys: &mut dyn Iterator<Item = u32>| {
+        let mut found = Contents::new();
+        let keys = keys.map(u32::to_be_bytes).collect();
+        let looked_for =
+            store.get_many(&keys, &mut |key, value| assert!(found.insert(key.into(), value.into()).is_none()));
+        (found, looked_for.unwrap())
+    };
+    assert_eq!(ask(&mut (0..2_000).rev().chain(0..2_000)).0, contents(&store));
+    let (found, looked_for) = ask(&mut (0..2_000).map(|n| n + 1_000_000));
+    assert!(found.is_empty() && looked_for == 0, "no run reaches so far");
+    let (found, looked_for) = ask(&mut (200..900));
+    assert!(found.is_empty() && looked_for < 700, "filters tell of most: {looked_for}");
+    assert_eq!(ask(&mut (0..0)), (Contents::new(), 0));
 }
 
 #[test]

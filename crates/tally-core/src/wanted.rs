@@ -1,0 +1,61 @@
+//! Store keys of what is needed and only the store may hold.
+
+/// Keys one after the other in one buffer, so that many of them cost no allocation each.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    bytes: Vec<u8>,
+    /// Where each key ends.
+    ends: Vec<usize>,
+}
+
+impl Wanted {
+    /// Adds a key.
+    pub fn push(&mut self, key: &[u8]) {
+        self.push_joined(&[key]);
+    }
+
+    /// Adds a key that is put together from parts.
+    pub(crate) fn push_joined(&mut self, parts: &[&[u8]]) {
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Number of keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The key with this number; empty for one that does not exist.
+    #[must_use]
+    pub fn key(&self, number: usize) -> &[u8] {
+        let end_of = |number: usize| self.ends.get(number).copied().unwrap_or(0);
+        let start = number.checked_sub(1).map_or(0, end_of);
+        self.bytes.get(start..end_of(number)).unwrap_or_default()
+    }
+
+    /// All keys, in the order they were added.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> + Clone {
+        (0..self.len()).map(|number| self.key(number))
+    }
+
+    /// Forgets the keys, keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+impl<K: AsRef<[u8]>> FromIterator<K> for Wanted {
+    fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
+        let mut wanted = Wanted::default();
+        keys.into_iter().for_each(|key| wanted.push(key.as_ref()));
+        wanted
+    }
+}
