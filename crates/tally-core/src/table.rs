@@ -101,6 +101,7 @@ impl Table {
             + cells
             + self.bytes_beside_cells()
             + self.free.capacity() * 4
+            + self.free_long_keys.len() * LONG_KEY_BYTES
             + self.recent.memory_bytes()
             + self.live.memory_bytes()
     }
@@ -121,8 +122,10 @@ impl Table {
         if key.len() <= INLINE_MAX { 0 } else { key.len() + LONG_KEY_BYTES }
     }
 
-    fn bytes_beside_cells(&self) -> usize {
-        self.long_key_bytes + self.long_keys.len() * LONG_KEY_BYTES + self.expiries.len() * EXPIRY_BYTES
+    /// Bytes that become less when counters leave.
+    pub(crate) fn bytes_beside_cells(&self) -> usize {
+        let long_keys = self.long_keys.len() - self.free_long_keys.len();
+        self.long_key_bytes + long_keys * LONG_KEY_BYTES + self.expiries.len() * EXPIRY_BYTES
     }
 
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<CellId> {

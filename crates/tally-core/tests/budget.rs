@@ -22,16 +22,24 @@ fn checkpoint(partition: &mut Partition) {
 
 /// Applies batches, with a checkpoint whenever one is needed, and sees that memory stays within the budget.
 fn count(partition: &mut Partition, batches: u64, fill: impl Fn(u64, &mut Events)) {
+    count_within(BUDGET, partition, batches, fill);
+}
+
+/// The same with another budget for what is new. Says how many checkpoints it took.
+fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: impl Fn(u64, &mut Events)) -> usize {
+    let mut checkpoints = 0;
     for batch in 0..batches {
         let mut events = Events::new(SEED);
         (0..500).for_each(|event| fill(batch * 500 + event, &mut events));
-        if partition.make_room(events.batch(), BUDGET) == Room::NeedsCheckpoint {
+        if partition.make_room(events.batch(), budget) == Room::NeedsCheckpoint {
             checkpoint(partition);
-            assert_eq!(partition.make_room(events.batch(), BUDGET), Room::Enough, "after a checkpoint there is room");
+            checkpoints += 1;
+            assert_eq!(partition.make_room(events.batch(), budget), Room::Enough, "after a checkpoint there is room");
         }
         partition.apply(Millis(batch), events.batch(), &mut Vec::new());
         assert!(partition.memory_bytes() <= BUDGET + SLACK, "{} bytes after batch {batch}", partition.memory_bytes());
     }
+    checkpoints
 }
 
 fn key(text: &str) -> Key {
@@ -44,6 +52,36 @@ fn long_keys_take_the_place_of_short_ones() {
     count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
     count(&mut partition, 100, |n, events| events.add(key(&format!("long:{n:0>500}")).as_ref(), 1));
     count(&mut partition, 300, |n, events| events.add(key(&format!("again:{n}")).as_ref(), 1));
+}
+
+/// What the store keeps in memory grows with it and comes off the budget, and cells that were taken are never given back.
+#[test]
+fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let resident = partition.resident_counters();
+    assert!(resident > 40_000, "{resident}");
+    for budget in [BUDGET - BUDGET / 8, BUDGET / 2, BUDGET / 4] {
+        let short = |n: u64, events: &mut Events| events.add(key(&format!("{budget}:{n}")).as_ref(), 1);
+        let checkpoints = count_within(budget, &mut partition, 300, short);
+        assert!(partition.resident_counters() > resident - 1_000, "{} with {budget}", partition.resident_counters());
+        assert!(checkpoints < 12, "{checkpoints} checkpoints for 150,000 changes with {budget}");
+        let long = |n: u64, events: &mut Events| events.add(key(&format!("{budget}:{n:0>500}")).as_ref(), 1);
+        count_within(budget, &mut partition, 20, long);
+    }
+}
+
+#[test]
+fn request_ids_do_not_drive_counters_out_of_memory() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    checkpoint(&mut partition);
+    let resident = partition.resident_counters();
+    count(&mut partition, 800, |n, events| {
+        let hot = KeyRef::new(b"hot").unwrap();
+        events.push(hot, Change::Add(1), RequestId::new(hot, &n.to_le_bytes()).ok(), None);
+    });
+    assert!(partition.resident_counters() > resident - 1_000, "{} of {resident}", partition.resident_counters());
 }
 
 #[test]

@@ -158,12 +158,15 @@ impl Partition {
 
     fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Room {
         while !self.fits(incoming, budget_bytes) {
+            // A counter that leaves gives up its cell to another one, and what lies beside it; the rest stays as it is.
+            let staying = self.memory_bytes() - self.table.bytes_beside_cells();
+            let can_help = staying + incoming.bytes_beside <= self.whole_bytes(budget_bytes);
+            let changed = self.is_dirty() || self.capturing.is_some();
             let captured = self.capturing.as_ref().map(Capturing::cells);
             let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
-            if self.table.evict(incoming.counters.max(1), &needed) == 0 {
-                // Nothing can leave. If that is because it changed, a checkpoint helps; otherwise nothing does, and
-                // counting goes before the budget.
-                let changed = self.is_dirty() || self.capturing.is_some();
+            if changed && !can_help || self.table.evict(incoming.counters.max(1), &needed) == 0 {
+                // Nothing can leave, or nothing is gained by it. If that is because of what changed, a checkpoint helps;
+                // otherwise nothing does, and counting goes before the budget.
                 return if changed { Room::NeedsCheckpoint } else { Room::Enough };
             }
             self.in_store_only = true;
@@ -176,7 +179,13 @@ impl Partition {
     fn fits(&self, incoming: Incoming, budget_bytes: usize) -> bool {
         let growth = self.table.growth_bytes(incoming.counters);
         let cells_fit = growth == 0 || self.table.fixed_bytes() + growth <= budget_bytes - budget_bytes / BESIDE_SHARE;
-        cells_fit && self.memory_bytes() + growth + incoming.bytes_beside <= budget_bytes
+        cells_fit && self.memory_bytes() + growth + incoming.bytes_beside <= self.whole_bytes(budget_bytes)
+    }
+
+    /// The budget, or what it takes for everything but the cells to have its share: the budget may have been larger when the
+    /// cells were taken, because the store needs more as it grows.
+    fn whole_bytes(&self, budget_bytes: usize) -> usize {
+        budget_bytes.max(self.table.fixed_bytes() + budget_bytes / BESIDE_SHARE)
     }
 
     /// Bytes that only a checkpoint can move out of memory.
@@ -187,7 +196,8 @@ impl Partition {
     /// Whether so much has changed that a checkpoint should begin before batches have to wait for one.
     #[must_use]
     pub fn wants_checkpoint(&self, budget_bytes: usize) -> bool {
-        self.capturing.is_none() && self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE / 2
+        let room = self.whole_bytes(budget_bytes).saturating_sub(self.table.fixed_bytes());
+        self.capturing.is_none() && self.unsaved_bytes() > room.min(budget_bytes / UNSAVED_SHARE) / 2
     }
 
     /// Whether bringing counters from the store to memory, in key order, can still make it whole: there is room, and
