@@ -29,7 +29,10 @@ impl Bits {
 
     pub(crate) fn set(&mut self, at: usize) {
         if at / 64 >= self.words.len() {
-            self.words.resize((at / 64 + 1).next_power_of_two().max(16), 0);
+            // By an eighth: doubling would leave half of it unused.
+            let len = (at / 64 + 1).max(self.words.len() + self.words.len() / 8).max(16);
+            self.words.reserve_exact(len - self.words.len());
+            self.words.resize(len, 0);
         }
         let word = &mut self.words[at / 64];
         self.count += usize::from(*word >> (at % 64) & 1 == 0);

@@ -48,6 +48,12 @@ impl Partition {
             return;
         }
         let looked = batch.looked_at(at);
+        let mut want = |event: EventRef<'_>, cell| {
+            self.wants_of(&EventRef { unstored: event.unstored && looked, ..event }, cell, wanted);
+        };
+        if !self.in_store_only {
+            return batch.iter().for_each(|event| want(event, None));
+        }
         let (mut events, mut ahead) = (batch.iter(), batch.iter());
         while events.len() > 0 {
             // As `look_ahead`, for counters alone.
@@ -58,12 +64,8 @@ impl Partition {
             for cell in cells.iter().flatten() {
                 self.table.fetch(*cell);
             }
-            for cell in cells {
-                let Some(event) = events.next() else {
-                    break;
-                };
-                let event = EventRef { unstored: event.unstored && looked, ..event };
-                self.wants_of(&event, cell, wanted);
+            for (cell, event) in cells.into_iter().zip(&mut events) {
+                want(event, cell);
             }
         }
     }
