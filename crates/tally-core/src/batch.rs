@@ -152,6 +152,12 @@ impl Batch {
         self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.extra_bytes
     }
 
+    /// Bytes of memory it holds, used or not.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.keys.capacity() + self.slots.capacity() * size_of::<Slot>() + self.extras.capacity() * size_of::<Extra>()
+    }
+
     fn key(&self, slot: &Slot) -> &[u8] {
         let start = slot.key_start as usize;
         &self.keys[start..start + usize::from(slot.key_len)]

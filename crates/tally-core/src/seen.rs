@@ -164,6 +164,12 @@ impl Seen {
         if self.recalled.ids.is_empty() { None } else { self.recalled.get(id) }
     }
 
+    /// Lets go of what the store can tell again; says whether there was any.
+    pub(crate) fn drop_recalled(&mut self) -> bool {
+        let recalled = std::mem::take(&mut self.recalled);
+        recalled.memory_bytes() > 0
+    }
+
     /// Whether the store may hold ids that are not in memory.
     pub(crate) fn is_beside_store(&self) -> bool {
         self.in_store_only

@@ -59,6 +59,17 @@ pub(crate) struct Table {
     /// Where the eviction hand stands, in words of bits.
     hand: usize,
     live: Bits,
+    /// Cells that have something beside them: a long key or an expiry.
+    with_bytes_beside: Bits,
+}
+
+/// Which counters are to leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// It does not matter which.
+    Any,
+    /// Those whose leaving makes room for something other than counters.
+    WithBytesBeside,
 }
 
 impl Table {
@@ -76,6 +87,7 @@ impl Table {
             recent: Bits::default(),
             hand: 0,
             live: Bits::default(),
+            with_bytes_beside: Bits::default(),
         }
     }
 
@@ -104,6 +116,7 @@ impl Table {
             + self.free_long_keys.len() * LONG_KEY_BYTES
             + self.recent.memory_bytes()
             + self.live.memory_bytes()
+            + self.with_bytes_beside.memory_bytes()
     }
 
     /// Bytes that `incoming` insertions would add to what is allocated, keys beside the cells left out.
@@ -112,7 +125,7 @@ impl Table {
         incoming.saturating_sub(free).next_multiple_of(CHUNK_CELLS) * COUNTER_BYTES
     }
 
-    /// Bytes of cells and index, which only ever grow.
+    /// Bytes of cells, of the index and of what counts them: none of it becomes less when counters leave.
     pub(crate) fn fixed_bytes(&self) -> usize {
         self.memory_bytes() - self.bytes_beside_cells()
     }
@@ -178,9 +191,17 @@ impl Table {
     /// Replaces an expiry; says which one it was.
     pub(crate) fn put_expiry(&mut self, id: CellId, expires_at: Option<Millis>) -> Option<Millis> {
         match expires_at {
-            Some(at) => self.expiries.insert(id, at),
+            Some(at) => {
+                self.with_bytes_beside.set(id as usize);
+                self.expiries.insert(id, at)
+            }
             None if self.expiries.is_empty() => None,
-            None => self.expiries.remove(&id),
+            None => {
+                if self.cell(id).key_len != LONG {
+                    self.with_bytes_beside.clear(id as usize);
+                }
+                self.expiries.remove(&id)
+            }
         }
     }
 
@@ -209,6 +230,9 @@ impl Table {
         self.chunks[id as usize / CHUNK_CELLS][id as usize % CHUNK_CELLS] = cell;
         self.live.set(id as usize);
         self.recent.set(id as usize);
+        if key_len == LONG {
+            self.with_bytes_beside.set(id as usize);
+        }
         self.put_expiry(id, held.expires_at);
         let mut shard_index = std::mem::take(&mut self.index[shard(hash)]);
         shard_index.insert_unique(hash, id, |&other| key_hash(self.seed, self.key(other)));
@@ -229,14 +253,15 @@ impl Table {
             self.free_long_keys.push(number);
         }
         self.put_expiry(id, None);
+        self.with_bytes_beside.clear(id as usize);
         self.live.clear(id as usize);
         self.free.push(id);
     }
 
-    /// Moves the hand on, twice around at the most, and removes cells that were not touched since it last passed and
-    /// are in none of `needed`, until `enough` are gone. Goes by whole words of bits: a million cells take microseconds.
+    /// Moves the hand on, twice around at the most, and removes cells that were not touched since it last passed, are to
+    /// leave and are in none of `needed`, until `enough` are gone. Goes by whole words of bits: a million cells take microseconds.
     /// Returns how many went.
-    pub(crate) fn evict(&mut self, enough: usize, needed: &[&Bits]) -> usize {
+    pub(crate) fn evict(&mut self, enough: usize, leaving: Leaving, needed: &[&Bits]) -> usize {
         let mut evicted = 0;
         let words = self.used.div_ceil(Bits::WORD);
         for _ in 0..2 * words {
@@ -246,7 +271,11 @@ impl Table {
             self.hand = if self.hand + 1 < words { self.hand + 1 } else { 0 };
             let recent = self.recent.take_word(self.hand);
             let kept = needed.iter().fold(recent, |kept, bits| kept | bits.word(self.hand));
-            let mut free = self.live.word(self.hand) & !kept;
+            let candidates = match leaving {
+                Leaving::Any => self.live.word(self.hand),
+                Leaving::WithBytesBeside => self.with_bytes_beside.word(self.hand),
+            };
+            let mut free = candidates & !kept;
             while free != 0 {
                 self.remove((self.hand * Bits::WORD) as CellId + free.trailing_zeros());
                 free &= free - 1;

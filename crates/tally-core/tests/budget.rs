@@ -4,8 +4,10 @@
 use tally_core::batch::Events;
 use tally_core::event::{Change, Correction, ExpiryCondition, RequestId};
 use tally_core::key::{Key, KeyRef};
+use tally_core::outcome::Outcome;
 use tally_core::partition::{Partition, Room};
-use tally_core::record::{Meta, Records};
+use tally_core::record::{Meta, Records, request_key, write_request};
+use tally_core::seen::FirstOutcome;
 use tally_core::time::Millis;
 
 const SEED: u64 = 7;
@@ -72,6 +74,42 @@ fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take()
 }
 
 #[test]
+fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut large = Events::new(SEED);
+    (0..5_000).for_each(|n| large.add(key(&format!("{n:0>500}")).as_ref(), 1));
+    assert!(large.batch().bytes() > BUDGET / 8);
+    checkpoint(&mut partition);
+    // Something else changes meanwhile, as ever.
+    let mut other = Events::new(SEED);
+    other.add(KeyRef::new(b"other").unwrap(), 1);
+    partition.apply(Millis(1_000), other.batch(), &mut Vec::new());
+    assert_eq!(partition.make_room(large.batch(), BUDGET), Room::Enough);
+}
+
+#[test]
+fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    checkpoint(&mut partition);
+    let mut waits = false;
+    for batch in 0..100 {
+        let mut events = Events::new(SEED);
+        (0..50).for_each(|n| events.add(key(&format!("{batch}:{n:0>500}")).as_ref(), 1));
+        waits |= partition.make_room(events.batch(), BUDGET) == Room::NeedsCheckpoint;
+        if waits {
+            break;
+        }
+        partition.apply(Millis(1_000), events.batch(), &mut Vec::new());
+    }
+    assert!(waits, "only a checkpoint makes room for more of them");
+    assert!(partition.resident_counters() > 50_000, "{}", partition.resident_counters());
+    checkpoint(&mut partition);
+    count(&mut partition, 100, |n, events| events.add(key(&format!("more:{n:0>500}")).as_ref(), 1));
+}
+
+#[test]
 fn request_ids_do_not_drive_counters_out_of_memory() {
     let mut partition = Partition::new(SEED);
     count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
@@ -82,6 +120,27 @@ fn request_ids_do_not_drive_counters_out_of_memory() {
         events.push(hot, Change::Add(1), RequestId::new(hot, &n.to_le_bytes()).ok(), None);
     });
     assert!(partition.resident_counters() > resident - 1_000, "{} of {resident}", partition.resident_counters());
+}
+
+#[test]
+fn request_ids_that_came_back_from_the_store_leave_before_any_counter_does() {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    checkpoint(&mut partition);
+    let resident = partition.resident_counters();
+    let hot = KeyRef::new(b"hot").unwrap();
+    let mut value = Vec::new();
+    write_request(&FirstOutcome::new(1, Millis(0), &Outcome::UNTRIED), &mut value);
+    for n in 0..100_000u32 {
+        let id = RequestId::new(hot, &n.to_le_bytes()).unwrap();
+        partition.restore(&request_key(id), &value).unwrap();
+    }
+    assert!(partition.memory_bytes() > BUDGET);
+    let mut events = Events::new(SEED);
+    events.add(hot, 1);
+    assert_eq!(partition.make_room(events.batch(), BUDGET), Room::Enough);
+    assert!(partition.memory_bytes() <= BUDGET);
+    assert!(partition.resident_counters() > resident - 100, "{} of {resident}", partition.resident_counters());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
 use crate::record;
-use crate::table::{CellId, EXPIRY_BYTES, Table};
+use crate::table::{CellId, EXPIRY_BYTES, Leaving, Table};
 use crate::time::{Millis, Position};
 use crate::wanted::Wanted;
 
@@ -18,7 +18,7 @@ use crate::wanted::Wanted;
 pub enum Room {
     /// There is room.
     Enough,
-    /// Everything in memory has changed since the last checkpoint; only another one makes room.
+    /// What takes the room has changed since the last checkpoint; only another one makes room.
     NeedsCheckpoint,
 }
 
@@ -131,7 +131,7 @@ impl Partition {
     /// Makes sure the batch fits into `budget_bytes`, letting go of cold counters that the store
     /// holds.
     pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Room {
-        if self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE {
+        if self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE && self.has_changed() {
             return Room::NeedsCheckpoint;
         }
         let most = Incoming { counters: batch.len(), bytes_beside: batch.bytes() };
@@ -159,14 +159,27 @@ impl Partition {
     }
 
     fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Room {
+        // However much a batch brings, a checkpoint can make no more room than this.
+        let bytes_beside = incoming.bytes_beside.min(budget_bytes / BESIDE_SHARE);
+        let incoming = Incoming { bytes_beside, ..incoming };
         while !self.fits(incoming, budget_bytes) {
             // A counter that leaves gives up its cell to another one, and what lies beside it; the rest stays as it is.
             let staying = self.memory_bytes() - self.table.bytes_beside_cells();
-            let can_help = staying + incoming.bytes_beside <= self.whole_bytes(budget_bytes);
-            let changed = self.is_dirty() || self.capturing.is_some();
+            let is_gain = staying + incoming.bytes_beside <= self.whole_bytes(budget_bytes);
+            if !is_gain && self.seen.drop_recalled() {
+                continue;
+            }
+            let changed = self.has_changed();
+            let needs_cells = self.table.growth_bytes(incoming.counters) > 0;
+            let leaving = match is_gain {
+                true if needs_cells => Some(Leaving::Any),
+                true => Some(Leaving::WithBytesBeside),
+                false => (needs_cells && !changed).then_some(Leaving::Any),
+            };
             let captured = self.capturing.as_ref().map(Capturing::cells);
             let needed: Vec<&Bits> = std::iter::once(&self.dirty).chain(captured).collect();
-            if changed && !can_help || self.table.evict(incoming.counters.max(1), &needed) == 0 {
+            let mut evict = |leaving| self.table.evict(incoming.counters.max(1), leaving, &needed);
+            if leaving.map_or(0, &mut evict) == 0 {
                 // Nothing can leave, or nothing is gained by it. If that is because of what changed, a checkpoint helps;
                 // otherwise nothing does, and counting goes before the budget.
                 return if changed { Room::NeedsCheckpoint } else { Room::Enough };
@@ -175,6 +188,11 @@ impl Partition {
             self.warming = false;
         }
         Room::Enough
+    }
+
+    /// Whether a checkpoint, the one under way or the next, will find anything to move out of memory.
+    fn has_changed(&self) -> bool {
+        self.is_dirty() || self.capturing.is_some()
     }
 
     /// Whether new counters fit: cells within their share of the budget, everything within the whole.
@@ -198,7 +216,7 @@ impl Partition {
     /// Whether so much has changed that a checkpoint should begin before batches have to wait for one.
     #[must_use]
     pub fn wants_checkpoint(&self, budget_bytes: usize) -> bool {
-        let room = self.whole_bytes(budget_bytes).saturating_sub(self.table.fixed_bytes());
+        let room = budget_bytes.saturating_sub(self.table.fixed_bytes()).max(budget_bytes / BESIDE_SHARE);
         self.capturing.is_none() && self.unsaved_bytes() > room.min(budget_bytes / UNSAVED_SHARE) / 2
     }
 

@@ -52,6 +52,8 @@ pub enum OpenError {
 
 /// Events replayed at a time: what they need is fetched from the store in one sorted sweep.
 const REPLAY_EVENTS: usize = 1 << 18;
+/// Bytes of such events.
+const REPLAY_BYTES: usize = 32 << 20;
 
 /// Batches read from the journal and not applied yet.
 struct Replay<'a> {
@@ -59,7 +61,8 @@ struct Replay<'a> {
     partition: &'a mut Partition,
     batches: Vec<(Millis, Batch)>,
     events: usize,
-    /// Memory that can be used again.
+    bytes: usize,
+    /// Memory that can be used again, up to what one sweep takes.
     spare: Vec<Batch>,
     wanted: Wanted,
 }
@@ -69,8 +72,9 @@ impl Replay<'_> {
         let mut batch = self.spare.pop().unwrap_or_default();
         let at = decode(payload, self.partition.seed(), &mut batch)?;
         self.events += batch.len();
+        self.bytes += batch.bytes();
         self.batches.push((at, batch));
-        if self.events >= REPLAY_EVENTS {
+        if self.events >= REPLAY_EVENTS || self.bytes >= REPLAY_BYTES {
             self.apply()?;
         }
         Ok(())
@@ -89,7 +93,13 @@ impl Replay<'_> {
             batch.clear();
             self.spare.push(batch);
         }
-        self.events = 0;
+        // Each is as large as the largest it ever held.
+        let mut spare_bytes = 0;
+        self.spare.retain(|batch| {
+            spare_bytes += batch.memory_bytes();
+            spare_bytes <= 2 * REPLAY_BYTES
+        });
+        (self.events, self.bytes) = (0, 0);
         Ok(())
     }
 }
@@ -174,6 +184,7 @@ impl Machine {
             partition: &mut partition,
             batches: Vec::new(),
             events: 0,
+            bytes: 0,
             spare: Vec::new(),
             wanted: Wanted::default(),
         };

@@ -87,7 +87,7 @@ impl Glance {
     /// Whether the store may hold each of the keys: false means that it does not.
     #[must_use]
     pub fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
-        self.0.holders(keys.iter().map(AsRef::as_ref)).into_iter().map(|holders| holders != 0).collect()
+        self.0.holders(&keys.iter().map(AsRef::as_ref)).into_iter().map(|holders| holders != 0).collect()
     }
 }
 

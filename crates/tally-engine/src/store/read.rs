@@ -24,7 +24,7 @@ impl Version {
     }
 
     pub(super) fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
-        let holders = self.holders(keys.iter());
+        let holders = self.holders(&keys.iter());
         let mut wanted: Vec<(usize, RunSet)> = holders.into_iter().enumerate().filter(|(_, of)| *of != 0).collect();
         sort_by_bytes(&mut wanted, keys, |(number, _), keys| keys.key(*number));
         wanted.dedup_by_key(|(number, _)| keys.key(*number));
@@ -46,16 +46,21 @@ impl Version {
 
     /// Which runs may hold each of the keys, as far as can be told without the disk. Goes run by run, so that what has to
     /// come from memory comes for many keys at once.
-    pub(super) fn holders<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) -> Vec<RunSet> {
+    pub(super) fn holders<'k>(&self, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Vec<RunSet> {
         let smallest = keys.clone().min().unwrap_or_default();
         let largest = keys.clone().max().unwrap_or_default();
-        let hashes: Vec<u64> = keys.map(hash).collect();
+        let hashes: Vec<u64> = keys.clone().map(hash).collect();
         let mut holders = vec![0; hashes.len()];
         for (number, run) in self.runs.iter().enumerate() {
-            if *run.smallest <= *largest && *smallest <= *run.largest {
-                for (holders, hash) in holders.iter_mut().zip(&hashes) {
-                    *holders |= if run.filter.may_contain(*hash) { one_run(number) } else { 0 };
-                }
+            if *run.smallest > *largest || *smallest > *run.largest {
+                continue;
+            }
+            let covers_all = *run.smallest <= *smallest && *largest <= *run.largest;
+            let may_hold = |key: &[u8], hash| {
+                if covers_all { run.filter.may_contain(hash) } else { run.may_hold(key, hash) }
+            };
+            for ((holders, key), hash) in holders.iter_mut().zip(keys.clone()).zip(&hashes) {
+                *holders |= if may_hold(key, *hash) { one_run(number) } else { 0 };
             }
         }
         holders

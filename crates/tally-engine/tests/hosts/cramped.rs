@@ -23,12 +23,12 @@ use tempfile::TempDir;
 pub struct Cramped;
 
 /// Cells the table gets at a time: as many counters fill what the budget below allows.
-const FILLING: usize = 1 << 13;
+const FILLING: usize = 5_140;
 /// What the filling's keys begin with: they sort last, and every listing ends before them.
 const FILLER: &[u8] = b"\xff\xff\xff filler ";
 
 const SETTINGS: Settings =
-    Settings { memory_bytes: 1_400_000, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 16, seed: 7 };
+    Settings { memory_bytes: 950_000, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 16, seed: 7 };
 
 /// The machine and what its driver keeps in mind.
 pub struct Driven {
