@@ -333,8 +333,9 @@ impl Records {
     }
 }
 
-/// Sorts by the bytes of a key, which `key_of` finds in an item or in `beside`. Most keys share their beginning and differ soon after it: eight bytes from there on decide
-/// most comparisons without touching the keys, which may lie all over memory.
+/// Sorts by the bytes of a key, which `key_of` finds in an item or in `beside`. Most keys share their beginning and differ
+/// soon after it: eight bytes from there on decide most comparisons without touching the keys, which may lie all over
+/// memory.
 pub fn sort_by_bytes<T, B: ?Sized>(items: &mut Vec<T>, beside: &B, key_of: impl for<'k> Fn(&'k T, &'k B) -> &'k [u8]) {
     let Some(first) = items.first().map(|first| key_of(first, beside)) else {
         return;
