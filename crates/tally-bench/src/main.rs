@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use progress::Progress;
 use report::{Row, table, write_json};
 
-/// That of the server.
+/// The server's own, so that memory is measured as the server takes it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -59,7 +59,7 @@ const PACED: [(&str, usize, Request, f64); 2] = [
 /// The contests that the bare servers take part in: those of one hot key, and of many without pipelining.
 const BARE_CONTESTS: usize = 4;
 
-/// Who takes part in a contest.
+/// How many take part in a contest: all, or all but the bare servers, which come last.
 fn contestants(contest: usize) -> usize {
     if contest < BARE_CONTESTS { Kind::ALL.len() } else { Kind::ALL.len() - Kind::BARE.len() }
 }

@@ -44,14 +44,20 @@ fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: im
     checkpoints
 }
 
+/// A partition whose cells take all they may.
+fn filled() -> Partition {
+    let mut partition = Partition::new(SEED);
+    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    partition
+}
+
 fn key(text: &str) -> Key {
     Key::new(text).unwrap()
 }
 
 #[test]
 fn long_keys_take_the_place_of_short_ones() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     count(&mut partition, 100, |n, events| events.add(key(&format!("long:{n:0>500}")).as_ref(), 1));
     count(&mut partition, 300, |n, events| events.add(key(&format!("again:{n}")).as_ref(), 1));
 }
@@ -59,8 +65,7 @@ fn long_keys_take_the_place_of_short_ones() {
 /// What the store keeps in memory grows with it and comes off the budget, and cells that were taken are never given back.
 #[test]
 fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     let resident = partition.resident_counters();
     assert!(resident > 40_000, "{resident}");
     for budget in [BUDGET - BUDGET / 8, BUDGET / 2, BUDGET / 4] {
@@ -75,8 +80,7 @@ fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take()
 
 #[test]
 fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     let mut large = Events::new(SEED);
     (0..5_000).for_each(|n| large.add(key(&format!("{n:0>500}")).as_ref(), 1));
     assert!(large.batch().bytes() > BUDGET / 8);
@@ -90,8 +94,7 @@ fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
 
 #[test]
 fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     checkpoint(&mut partition);
     let mut waits = false;
     for batch in 0..100 {
@@ -111,8 +114,7 @@ fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() 
 
 #[test]
 fn request_ids_do_not_drive_counters_out_of_memory() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     checkpoint(&mut partition);
     let resident = partition.resident_counters();
     count(&mut partition, 800, |n, events| {
@@ -124,8 +126,7 @@ fn request_ids_do_not_drive_counters_out_of_memory() {
 
 #[test]
 fn request_ids_that_came_back_from_the_store_leave_before_any_counter_does() {
-    let mut partition = Partition::new(SEED);
-    count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
+    let mut partition = filled();
     checkpoint(&mut partition);
     let resident = partition.resident_counters();
     let hot = KeyRef::new(b"hot").unwrap();
