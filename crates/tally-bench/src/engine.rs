@@ -66,6 +66,6 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
 
 /// Opens an engine.
 pub fn open(data: &std::path::Path, memory_bytes: u64) -> Result<Embedded, Failure> {
-    let config = Config { data: data.to_owned(), memory_bytes };
+    let config = Config::new(data, memory_bytes);
     Embedded::open(&config, &mut |_, _| {}).map_err(|error| Failure::new(&error))
 }

@@ -172,8 +172,8 @@ fn restart(data: &Path) -> Result<f64, Failure> {
 fn checkpoints(data: &Path, counters: u64) -> Result<Vec<Row>, Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(data).map_err(|error| Failure::new(&error))?);
     let settings = Settings { memory_bytes: ROOMY_BYTES, ..Settings::default() };
-    let machine = Machine::open(disk, Arc::new(SystemClock::new()), settings, &mut |_, _| {})
-        .map_err(|error| Failure::new(&error))?;
+    let machine =
+        Machine::open(disk, Arc::new(SystemClock), settings, &mut |_, _| {}).map_err(|error| Failure::new(&error))?;
     let mut rows = Vec::new();
     for changed in [1_000, 10_000, 100_000, 1_000_000] {
         touch(&machine, counters, changed)?;

@@ -1,10 +1,13 @@
 //! One submission as a behaviour writes it: `engine.call().add("a", 1).set("a", 7).send()`.
 
 use tally_core::batch::Events;
-use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, RequestId};
+use tally_core::consistency::Consistency;
+use tally_core::event::{
+    Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look, RequestId,
+};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Receipt};
-use tally_core::surface::{Durability, Engine, EngineError};
+use tally_core::surface::{Engine, EngineError, SubmitOptions};
 use tally_core::time::Millis;
 
 use crate::{Failure, block_on};
@@ -13,25 +16,26 @@ use crate::{Failure, block_on};
 pub struct Call<'e, E> {
     engine: &'e E,
     events: Events,
-    durability: Durability,
+    options: SubmitOptions,
     fault: Option<Failure>,
 }
 
 /// Who corrects, in this suite.
 #[must_use]
 pub(crate) fn why(reason: &str) -> Correction {
-    Correction { actor: "contract".into(), reason: reason.into() }
+    // Reasons in this suite are short.
+    Correction::new("contract", reason).unwrap_or_default()
 }
 
 impl<'e, E: Engine> Call<'e, E> {
-    pub(crate) fn new(engine: &'e E) -> Self {
-        Call { engine, events: engine.events(), durability: Durability::Flushed, fault: None }
+    pub(crate) fn new(engine: &'e E, options: SubmitOptions) -> Self {
+        Call { engine, events: engine.events(), options, fault: None }
     }
 
     /// To be acknowledged as soon as it is applied.
     #[must_use]
     pub fn best_effort(mut self) -> Self {
-        self.durability = Durability::Applied;
+        self.options.consistency = Consistency::BestEffort;
         self
     }
 
@@ -123,6 +127,13 @@ impl<'e, E: Engine> Call<'e, E> {
     /// Lets the counter expire then, or never.
     #[must_use]
     pub fn expire(self, key: impl AsRef<[u8]>, at: Option<Millis>, when: ExpiryCondition) -> Self {
+        self.event(key, Change::Expire { at: at.map(Deadline::At), when }, None, None)
+    }
+
+    /// Lets the counter expire this many milliseconds after the batch.
+    #[must_use]
+    pub fn expire_after(self, key: impl AsRef<[u8]>, millis: u64) -> Self {
+        let (at, when) = (Some(Deadline::After(millis)), ExpiryCondition::Always);
         self.event(key, Change::Expire { at, when }, None, None)
     }
 
@@ -135,11 +146,11 @@ impl<'e, E: Engine> Call<'e, E> {
     /// What `fill` adds is one group.
     #[must_use]
     pub fn group(mut self, fill: impl FnOnce(Self) -> Self) -> Self {
-        let Call { engine, durability, .. } = self;
+        let Call { engine, options, .. } = self;
         let mut fault = self.fault.take();
         self.events.group(|events| {
             let events_before = std::mem::replace(events, engine.events());
-            let filled = fill(Call { engine, events: events_before, durability, fault: fault.take() });
+            let filled = fill(Call { engine, events: events_before, options, fault: fault.take() });
             *events = filled.events;
             fault = filled.fault;
         });
@@ -154,8 +165,8 @@ impl<'e, E: Engine> Call<'e, E> {
 
     /// Submits and waits; the engine's error stays one.
     pub fn submit(self) -> Result<Result<Receipt, EngineError>, Failure> {
-        let (engine, durability) = (self.engine, self.durability);
-        Ok(block_on(engine.submit(self.into_events()?, durability)))
+        let (engine, options) = (self.engine, self.options);
+        Ok(block_on(engine.submit(self.into_events()?, options)))
     }
 
     /// Submits and waits for the outcome of every event; a run has one.

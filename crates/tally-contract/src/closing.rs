@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use tally_core::consistency::Consistency;
 use tally_core::event::Look;
-use tally_core::surface::{Durability, Engine, EngineError, Health};
+use tally_core::surface::{Engine, EngineError, Health, SubmitOptions};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
 
@@ -16,9 +17,12 @@ pub fn a_stopped_engine_refuses_work<H: Host>(host: &H) -> Verdict {
     running.add("n", 1)?;
     running.stop()?;
     assert_eq!(running.engine().health(), Health::Closing);
-    for durability in [Durability::Applied, Durability::Flushed] {
+    for consistency in Consistency::ALL {
         let events = running.call().add("n", 1).into_events()?;
-        assert_eq!(block_on(running.engine().submit(events, durability)), Err(EngineError::Closing));
+        assert_eq!(
+            block_on(running.engine().submit(events, SubmitOptions::new(consistency))),
+            Err(EngineError::Closing)
+        );
     }
     let running = running.start()?;
     assert_eq!(running.engine().health(), Health::Ready);

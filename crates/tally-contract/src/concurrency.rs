@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::thread;
 
 use tally_core::outcome::Receipt;
-use tally_core::surface::{Durability, Engine, EngineError};
+use tally_core::surface::{Engine, EngineError};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
 
@@ -90,7 +90,7 @@ pub fn outstanding_submissions_of_one_thread_all_resolve<H: Host>(host: &H) -> V
     let mut outstanding: Vec<Submission<'_>> = Vec::new();
     for _ in 0..200 {
         let events = running.call().add("n", 1).into_events()?;
-        let mut submission: Submission<'_> = Box::pin(engine.submit(events, Durability::Flushed));
+        let mut submission: Submission<'_> = Box::pin(engine.submit(events, running.submit_options()));
         let mut context = Context::from_waker(Waker::noop());
         match submission.as_mut().poll(&mut context) {
             std::task::Poll::Ready(receipt) => outstanding.push(Box::pin(std::future::ready(receipt))),
@@ -109,7 +109,7 @@ pub fn a_dropped_submission_is_not_taken_back<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for _ in 0..50 {
         let events = running.call().add("n", 1).into_events()?;
-        let mut submission = Box::pin(running.engine().submit(events, Durability::Flushed));
+        let mut submission = Box::pin(running.engine().submit(events, running.submit_options()));
         let _ = submission.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         drop(submission);
     }

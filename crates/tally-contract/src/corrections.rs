@@ -111,7 +111,7 @@ pub fn the_ledger_survives_deletion_and_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let long = "r".repeat(REASON_BYTES_MAX);
     for life in 1..=4 {
-        let why = Correction { actor: long.as_str().into(), reason: "é \0 \n".into() };
+        let why = Correction::new(&long, "é \0 \n")?;
         running.call().set("n", life).delete("n").event("n", Change::Reset(why), None, None).send()?;
         let before = running.ledger("n", 100)?;
         assert_eq!(before.len(), 3 * life as usize);

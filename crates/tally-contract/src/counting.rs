@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tally_core::consistency::Consistency;
 use tally_core::limits::{CALL_EVENTS_MAX, KEY_BYTES_MAX};
-use tally_core::surface::Durability;
 
 use crate::{Host, Running, Verdict};
 
@@ -15,7 +15,7 @@ pub fn increments_and_decrements_sum_up<H: Host>(host: &H) -> Verdict {
         let outcome = running.add("n", delta)?;
         sum += delta;
         assert_eq!((outcome.value, outcome.applied, outcome.refusal), (sum, delta, None));
-        assert!(outcome.exists && !outcome.duplicate);
+        assert!(outcome.exists && !outcome.is_duplicate());
         let reading = running.read("n")?;
         assert_eq!((reading.value, reading.exists, reading.exact), (sum, true, true));
     }
@@ -99,7 +99,7 @@ pub fn a_key_is_any_bytes<H: Host>(host: &H) -> Verdict {
     }
     call.send()?;
     for _ in 0..2 {
-        let readings = running.read_at(&keys, Durability::Flushed)?;
+        let readings = running.read_at(&keys, Consistency::Exact)?;
         for (number, (key, reading)) in (1..).zip(keys.iter().zip(readings)) {
             assert_eq!((reading.value, reading.exists), (number, true), "{key:?}");
         }
@@ -113,9 +113,9 @@ pub fn a_read_answers_in_the_order_asked<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("a", 1).add("b", 2).add("c", 3).send()?;
     let asked = ["c", "a", "nobody", "c", "b", "a"];
-    let values = running.read_at(&asked, Durability::Flushed)?.iter().map(|reading| reading.value).collect::<Vec<_>>();
+    let values = running.read_at(&asked, Consistency::Exact)?.iter().map(|reading| reading.value).collect::<Vec<_>>();
     assert_eq!(values, [3, 1, 0, 3, 2, 1]);
-    assert!(running.read_at(&[""; 0], Durability::Flushed)?.is_empty());
+    assert!(running.read_at(&[""; 0], Consistency::Exact)?.is_empty());
     Ok(())
 }
 
@@ -135,8 +135,8 @@ pub fn what_was_counted_survives_a_restart<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A submission acknowledged at either durability is seen by a read at either.
-pub fn each_durability_sees_what_it_has_acknowledged<H: Host>(host: &H) -> Verdict {
+/// A submission acknowledged with any consistency is seen by a read with any.
+pub fn each_consistency_sees_what_it_has_acknowledged<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut sum = 0;
     for step in 0..100 {
@@ -144,8 +144,8 @@ pub fn each_durability_sees_what_it_has_acknowledged<H: Host>(host: &H) -> Verdi
         let outcomes = if step % 2 == 0 { call.best_effort().send()? } else { call.send()? };
         sum += step;
         assert_eq!(outcomes[0].value, sum);
-        let durability = if step % 3 == 0 { Durability::Applied } else { Durability::Flushed };
-        assert_eq!(running.read_at(&["n"], durability)?[0].value, sum);
+        let consistency = if step % 3 == 0 { Consistency::BestEffort } else { Consistency::Exact };
+        assert_eq!(running.read_at(&["n"], consistency)?[0].value, sum);
     }
     let running = running.restart()?;
     assert_eq!(running.value("n")?, sum);

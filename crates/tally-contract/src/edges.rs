@@ -15,7 +15,7 @@ pub fn an_increment_beyond_the_range_is_refused_and_changes_nothing<H: Host>(hos
         for delta in [step, step * 1000, edge] {
             let outcome = running.add(key, delta)?;
             assert_eq!((outcome.value, outcome.applied, outcome.refusal), (edge, 0, Some(Refusal::Overflow)));
-            assert!(outcome.exists && !outcome.duplicate);
+            assert!(outcome.exists && !outcome.is_duplicate());
         }
         let after = running.stats(key)?;
         assert_eq!((after.increments, after.decrements, after.max), (before.increments, before.decrements, before.max));

@@ -1,6 +1,6 @@
 //! Expiry: from its moment on a counter does not exist.
 
-use tally_core::event::{AddExpiry, Change, Condition, Details, Expiry, ExpiryCondition, Look};
+use tally_core::event::{AddExpiry, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Look};
 use tally_core::outcome::Outcome;
 use tally_core::time::Millis;
 
@@ -15,7 +15,7 @@ const FARTHER: Millis = Millis(FAR.0 + 1);
 const ALWAYS: ExpiryCondition = ExpiryCondition::Always;
 
 fn expiring(at: Millis, only_if_none: bool) -> Option<Details> {
-    Some(Details { expiry: Some(AddExpiry { at: Some(at), only_if_none }), ..Details::default() })
+    Some(Details { expiry: Some(AddExpiry { at: Some(Deadline::At(at)), only_if_none }), ..Details::default() })
 }
 
 fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failure> {
@@ -94,17 +94,17 @@ pub fn a_counter_expires_by_itself<H: Host>(host: &H) -> Verdict {
 pub fn a_set_keeps_removes_or_gives_an_expiry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let set = |expiry| running.call().set_when("n", 1, Condition::Always, expiry).one();
-    assert!(set(Expiry::At(FAR))?.exists);
+    assert!(set(Expiry::At(Deadline::At(FAR)))?.exists);
     assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
     running.call().add("n", 1).reset("n").adjust("n", 2).set("n", 3).send()?;
     assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64);
     set(Expiry::Never)?;
     assert_eq!(expiry_of(&running, "n")?, -1);
-    set(Expiry::At(FAR))?;
-    let refused = running.call().set_when("n", 9, Condition::Absent, Expiry::At(FARTHER)).one()?;
+    set(Expiry::At(Deadline::At(FAR)))?;
+    let refused = running.call().set_when("n", 9, Condition::Absent, Expiry::At(Deadline::At(FARTHER))).one()?;
     assert!(refused.refusal.is_some());
     assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64, "what is refused changes no expiry");
-    let gone = set(Expiry::At(PAST))?;
+    let gone = set(Expiry::At(Deadline::At(PAST)))?;
     assert_eq!((gone.value, gone.exists), (1, false));
     assert!(!running.read("n")?.exists);
     Ok(())

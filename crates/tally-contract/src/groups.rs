@@ -41,7 +41,7 @@ pub fn a_look_changes_nothing_and_is_not_remembered<H: Host>(host: &H) -> Verdic
     assert_eq!(running.count()?, 0);
     assert_eq!(running.add_once("id", "n", 4)?.value, 4, "the id is free");
     let again = look(Some("id"))?;
-    assert_eq!((again.value, again.duplicate, again.refusal), (4, false, None));
+    assert_eq!((again.value, again.is_duplicate(), again.refusal), (4, false, None));
     let best_effort = running.call().best_effort().look("n", Look::Value).one()?;
     assert_eq!(best_effort.value, 4);
     Ok(())

@@ -17,6 +17,7 @@ pub mod expiry;
 pub mod groups;
 pub mod listing;
 pub mod order;
+pub mod reads;
 pub mod requests;
 mod running;
 pub mod statistics;
@@ -26,7 +27,8 @@ use std::error::Error;
 pub use block_on::block_on;
 pub use call::Call;
 pub use running::Running;
-use tally_core::surface::Engine;
+use tally_core::consistency::Consistency;
+use tally_core::surface::{Engine, SubmitOptions};
 
 /// Why a behaviour was not seen.
 pub type Failure = Box<dyn Error + Send + Sync>;
@@ -50,6 +52,11 @@ pub trait Host: Sync {
     /// Makes the engine refuse new work and finish what it has accepted; returns once all of that is durable and
     /// another engine may be started on the same place.
     fn stop(&self, engine: &Self::Engine) -> Verdict;
+
+    /// How events are submitted, unless a behaviour says otherwise.
+    fn submit_options(&self) -> SubmitOptions {
+        SubmitOptions::new(Consistency::Exact)
+    }
 }
 
 /// Hands the list of all behaviours to another macro, after whatever it was given itself.
@@ -66,7 +73,7 @@ macro_rules! each_behaviour {
             counting::a_key_is_any_bytes,
             counting::a_read_answers_in_the_order_asked,
             counting::what_was_counted_survives_a_restart,
-            counting::each_durability_sees_what_it_has_acknowledged,
+            counting::each_consistency_sees_what_it_has_acknowledged,
             edges::an_increment_beyond_the_range_is_refused_and_changes_nothing,
             edges::of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied,
             edges::of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied,
@@ -114,6 +121,8 @@ macro_rules! each_behaviour {
             groups::events_of_a_group_get_their_own_outcomes,
             groups::nothing_comes_between_the_events_of_a_group,
             groups::a_group_stays_whole_where_an_earlier_increment_overflows,
+            reads::events_that_only_read_are_answered_at_once,
+            reads::a_token_that_was_never_given_out_is_not_met,
             crowd::the_count_is_exact_across_restarts,
             crowd::expired_counters_leave_the_count,
             crowd::a_sample_is_a_counter_that_exists,

@@ -12,15 +12,15 @@ use crate::{Failure, Host, Running, Verdict};
 pub fn a_repeat_returns_the_first_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let first = running.add_once("id", "ns:n", 5)?;
-    assert_eq!((first.value, first.applied, first.duplicate), (5, 5, false));
+    assert_eq!((first.value, first.applied, first.is_duplicate()), (5, 5, false));
     for moved in 1..=3 {
         running.add("ns:n", 100)?;
         let again = running.add_once("id", "ns:n", 5)?;
-        assert_eq!(again, Outcome { duplicate: true, ..first });
+        assert_eq!(again, Outcome { duplicate: Some(true), ..first });
         assert_eq!(running.value("ns:n")?, 5 + 100 * moved);
     }
     running.call().delete("ns:n").send()?;
-    assert_eq!(running.add_once("id", "ns:n", 5)?, Outcome { duplicate: true, ..first });
+    assert_eq!(running.add_once("id", "ns:n", 5)?, Outcome { duplicate: Some(true), ..first });
     assert!(!running.read("ns:n")?.exists);
     Ok(())
 }
@@ -32,7 +32,7 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
     let outcomes = call.send()?;
     assert_eq!(outcomes.iter().map(|outcome| outcome.value).collect::<Vec<_>>(), [1, 6, 7, 6, 8]);
     assert_eq!(
-        outcomes.iter().map(|outcome| outcome.duplicate).collect::<Vec<_>>(),
+        outcomes.iter().map(|outcome| outcome.is_duplicate()).collect::<Vec<_>>(),
         [false, false, false, true, false]
     );
     assert_eq!(running.value("n")?, 8);
@@ -49,12 +49,12 @@ pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict
         [("ns:a", Change::Add(6), 5), ("ns:b", Change::Add(5), 0), ("ns:a", set, 5), ("ns:a", adjust, 5)]
     {
         let outcome = running.event(key, change, Some("id"), None)?;
-        assert_eq!((outcome.value, outcome.applied, outcome.duplicate), (stands, 0, false));
+        assert_eq!((outcome.value, outcome.applied, outcome.is_duplicate()), (stands, 0, false));
         assert_eq!(outcome.refusal, Some(Refusal::PayloadMismatch));
     }
     assert_eq!((running.value("ns:a")?, running.read("ns:b")?.exists), (5, false));
     // The first request is still the one the id names.
-    assert!(running.add_once("id", "ns:a", 5)?.duplicate);
+    assert!(running.add_once("id", "ns:a", 5)?.is_duplicate());
     Ok(())
 }
 
@@ -62,10 +62,10 @@ pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict
 pub fn the_same_id_in_another_namespace_is_another_request<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for key in ["a:n", "b:n", "n", "ab:n"] {
-        assert!(!running.add_once("id", key, 5)?.duplicate, "{key}");
+        assert!(!running.add_once("id", key, 5)?.is_duplicate(), "{key}");
     }
     for key in ["a:n", "b:n", "n", "ab:n"] {
-        assert!(running.add_once("id", key, 5)?.duplicate, "{key}");
+        assert!(running.add_once("id", key, 5)?.is_duplicate(), "{key}");
         assert_eq!(running.value(key)?, 5);
     }
     // Without a namespace of its own, a key shares that of all others without one.
@@ -82,7 +82,7 @@ pub fn concurrent_repeats_count_once<H: Host>(host: &H) -> Verdict {
         callers.into_iter().map(|caller| caller.join().map_err(|_| "a caller panicked")?).collect()
     });
     let outcomes = outcomes?;
-    assert_eq!(outcomes.iter().filter(|outcome| !outcome.duplicate).count(), 1);
+    assert_eq!(outcomes.iter().filter(|outcome| !outcome.is_duplicate()).count(), 1);
     assert!(outcomes.iter().all(|outcome| (outcome.value, outcome.applied) == (1005, 5)));
     assert_eq!(running.value("n")?, 1005);
     Ok(())
@@ -103,7 +103,7 @@ pub fn a_request_is_remembered_across_a_restart<H: Host>(host: &H) -> Verdict {
             call = call.add_once(&format!("{life}/{number}"), "n", number);
         }
         for (outcome, first) in call.send()?.into_iter().zip(&first) {
-            assert_eq!(outcome, Outcome { duplicate: true, ..*first });
+            assert_eq!(outcome, Outcome { duplicate: Some(true), ..*first });
         }
         assert_eq!(running.value("n")?, 1225 * (life + 1));
         let mismatch = running.add_once("0/7", "n", 8)?;
@@ -123,8 +123,8 @@ pub fn a_refused_request_stays_refused<H: Host>(host: &H) -> Verdict {
     assert_eq!(unexpected.refusal, Some(Refusal::NotExpected));
     running.call().set("n", 7).send()?;
     for _ in 0..2 {
-        assert_eq!(running.add_once("over", "n", 1)?, Outcome { duplicate: true, ..first });
-        assert_eq!(running.event("n", swap(), Some("swap"), None)?, Outcome { duplicate: true, ..unexpected });
+        assert_eq!(running.add_once("over", "n", 1)?, Outcome { duplicate: Some(true), ..first });
+        assert_eq!(running.event("n", swap(), Some("swap"), None)?, Outcome { duplicate: Some(true), ..unexpected });
         assert_eq!(running.value("n")?, 7);
         running = running.restart()?;
     }
@@ -138,12 +138,12 @@ pub fn a_repeated_correction_makes_one_ledger_entry<H: Host>(host: &H) -> Verdic
     let delete = || Change::Delete(why("out of stock"));
     for repeat in 0..3 {
         let outcome = running.event("n", adjust(), Some("adjust"), None)?;
-        assert_eq!((outcome.value, outcome.duplicate), (5, repeat > 0));
+        assert_eq!((outcome.value, outcome.is_duplicate()), (5, repeat > 0));
     }
     running.event("n", delete(), Some("delete"), None)?;
     running.add("n", 3)?;
     let again = running.event("n", delete(), Some("delete"), None)?;
-    assert_eq!((again.value, again.applied, again.exists, again.duplicate), (0, -5, false, true));
+    assert_eq!((again.value, again.applied, again.exists, again.is_duplicate()), (0, -5, false, true));
     assert_eq!(running.value("n")?, 3);
     assert_eq!(running.ledger("n", 100)?.len(), 2);
     Ok(())
@@ -154,10 +154,10 @@ pub fn a_retry_may_come_from_another_actor<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let by = |actor: &str, reason: &str| Change::Adjust {
         delta: 5,
-        why: Correction { actor: actor.into(), reason: reason.into() },
+        why: Correction::new(actor, reason).unwrap_or_default(),
     };
     running.event("n", by("10.0.0.1", "found one"), Some("id"), None)?;
-    assert!(running.event("n", by("10.0.0.2", "found one"), Some("id"), None)?.duplicate);
+    assert!(running.event("n", by("10.0.0.2", "found one"), Some("id"), None)?.is_duplicate());
     let other = running.event("n", by("10.0.0.1", "lost one"), Some("id"), None)?;
     assert_eq!(other.refusal, Some(Refusal::PayloadMismatch));
     assert_eq!(running.value("n")?, 5);

@@ -1,12 +1,13 @@
 //! An engine under test and the place it runs on.
 
+use tally_core::consistency::Consistency;
 use tally_core::event::{Change, Details};
 use tally_core::key::Key;
 use tally_core::ledger::{CHAIN_START, LedgerEntry};
 use tally_core::limits::CALL_KEYS_MAX;
 use tally_core::outcome::Outcome;
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Durability, Engine, Page, PageRequest};
+use tally_core::surface::{Engine, Page, PageRequest, ReadOptions, SubmitOptions};
 
 use crate::{Call, Failure, Host, Verdict, block_on};
 
@@ -52,7 +53,12 @@ impl<'h, H: Host> Running<'h, H> {
     /// A submission to fill.
     #[must_use]
     pub fn call(&self) -> Call<'_, H::Engine> {
-        Call::new(&self.engine)
+        Call::new(&self.engine, self.host.submit_options())
+    }
+
+    /// How the host has events submitted.
+    pub fn submit_options(&self) -> SubmitOptions {
+        self.host.submit_options()
     }
 
     /// One plain increment.
@@ -76,12 +82,12 @@ impl<'h, H: Host> Running<'h, H> {
         self.call().event(key, change, id, details).one()
     }
 
-    /// Reads counters at a durability.
-    pub fn read_at(&self, keys: &[impl AsRef<[u8]>], durability: Durability) -> Result<Vec<Reading>, Failure> {
+    /// Reads counters with this consistency.
+    pub fn read_at(&self, keys: &[impl AsRef<[u8]>], consistency: Consistency) -> Result<Vec<Reading>, Failure> {
         let mut readings = Vec::new();
         for some in keys.chunks(CALL_KEYS_MAX) {
             let some = some.iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
-            readings.extend(block_on(self.engine.read(some, durability))?);
+            readings.extend(block_on(self.engine.read(some, ReadOptions::new(consistency)))?);
         }
         assert_eq!(readings.len(), keys.len(), "one reading for each key");
         Ok(readings)
@@ -89,7 +95,7 @@ impl<'h, H: Host> Running<'h, H> {
 
     /// Reads one counter.
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Reading, Failure> {
-        let readings = self.read_at(&[key], Durability::Flushed)?;
+        let readings = self.read_at(&[key], Consistency::Exact)?;
         readings.first().copied().ok_or_else(|| "no reading".into())
     }
 
@@ -100,12 +106,12 @@ impl<'h, H: Host> Running<'h, H> {
 
     /// One counter with its history.
     pub fn stats(&self, key: impl AsRef<[u8]>) -> Result<Stats, Failure> {
-        Ok(block_on(self.engine.stats(Key::new(key)?, Durability::Flushed))?)
+        Ok(block_on(self.engine.stats(Key::new(key)?, ReadOptions::new(Consistency::Exact)))?)
     }
 
     /// How many counters there are.
     pub fn count(&self) -> Result<u64, Failure> {
-        Ok(block_on(self.engine.count(Durability::Flushed))?)
+        Ok(block_on(self.engine.count(ReadOptions::new(Consistency::Exact)))?)
     }
 
     /// Some counter, chosen by a number.

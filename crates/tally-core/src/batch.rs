@@ -1,20 +1,28 @@
 //! Batches: events in order, the unit of journalling and of application.
 //!
 //! A [`Batch`] keeps its keys in one buffer and its events in one vector, so that filling, encoding and applying
-//! it costs no allocation per event. [`Events`] is what a front door fills for one call; [`Combiner`] gathers the
+//! it costs no allocation per event. [`Events`] is what a protocol fills for one call; [`Combiner`] gathers the
 //! calls of many threads into the batch that is journalled next.
+//!
+//! Plain adds of one key in one direction share a slot. Equal adds are a *run*: one delta and how often it is added.
+//! Adds of different amounts are a list of runs, in the order they came. The journal keeps the runs and not their sum,
+//! so an applier that finds that the sum would overflow can still apply the adds that fit, one by one, and every
+//! replay comes to the same result.
 
 mod codec;
 mod combine;
 mod events;
 
-pub(crate) use codec::put_asked;
+pub(crate) use codec::put_payload;
 pub use codec::{CodecError, decode, encode};
 pub use combine::{Combiner, Placed};
 pub use events::{Events, SlotOutcome};
 
-use crate::event::{Change, ChangeRef, Details, EventRef, RequestId};
+use crate::event::{Adds, Change, ChangeRef, Details, EventRef, RequestId};
 use crate::key::KeyRef;
+
+use crate::limits::{BATCH_EVENTS_MAX, BATCH_PARTS_MAX, CALL_BYTES_MAX, CALL_EVENTS_MAX, CALL_PARTS_MAX};
+use crate::outcome::moved;
 use crate::time::Position;
 
 /// Hash of a key. The seed differs per process, so that nobody can craft keys that collide.
@@ -30,37 +38,64 @@ pub struct Batch {
     slots: Vec<Slot>,
     extras: Vec<Extra>,
     extra_bytes: usize,
-    looks: usize,
-    /// The state of the store that slots marked `unstored` were looked for in.
-    looked_at: Option<Position>,
+    /// Adds of different amounts to one key; slots of the shape [`Shape::Mixed`] point here.
+    mixes: Vec<Mix>,
+    parts: Vec<Part>,
+    reads: usize,
+    resets_clock: bool,
+    /// The state of the store that slots marked `UNSTORED` were checked against.
+    checked_at: Option<Position>,
 }
 
 /// One event of a batch; the key lies in the batch's buffer.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     hash: u64,
+    /// What is added: each time by a run, in all by a mix.
     delta: i64,
     request_id: [u8; 16],
     key_start: u32,
+    /// Index of an extra, or of a mix if the shape is one.
     extra: u32,
+    times: u32,
     key_len: u16,
-    has_request_id: bool,
-    /// The store does not hold its request id.
-    unstored: bool,
-    /// Belongs to one group with the slot before it.
-    follows: bool,
-    merging: Merging,
+    flags: u8,
+    shape: Shape,
 }
 
-/// Whether later adds of the same key may join a slot.
+/// The slot has a request id.
+const HAS_REQUEST_ID: u8 = 1;
+/// The store does not hold the request id.
+const UNSTORED: u8 = 1 << 1;
+/// Later adds of the same key may join the slot.
+const OPEN: u8 = 1 << 2;
+/// A sum of several adds as journals of format 1 hold it, without its parts.
+const BARE_SUM: u8 = 1 << 3;
+
+/// What a slot stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Merging {
-    /// A plain add that nothing joined yet.
-    Open,
-    /// A plain add that others joined.
-    Joined,
-    /// Stays itself: it carries more than a delta, or the caller wants its own verdict.
-    Closed,
+enum Shape {
+    /// An event that carries more than a delta.
+    Single,
+    /// Equal plain adds, `times` of them.
+    Run,
+    /// Plain adds of different amounts in one direction, listed in a mix. Their sum fits 64 bits.
+    Mixed,
+}
+
+/// The list of runs of a mixed slot: the first and the last of its parts.
+#[derive(Clone, Copy, Debug)]
+struct Mix {
+    first: u32,
+    last: u32,
+}
+
+/// Equal adds within a mix.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    delta: i64,
+    times: u32,
+    next: u32,
 }
 
 /// What a slot carries besides key, delta and request id.
@@ -71,14 +106,37 @@ struct Extra {
     details: Option<Details>,
 }
 
-const NO_EXTRA: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
+
+const _: () = assert!(NONE as usize > BATCH_EVENTS_MAX + BATCH_PARTS_MAX);
+const _: () = assert!(size_of::<Slot>() == 48);
 
 impl Slot {
-    /// Whether an add of `delta` may become part of this slot: same direction, so that the values in between
-    /// lie between the ends and combining cannot be observed; and no overflow of the sum.
-    fn joined_delta(&self, delta: i64) -> Option<i64> {
-        let same_direction = (self.delta < 0) == (delta < 0);
-        (self.merging != Merging::Closed && same_direction).then(|| self.delta.checked_add(delta)).flatten()
+    fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn request_id(&self) -> Option<RequestId> {
+        self.has(HAS_REQUEST_ID).then_some(RequestId(self.request_id))
+    }
+
+    /// The sum of its plain adds. Zero for a slot that is something else.
+    fn sum(&self) -> i128 {
+        match self.shape {
+            Shape::Run => i128::from(self.delta) * i128::from(self.times),
+            Shape::Mixed => i128::from(self.delta),
+            Shape::Single => 0,
+        }
+    }
+
+    /// The sum so far, if adds that come to `sum` may join. They must go in the same direction, so that every value in
+    /// between lies between the ends and combining cannot be observed; and the sum must fit 64 bits, so that offsets
+    /// within it do.
+    fn joinable(&self, sum: i128) -> Option<i64> {
+        let before = self.sum();
+        let same_direction = (before < 0) == (sum < 0);
+        let fits = i64::try_from(before + sum).is_ok();
+        (self.has(OPEN) && same_direction && fits).then_some(before as i64)
     }
 }
 
@@ -95,48 +153,70 @@ impl Batch {
         self.slots.is_empty()
     }
 
-    /// Forgets the events, keeps the memory.
+    /// Runs that combined events of different amounts consist of.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether one call may be as large as this.
+    #[must_use]
+    pub fn fits_call(&self) -> bool {
+        self.len() <= CALL_EVENTS_MAX && self.parts() <= CALL_PARTS_MAX && self.bytes() <= CALL_BYTES_MAX
+    }
+
+    /// Removes the events, keeps the memory.
     pub fn clear(&mut self) {
         self.keys.clear();
         self.slots.clear();
         self.extras.clear();
+        self.mixes.clear();
+        self.parts.clear();
         self.extra_bytes = 0;
-        self.looks = 0;
-        self.looked_at = None;
+        self.reads = 0;
+        self.resets_clock = false;
+        self.checked_at = None;
     }
 
-    /// Whether the events' request ids were looked for in the store as it is `at` this position. See [`EventRef::unstored`].
+    /// A batch without events that sets the partition's clock to its own time, even if that is earlier.
     #[must_use]
-    pub(crate) fn looked_at(&self, at: Position) -> bool {
-        self.looked_at == Some(at)
+    pub fn clock_reset() -> Batch {
+        Batch { resets_clock: true, ..Batch::default() }
     }
 
-    /// How many of the events only look.
+    /// Whether applying the batch sets the clock back if its time is earlier.
     #[must_use]
-    pub fn looks(&self) -> usize {
-        self.looks
+    pub fn resets_clock(&self) -> bool {
+        self.resets_clock
     }
 
-    /// Number of events that the journal gets.
+    /// Whether the events' request ids were checked against the store as it is `at` this position. See
+    /// [`EventRef::unstored`].
+    #[must_use]
+    pub(crate) fn is_checked_at(&self, at: Position) -> bool {
+        self.checked_at == Some(at)
+    }
+
+    /// How many of the events only read.
+    #[must_use]
+    pub fn reads(&self) -> usize {
+        self.reads
+    }
+
+    /// Whether nothing in the batch can change the state, so that the journal does not need it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.reads == self.slots.len() && !self.resets_clock
+    }
+
+    /// Number of events that the journal gets: all but reads.
     #[must_use]
     pub fn journalled_len(&self) -> usize {
-        if self.looks == 0 { self.slots.len() } else { self.journalled().count() }
+        self.slots.len() - self.reads
     }
 
-    /// The slots that the journal gets: all but looks. A look within a group is among them where its key may have a say in
-    /// what is put off, because a replay has to come to the same conclusion: if the group changes something, and if some
-    /// increments are combined, since then a group of looks that is put off puts off what comes after any of them.
-    fn journalled(&self) -> impl Iterator<Item = &Slot> {
-        let may_put_off = self.slots.iter().any(|slot| slot.merging == Merging::Joined);
-        let groups = self.slots.chunk_by(|_, next| next.follows);
-        let counts =
-            move |group: &&[Slot]| may_put_off && group.len() > 1 || !group.iter().all(|slot| self.is_look(slot));
-        groups.filter(counts).flatten()
-    }
-
-    fn is_look(&self, slot: &Slot) -> bool {
-        let extra = self.extras.get(slot.extra as usize);
-        extra.is_some_and(|extra| matches!(extra.change, Some(Change::Look(_))))
+    fn is_read(&self, slot: &Slot) -> bool {
+        matches!(self.extra(slot), Some(Extra { change: Some(Change::Look(_)), .. }))
     }
 
     /// The events in order.
@@ -149,13 +229,19 @@ impl Batch {
     pub fn bytes(&self) -> usize {
         /// Flags, lengths, numbers and a request id.
         const PER_EVENT: usize = 48;
-        self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.extra_bytes
+        /// A delta and how often it is added.
+        const PER_PART: usize = 16;
+        self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.parts.len() * PER_PART + self.extra_bytes
     }
 
     /// Bytes of memory it holds, used or not.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.keys.capacity() + self.slots.capacity() * size_of::<Slot>() + self.extras.capacity() * size_of::<Extra>()
+        self.keys.capacity()
+            + self.slots.capacity() * size_of::<Slot>()
+            + self.extras.capacity() * size_of::<Extra>()
+            + self.mixes.capacity() * size_of::<Mix>()
+            + self.parts.capacity() * size_of::<Part>()
     }
 
     fn key(&self, slot: &Slot) -> &[u8] {
@@ -163,21 +249,34 @@ impl Batch {
         &self.keys[start..start + usize::from(slot.key_len)]
     }
 
+    fn extra(&self, slot: &Slot) -> Option<&Extra> {
+        if slot.shape == Shape::Single { self.extras.get(slot.extra as usize) } else { None }
+    }
+
+    /// The runs that a slot of plain adds consists of, in order.
+    fn runs(&self, slot: &Slot) -> Runs<'_> {
+        match slot.shape {
+            Shape::Mixed => Runs { parts: &self.parts, only: None, next: self.mixes[slot.extra as usize].first },
+            Shape::Run | Shape::Single => Runs { parts: &[], only: Some((slot.delta, slot.times)), next: NONE },
+        }
+    }
+
     fn event(&self, slot: &Slot) -> EventRef<'_> {
-        let extra = self.extras.get(slot.extra as usize);
-        let change = match extra.and_then(|extra| extra.change.as_ref()) {
-            None => ChangeRef::Add(slot.delta),
-            Some(change) => ChangeRef::Other(change),
+        let extra = self.extra(slot);
+        let change = match (slot.shape, extra.and_then(|extra| extra.change.as_ref())) {
+            (Shape::Single, Some(change)) => ChangeRef::Other(change),
+            (Shape::Run, _) if slot.times > 1 => ChangeRef::Adds(Adds::new(slot.sum(), self.runs(slot))),
+            (Shape::Mixed, _) => ChangeRef::Adds(Adds::new(slot.sum(), self.runs(slot))),
+            (Shape::Run | Shape::Single, _) => ChangeRef::Add(slot.delta),
         };
         EventRef {
             key: KeyRef::trusted(self.key(slot)),
             hash: slot.hash,
             change,
-            request_id: slot.has_request_id.then_some(RequestId(slot.request_id)),
+            request_id: slot.request_id(),
             details: extra.and_then(|extra| extra.details.as_ref()),
-            unstored: slot.unstored,
-            combined: slot.merging == Merging::Joined,
-            follows: slot.follows,
+            unstored: slot.has(UNSTORED),
+            bare_sum: slot.has(BARE_SUM),
         }
     }
 
@@ -189,27 +288,29 @@ impl Batch {
 
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
-        self.looks += usize::from(matches!(extra.change, Some(Change::Look(_))));
+        self.reads += usize::from(matches!(extra.change, Some(Change::Look(_))));
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
     }
 
-    fn push_add(&mut self, key: KeyRef<'_>, hash: u64, delta: i64, merging: Merging) {
+    /// Appends `times` plain adds of `delta` as one slot.
+    fn push_run(&mut self, key: KeyRef<'_>, hash: u64, (delta, times): (i64, u32), flags: u8) {
         let (key_start, key_len) = self.push_key(key);
+        let shape = Shape::Run;
         self.slots.push(Slot {
             hash,
             delta,
             request_id: [0; 16],
             key_start,
-            extra: NO_EXTRA,
+            extra: NONE,
+            times,
             key_len,
-            has_request_id: false,
-            unstored: false,
-            follows: false,
-            merging,
+            flags,
+            shape,
         });
     }
 
+    /// Appends any event but a plain add without a request id.
     fn push_event(
         &mut self,
         key: KeyRef<'_>,
@@ -218,39 +319,121 @@ impl Batch {
         id: Option<RequestId>,
         details: Option<Details>,
     ) {
-        // A look leaves no trace, so there is nothing to remember under an id.
-        let is_look = matches!(change, Change::Look(_));
-        let id = id.filter(|_| !is_look);
-        let details = details.filter(|details| !is_look && !details.is_empty());
+        // A read leaves no trace, so there is nothing to remember under an id.
+        let is_read = matches!(change, Change::Look(_));
+        let id = id.filter(|_| !is_read);
+        let details = details.filter(|details| !is_read && !details.is_empty());
         let (key_start, key_len) = self.push_key(key);
         let (delta, change) = match change {
             Change::Add(delta) => (delta, None),
             other => (0, Some(other)),
         };
         let plain = change.is_none() && details.is_none();
-        let extra = if plain { NO_EXTRA } else { self.push_extra(Extra { change, details }) };
+        let extra = if plain { NONE } else { self.push_extra(Extra { change, details }) };
         self.slots.push(Slot {
             hash,
             delta,
             request_id: id.map_or([0; 16], |id| id.0),
             key_start,
             extra,
+            times: 1,
             key_len,
-            has_request_id: id.is_some(),
-            unstored: false,
-            follows: false,
-            merging: if plain && id.is_none() { Merging::Open } else { Merging::Closed },
+            flags: if id.is_some() { HAS_REQUEST_ID } else { 0 },
+            shape: Shape::Single,
         });
+    }
+
+    /// Adds a run to a slot that may be joined by it; see [`Slot::joinable`].
+    fn join_run(&mut self, at: usize, (delta, times): (i64, u32)) {
+        let slot = &mut self.slots[at];
+        if slot.shape == Shape::Run {
+            if slot.delta == delta
+                && let Some(times) = slot.times.checked_add(times)
+            {
+                slot.times = times;
+                return;
+            }
+            self.mix(at);
+        }
+        let last = &mut self.parts[self.mixes[self.slots[at].extra as usize].last as usize];
+        if last.delta == delta
+            && let Some(times_all) = last.times.checked_add(times)
+        {
+            last.times = times_all;
+            let slot = &mut self.slots[at];
+            slot.delta = moved(slot.delta, delta, times);
+            return;
+        }
+        self.push_part(at, (delta, times));
+    }
+
+    /// Appends a part to a mixed slot. The sum stays in range: [`Slot::joinable`] was asked for the whole.
+    fn push_part(&mut self, at: usize, (delta, times): (i64, u32)) {
+        let slot = &mut self.slots[at];
+        slot.delta = moved(slot.delta, delta, times);
+        let mix = &mut self.mixes[slot.extra as usize];
+        let next = self.parts.len() as u32;
+        self.parts[mix.last as usize].next = next;
+        mix.last = next;
+        self.parts.push(Part { delta, times, next: NONE });
+    }
+
+    /// Makes a run the first part of a mix.
+    fn mix(&mut self, at: usize) {
+        let first = self.parts.len() as u32;
+        let slot = &mut self.slots[at];
+        self.parts.push(Part { delta: slot.delta, times: slot.times, next: NONE });
+        slot.delta = moved(0, slot.delta, slot.times);
+        slot.shape = Shape::Mixed;
+        slot.extra = self.mixes.len() as u32;
+        self.mixes.push(Mix { first, last: first });
     }
 
     /// Appends a copy of one slot of another batch.
     fn push_copy(&mut self, from: &Batch, slot: &Slot) {
         let (key_start, _) = self.push_key(KeyRef::trusted(from.key(slot)));
-        let extra = match from.extras.get(slot.extra as usize) {
-            None => NO_EXTRA,
-            Some(extra) => self.push_extra(extra.clone()),
-        };
-        let unstored = slot.unstored && self.looked_at == from.looked_at;
-        self.slots.push(Slot { key_start, extra, unstored, ..*slot });
+        let kept = if self.checked_at == from.checked_at { u8::MAX } else { !UNSTORED };
+        let mut copy = Slot { key_start, extra: NONE, flags: slot.flags & kept, ..*slot };
+        match slot.shape {
+            Shape::Single => copy.extra = from.extra(slot).map_or(NONE, |extra| self.push_extra(extra.clone())),
+            Shape::Run => {}
+            Shape::Mixed => {
+                let first = self.parts.len() as u32;
+                let runs = from.runs(slot);
+                self.parts.extend(runs.zip(first + 1..).map(|((delta, times), next)| Part { delta, times, next }));
+                let last = self.parts.len() as u32 - 1;
+                self.parts[last as usize].next = NONE;
+                copy.extra = self.mixes.len() as u32;
+                self.mixes.push(Mix { first, last });
+            }
+        }
+        self.slots.push(copy);
+    }
+}
+
+/// Runs of equal adds, as delta and number, in order.
+#[derive(Clone, Copy)]
+pub struct Runs<'a> {
+    parts: &'a [Part],
+    only: Option<(i64, u32)>,
+    next: u32,
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (i64, u32);
+
+    fn next(&mut self) -> Option<(i64, u32)> {
+        if let Some(only) = self.only.take() {
+            return Some(only);
+        }
+        let part = self.parts.get(self.next as usize)?;
+        self.next = part.next;
+        Some((part.delta, part.times))
+    }
+}
+
+impl std::fmt::Debug for Runs<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(*self).finish()
     }
 }

@@ -54,8 +54,8 @@ impl Book {
             seq: head.seq + 1,
             at,
             kind,
-            actor: why.actor.clone(),
-            reason: why.reason.clone(),
+            actor: why.actor().into(),
+            reason: why.reason().into(),
             before,
             after,
             previous: head.hash,
@@ -64,7 +64,7 @@ impl Book {
         entry.hash = entry.expected_hash(key);
         *head = ChainHead { seq: entry.seq, hash: entry.hash };
         self.current_bytes +=
-            size_of::<LedgerEntry>() + why.actor.len() + why.reason.len() + 2 * key.as_bytes().len() + 64;
+            size_of::<LedgerEntry>() + why.actor().len() + why.reason().len() + 2 * key.as_bytes().len() + 64;
         self.current.entry(key.to_key()).or_default().push(entry);
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Keeping the two sums apart makes the counter a PN-counter: both only grow, so copies merge by taking the larger
 //! of each. Corrections are additive too. The sums are 80 bits wide, because a value that swings across the whole
-//! 64-bit range would overflow 64-bit sums after two swings; 80 bits take a hundred thousand.
+//! 64-bit range would overflow 64-bit sums after two swings; 80 bits take a hundred thousand. When a sum reaches its
+//! end, both are reduced by the same amount: the value stays, and so does what statistics show, which stop at 64 bits.
 
 use crate::rates::{Rates, SUM_BYTES};
 use crate::time::Millis;
@@ -53,7 +54,7 @@ pub(crate) fn is_due(expires_at: Option<Millis>, now: Millis) -> bool {
 const SUM_MAX: u128 = (1 << 80) - 1;
 const TIME_MAX: u64 = (1 << 48) - 1;
 
-/// The value, or a sum behind it, would leave its range.
+/// The value would leave its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
@@ -96,9 +97,10 @@ impl Counter {
         self.rates.per_second(self.updated, now)
     }
 
-    /// Moves the value by an increment, which counts towards the rates.
-    pub fn add(&mut self, now: Millis, delta: i64) -> Result<(), Overflow> {
-        self.shift(now, i128::from(delta), delta)
+    /// Moves the value by increments that come to `delta`, which counts towards the rates.
+    pub fn add(&mut self, now: Millis, delta: i128) -> Result<(), Overflow> {
+        let rated = delta.clamp(i128::from(i64::MIN), i128::from(i64::MAX));
+        self.shift(now, delta, rated as i64)
     }
 
     /// Moves the value to `target` as a correction, which does not count towards the rates.
@@ -110,13 +112,25 @@ impl Counter {
         let value = i128::from(self.value()) + delta;
         let value = i64::try_from(value).map_err(|_| Overflow)?;
         let grown = if delta < 0 { &mut self.minus } else { &mut self.plus };
-        *grown = grown.checked_add(delta.unsigned_abs()).filter(|&sum| sum <= SUM_MAX).ok_or(Overflow)?;
+        // A delta that leaves the value in range has at most 64 bits.
+        *grown += delta.unsigned_abs();
+        if *grown > SUM_MAX {
+            self.reduce_sums();
+        }
         self.min = self.min.min(value);
         self.max = self.max.max(value);
         let now = Millis(now.0.min(TIME_MAX)).max(self.updated);
         self.rates.record(self.updated, now, rated);
         self.updated = now;
         Ok(())
+    }
+
+    /// Takes the same amount off both sums, as much as leaves either at what 64 bits can say. They differ by the value, so
+    /// both are near their end when one is.
+    fn reduce_sums(&mut self) {
+        let excess = self.plus.min(self.minus) - u128::from(u64::MAX);
+        self.plus -= excess;
+        self.minus -= excess;
     }
 
     /// Appends the stored form: varints, so that a quiet counter is short.
@@ -227,7 +241,7 @@ mod tests {
             for (delta, pause) in steps {
                 now += pause >> 8;
                 let before = counter;
-                if counter.add(Millis(now), delta).is_err() {
+                if counter.add(Millis(now), i128::from(delta)).is_err() {
                     prop_assert_eq!(counter, before);
                 }
                 let mut packed = [0; PACKED_BYTES];
@@ -245,12 +259,20 @@ mod tests {
     #[test]
     fn swings_across_the_whole_range_stay_exact() {
         let mut counter = Counter::new(Millis(0));
-        for _ in 0..1000 {
+        // More of them than the sums have room for.
+        for _ in 0..200_000 {
             assert_eq!(counter.correct(Millis(1), i64::MAX), Ok(()));
             assert_eq!(counter.add(Millis(1), 1), Err(Overflow));
             assert_eq!(counter.correct(Millis(1), i64::MIN), Ok(()));
             assert_eq!(counter.add(Millis(1), -1), Err(Overflow));
             assert_eq!(counter.value(), i64::MIN);
         }
+        assert_eq!((counter.increments(), counter.decrements()), (u64::MAX, u64::MAX));
+        let mut packed = [0; PACKED_BYTES];
+        counter.pack(&mut packed);
+        assert_eq!(Counter::unpack(&packed), counter);
+        assert_eq!(counter.correct(Millis(1), 0), Ok(()));
+        assert_eq!(counter.add(Millis(1), 5), Ok(()));
+        assert_eq!(counter.value(), 5);
     }
 }

@@ -3,8 +3,9 @@
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::batch::Runs;
 use crate::key::KeyRef;
-use crate::limits::REQUEST_ID_BYTES_MAX;
+use crate::limits::{DIMENSION_BYTES_MAX, DIMENSIONS_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 use crate::time::Millis;
 
 /// What an event does to its counter.
@@ -38,12 +39,39 @@ pub enum Change {
     /// it was set or removed, and 0 if the condition was not met, there was no counter or nothing to remove.
     Expire {
         /// When the counter expires; `None` is never.
-        at: Option<Millis>,
+        at: Option<Deadline>,
         /// What must hold of the moment that stands there now.
         when: ExpiryCondition,
     },
     /// Changes nothing and is not remembered under a request id: tells what stands at this place among the events.
     Look(Look),
+    /// Removes the counter if it has expired, together with the store's record of this expiry. Engines submit it: the
+    /// counter stopped existing when it expired, and this frees its memory and its place in the store. Writes no ledger
+    /// entry. `applied` is 1 if the counter was removed.
+    Sweep {
+        /// The expiry that the store has a record of. The counter may have another one by now.
+        expires_at: Millis,
+    },
+}
+
+/// When something expires. A duration counts from the time of the batch, so no clock but the partition's own is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// At this moment; one in the past means at once.
+    At(Millis),
+    /// This many milliseconds after the batch; zero means at once.
+    After(u64),
+}
+
+impl Deadline {
+    /// The moment, for a batch that is applied at `now`.
+    #[must_use]
+    pub fn resolve(self, now: Millis) -> Millis {
+        match self {
+            Deadline::At(at) => at,
+            Deadline::After(millis) => Millis(now.0.saturating_add(millis)),
+        }
+    }
 }
 
 /// What must stand where a value is set.
@@ -66,8 +94,8 @@ pub enum Expiry {
     Keep,
     /// The counter no longer expires.
     Never,
-    /// The counter expires then; a moment in the past means at once.
-    At(Millis),
+    /// The counter expires then.
+    At(Deadline),
 }
 
 /// When an expiry may be changed. A counter without one counts as expiring infinitely late.
@@ -99,10 +127,94 @@ pub enum Look {
 /// Who corrects a counter, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Correction {
-    /// The authenticated caller, or what stands in for one.
-    pub actor: Box<str>,
+    actor: Box<str>,
+    reason: Box<str>,
+}
+
+/// A part of an event is longer than a batch can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has {len}; the most is {max}")]
+pub struct TooLong {
+    /// Which part.
+    pub what: &'static str,
+    /// How long it is: in bytes, or in entries of a list.
+    pub len: usize,
+    /// How long it may be.
+    pub max: usize,
+}
+
+fn at_most(what: &'static str, len: usize, max: usize) -> Result<(), TooLong> {
+    if len <= max { Ok(()) } else { Err(TooLong { what, len, max }) }
+}
+
+impl Correction {
+    /// `actor` is the authenticated caller, or what stands in for one.
+    pub fn new(actor: &str, reason: &str) -> Result<Correction, TooLong> {
+        at_most("the actor of a correction", actor.len(), REASON_BYTES_MAX)?;
+        at_most("the reason of a correction", reason.len(), REASON_BYTES_MAX)?;
+        Ok(Correction { actor: actor.into(), reason: reason.into() })
+    }
+
+    /// Who made it.
+    #[must_use]
+    pub fn actor(&self) -> &str {
+        &self.actor
+    }
+
     /// The reason given.
-    pub reason: Box<str>,
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// The same correction by nobody in particular.
+    pub(crate) fn without_actor(&self) -> Correction {
+        Correction { actor: Box::default(), reason: self.reason.clone() }
+    }
+}
+
+/// Who or what is counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member(Box<[u8]>);
+
+impl Member {
+    /// Checks the length; every byte value is allowed.
+    pub fn new(bytes: &[u8]) -> Result<Member, TooLong> {
+        at_most("a member", bytes.len(), MEMBER_BYTES_MAX)?;
+        Ok(Member(bytes.into()))
+    }
+
+    /// The bytes of the member.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Named values that a count is broken down by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dimensions(Vec<(Box<str>, Box<str>)>);
+
+impl Dimensions {
+    /// Adds a dimension and its value.
+    pub fn push(&mut self, name: &str, value: &str) -> Result<(), TooLong> {
+        at_most("the list of dimensions", self.0.len() + 1, DIMENSIONS_MAX)?;
+        at_most("the name of a dimension", name.len(), DIMENSION_BYTES_MAX)?;
+        at_most("the value of a dimension", value.len(), DIMENSION_BYTES_MAX)?;
+        self.0.push((name.into(), value.into()));
+        Ok(())
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and values, in the order they were added.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
 }
 
 /// Limits within which one event may move the value.
@@ -133,9 +245,9 @@ pub enum OnBound {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// Who or what is counted, for uniques and once-per-member.
-    pub member: Option<Box<[u8]>>,
+    pub member: Option<Member>,
     /// Named values the count is broken down by.
-    pub dimensions: Vec<(Box<str>, Box<str>)>,
+    pub dimensions: Dimensions,
     /// When it happened, if not when it arrived.
     pub at: Option<Millis>,
     /// Limits for this change.
@@ -147,8 +259,8 @@ pub struct Details {
 /// The expiry that an add brings along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddExpiry {
-    /// When the counter expires; a moment in the past means at once, and none never.
-    pub at: Option<Millis>,
+    /// When the counter expires; `None` is never.
+    pub at: Option<Deadline>,
     /// Leaves an expiry that the counter already has as it is.
     pub only_if_none: bool,
 }
@@ -211,14 +323,12 @@ pub struct EventRef<'a> {
     pub request_id: Option<RequestId>,
     /// What else the event carries.
     pub details: Option<&'a Details>,
-    /// Whether the store did not hold the request id when it was looked for: [`Events::look_for_requests`].
+    /// Whether the store did not hold the request id when it was checked: [`Events::check_requests`].
     ///
-    /// [`Events::look_for_requests`]: crate::batch::Events::look_for_requests
+    /// [`Events::check_requests`]: crate::batch::Events::check_requests
     pub unstored: bool,
-    /// Whether it stands for several events.
-    pub combined: bool,
-    /// Whether it belongs to one group with the event before it.
-    pub follows: bool,
+    /// Whether it is the sum of several adds without its parts, as journals of format 1 hold it.
+    pub bare_sum: bool,
 }
 
 impl EventRef<'_> {
@@ -230,9 +340,9 @@ impl EventRef<'_> {
         match (self.change, self.details) {
             (ChangeRef::Add(delta), None) => xxh3_64_with_seed(key, delta as u64),
             (change, details) => {
-                let mut asked = Vec::new();
-                crate::batch::put_asked(&mut asked, change, details);
-                xxh3_64_with_seed(&asked, xxh3_64_with_seed(key, 0))
+                let mut payload = Vec::new();
+                crate::batch::put_payload(&mut payload, change, details);
+                xxh3_64_with_seed(&payload, xxh3_64_with_seed(key, 0))
             }
         }
     }
@@ -243,15 +353,43 @@ impl EventRef<'_> {
 pub enum ChangeRef<'a> {
     /// Adds a delta.
     Add(i64),
+    /// Adds several deltas, combined from plain adds.
+    Adds(Adds<'a>),
     /// Anything else.
     Other(&'a Change),
+}
+
+/// Plain adds of one key in one direction, combined into one event.
+#[derive(Clone, Copy, Debug)]
+pub struct Adds<'a> {
+    sum: i128,
+    runs: Runs<'a>,
+}
+
+impl<'a> Adds<'a> {
+    pub(crate) fn new(sum: i128, runs: Runs<'a>) -> Adds<'a> {
+        Adds { sum, runs }
+    }
+
+    /// What they come to if all are applied.
+    #[must_use]
+    pub fn sum(self) -> i128 {
+        self.sum
+    }
+
+    /// Equal adds in a row, as delta and number, in order.
+    #[must_use]
+    pub fn runs(self) -> Runs<'a> {
+        self.runs
+    }
 }
 
 impl ChangeRef<'_> {
     /// Whether the ledger gets an entry.
     pub(crate) fn is_correction(self) -> bool {
         match self {
-            ChangeRef::Add(_) | ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Look(_)) => false,
+            ChangeRef::Add(_) | ChangeRef::Adds(_) => false,
+            ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. }) => false,
             ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
         }
     }

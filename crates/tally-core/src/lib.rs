@@ -6,6 +6,7 @@
 pub mod batch;
 mod bits;
 pub mod book;
+pub mod consistency;
 pub mod counter;
 pub mod event;
 pub mod key;

@@ -23,13 +23,24 @@ pub const CALL_KEYS_MAX: usize = 1_000;
 pub const PAGE_ITEMS_MAX: usize = 1_000;
 /// Page size when the caller names none.
 pub const PAGE_ITEMS_DEFAULT: usize = 100;
+/// Most partitions one token names.
+pub const TOKEN_PARTITIONS_MAX: usize = 1_024;
 /// Largest HTTP body: the largest batch of the longest keys fits.
 pub const BODY_BYTES_MAX: usize = 16 << 20;
 
+/// Most runs of equal adds that the combined events of one call consist of.
+pub const CALL_PARTS_MAX: usize = 64 << 10;
+/// Most encoded bytes of one call. An engine refuses a call that is larger in any of the three.
+pub const CALL_BYTES_MAX: usize = 16 << 20;
+
 /// Events an open batch gathers before a submitter seals it instead of the flusher.
 pub const BATCH_EVENTS_SEAL: usize = 4_096;
-/// Most events a batch can hold: whatever is gathered when the last call joins.
+/// Runs of equal adds it gathers before that.
+pub const BATCH_PARTS_SEAL: usize = 64 << 10;
+/// Most events a batch can hold: the last call that joins may bring as many as a call has.
 pub const BATCH_EVENTS_MAX: usize = BATCH_EVENTS_SEAL + CALL_EVENTS_MAX;
+/// Most runs of equal adds a batch can hold.
+pub const BATCH_PARTS_MAX: usize = BATCH_PARTS_SEAL + CALL_PARTS_MAX;
 /// Largest encoded event: longest key, id, member, dimensions, actor and reason, and the numbers between.
 pub const EVENT_BYTES_MAX: usize = 512
     + KEY_BYTES_MAX
@@ -39,11 +50,20 @@ pub const EVENT_BYTES_MAX: usize = 512
     + 2 * REASON_BYTES_MAX;
 /// Most bytes of events an open batch gathers before it is sealed; the last call may overshoot by its own size.
 pub const BATCH_BYTES_SEAL: usize = 4 << 20;
+/// Most bytes of an encoded batch.
+pub const BATCH_BYTES_MAX: usize = BATCH_BYTES_SEAL + CALL_BYTES_MAX;
 
 /// How long a request id is remembered.
 pub const IDEMPOTENCY_WINDOW_MS: u64 = 24 * 60 * 60 * 1000;
 /// Request ids expire by whole generations of this length, so one is kept for the window and up to one more generation.
 pub const GENERATION_MS: u64 = 60 * 60 * 1000;
+
+/// While Tally's clock and the system's differ, Tally's runs faster or slower by one part in this many.
+pub const CLOCK_SLEW_PARTS: u32 = 16;
+/// A difference between the two larger than this is logged.
+pub const CLOCK_STEP_REPORTED_MS: u64 = 1_000;
+/// A stored clock this far ahead of the system's is reported at the start.
+pub const CLOCK_AHEAD_REPORTED_MS: u64 = 60_000;
 
 /// Bytes of one journal segment. A batch never spans two.
 pub const SEGMENT_BYTES: u64 = 64 << 20;
@@ -78,7 +98,8 @@ pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
 /// Smallest memory budget that works: buffers, filters and a useful cache.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
-const _: () = assert!(SEGMENT_BYTES as usize > 2 * (BATCH_BYTES_SEAL + BODY_BYTES_MAX));
+const _: () = assert!(SEGMENT_BYTES as usize > 2 * BATCH_BYTES_MAX);
+const _: () = assert!(CALL_BYTES_MAX >= CALL_EVENTS_MAX * (KEY_BYTES_MAX + 2 * REQUEST_ID_BYTES_MAX));
 const _: () = assert!(SWEEP_SLICE <= SWEEP_MAX);
 const _: () = assert!((SWEEP_MAX * 4 * KEY_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN / 4);
 const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);

@@ -3,7 +3,8 @@
 //! `apply` is the only way its state changes, and time comes with the batch, so replaying the same batches from the
 //! same state gives the same state and the same outcomes, bit for bit. Everything else here moves state between
 //! memory and the store without changing what it is: `wants` and `restore` bring back what left memory, `capture`
-//! copies what changed for a checkpoint while batches go on, `make_room` lets go of what is cold.
+//! copies what changed for a checkpoint while batches go on, `make_room` lets go of what is cold. Reads are judged by a
+//! time of their own and leave no trace.
 
 mod capture;
 mod change;
@@ -14,6 +15,7 @@ use std::collections::BTreeSet;
 
 pub use capture::Capture;
 use capture::Capturing;
+use change::{read_field, standing};
 pub use residence::{Malformed, Room};
 pub use sweep::Probe;
 
@@ -21,10 +23,10 @@ use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::book::Book;
 use crate::counter::Held;
-use crate::event::{EventRef, RequestId};
+use crate::event::{Change, ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::ledger::LedgerEntry;
-use crate::outcome::{Outcome, Refusal};
+use crate::outcome::{Outcome, Outcomes, Refusal};
 use crate::record::Meta;
 use crate::seen::{FirstOutcome, Seen};
 use crate::table::{CellId, Table};
@@ -32,28 +34,6 @@ use crate::time::Millis;
 
 /// Events whose counters are looked up before the first of them is applied.
 const LOOK_AHEAD: usize = 16;
-
-/// Counters and request ids of events that were put off: what comes after one of them has to wait for it.
-#[derive(Default)]
-struct PutOff<'a> {
-    keys: BTreeSet<KeyRef<'a>>,
-    requests: BTreeSet<RequestId>,
-}
-
-impl<'a> PutOff<'a> {
-    fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
-    fn concerns(&self, event: &EventRef<'a>) -> bool {
-        self.keys.contains(&event.key) || event.request_id.is_some_and(|id| self.requests.contains(&id))
-    }
-
-    fn add(&mut self, event: &EventRef<'a>) {
-        self.keys.insert(event.key);
-        self.requests.extend(event.request_id);
-    }
-}
 
 /// What is known of an event before it is applied.
 #[derive(Clone, Copy, Default)]
@@ -87,6 +67,7 @@ pub struct Partition {
     /// Counters that expired and gave up their room since `take_expired`.
     expired: u64,
     capturing: Option<Capturing>,
+    departures: u64,
     /// Whether the store may hold counters that the table does not.
     in_store_only: bool,
     /// Whether nothing that was in memory has left it, so that bringing the rest makes it whole.
@@ -111,6 +92,7 @@ impl Partition {
             expiring: 0,
             expired: 0,
             capturing: None,
+            departures: 0,
             in_store_only: false,
             warming: false,
         }
@@ -135,15 +117,11 @@ impl Partition {
     }
 
     /// Applies a batch and appends one outcome per event. Everything the batch [`wants`](Self::wants) must have been
-    /// restored. A batch that claims an earlier time than the one before happens at the time of the one before.
-    ///
-    /// Where several adds combined into one overflow, none of them is applied, and nothing after them in the batch is done
-    /// to that counter or under the request ids of what is put off. A group is put off as a whole. [`Events::outcomes`](crate::batch::Events::outcomes) says which events to try again alone.
-    pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Vec<Outcome>) -> Millis {
-        self.clock = self.clock.max(at);
+    /// restored. A batch that claims an earlier time than the one before happens at the time of the one before, unless it
+    /// is there to reset the clock. Returns the time it happened at.
+    pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Outcomes) -> Millis {
+        self.clock = if batch.resets_clock() { at } else { self.clock.max(at) };
         outcomes.reserve(batch.len());
-        let mut put_off = PutOff::default();
-        let mut group_waits = false;
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
@@ -151,24 +129,44 @@ impl Partition {
                 let Some(event) = events.next() else {
                     break;
                 };
-                if !event.follows {
-                    let rest = || events.clone().take_while(|next| next.follows);
-                    group_waits =
-                        !put_off.is_empty() && (put_off.concerns(&event) || rest().any(|next| put_off.concerns(&next)));
-                }
-                if group_waits {
-                    put_off.add(&event);
-                    outcomes.push(Outcome::PUT_OFF);
-                    continue;
-                }
-                let outcome = self.apply_event(&event, &hint);
-                if event.combined && outcome.refusal.is_some() {
-                    put_off.add(&event);
-                }
-                outcomes.push(outcome);
+                self.apply_event(&event, &hint, outcomes);
             }
         }
         self.clock
+    }
+
+    /// Answers a batch that is not applied, and appends one outcome per event: reads tell what stands there at `now`, or
+    /// at the time of the last batch if that is later; changes are refused. `stored` is asked for counters that are not
+    /// in memory. Returns the time it was judged by.
+    pub fn answer(
+        &self,
+        now: Millis,
+        batch: &Batch,
+        refusal: Refusal,
+        stored: impl Fn(KeyRef<'_>) -> Option<Held>,
+        outcomes: &mut Outcomes,
+    ) -> Millis {
+        let now = self.clock.max(now);
+        outcomes.reserve(batch.len());
+        for event in batch.iter() {
+            let found = match self.table.find(event.hash, event.key.as_bytes()) {
+                Some(id) => Some(self.table.held(id)),
+                None if self.is_counter_unknown(event.hash, event.key) => stored(event.key),
+                None => None,
+            };
+            let found = found.filter(|held| !held.is_expired(now));
+            outcomes.push(match event.change {
+                ChangeRef::Other(Change::Look(field)) => read_field(found.as_ref(), *field, now),
+                _ => Outcome { refusal: Some(refusal), ..standing(found.as_ref(), now) },
+            });
+        }
+        now
+    }
+
+    /// How often counters or request ids have left memory. As long as it stays the same, what was there still is.
+    #[must_use]
+    pub fn departures(&self) -> u64 {
+        self.departures
     }
 
     /// The time of the last batch.
@@ -244,19 +242,19 @@ impl Partition {
         hints
     }
 
-    fn apply_event(&mut self, event: &EventRef<'_>, hint: &Hint) -> Outcome {
+    fn apply_event(&mut self, event: &EventRef<'_>, hint: &Hint, outcomes: &mut Outcomes) {
         let Some(id) = event.request_id else {
-            return self.change(event, hint.cell);
+            return self.change(event, hint.cell, outcomes);
         };
         let fingerprint = event.fingerprint();
         let first = self.seen.get_current(id).copied().or(hint.first);
         match first.filter(|first| !first.is_expired(self.clock)) {
-            Some(first) if first.fingerprint == fingerprint => first.replay(),
-            Some(_) => self.refused(event, Refusal::PayloadMismatch),
+            Some(first) if first.fingerprint == fingerprint => outcomes.push(first.replay()),
+            Some(_) => outcomes.push(self.refused(event, Refusal::PayloadMismatch)),
             None => {
-                let outcome = self.change(event, hint.cell);
+                let outcome = self.change_one(event, hint.cell);
                 self.seen.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
-                outcome
+                outcomes.push(outcome);
             }
         }
     }

@@ -49,7 +49,8 @@ impl FirstOutcome {
             value: self.value,
             applied: self.applied,
             exists: self.exists,
-            duplicate: true,
+            exact: true,
+            duplicate: Some(true),
             refusal: Refusal::from_code(self.refusal),
             at: self.at,
         }

@@ -1,4 +1,4 @@
-//! The one surface front doors see of an engine: submit events and await outcomes, read, list.
+//! The one surface that protocols see of an engine: submit events and await outcomes, read, list.
 //!
 //! It shows neither files nor threads. The embedded engine implements it over journal files; a cluster engine
 //! implements it over Kafka; both pass the same contract suite (`tally-contract`). The doc comments here are
@@ -7,18 +7,57 @@
 use std::future::Future;
 
 use crate::batch::Events;
+use crate::consistency::Consistency;
 use crate::key::Key;
 use crate::ledger::LedgerEntry;
-use crate::outcome::Receipt;
+use crate::outcome::{Reads, Receipt, Token};
 use crate::reading::{Reading, Stats};
 
-/// What an acknowledgement, or a reading, is allowed to rest on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Durability {
-    /// Applied in memory: a crash may take it back (`best-effort`).
-    Applied,
-    /// In the journal and flushed: a crash cannot take it back.
-    Flushed,
+/// How events are submitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubmitOptions {
+    /// What the acknowledgement has to mean.
+    pub consistency: Consistency,
+    /// Which thread flushes.
+    pub flush: FlushBy,
+}
+
+/// Which thread flushes what is submitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlushBy {
+    /// The engine's own.
+    #[default]
+    Engine,
+    /// The submitting thread, where that is quick and no other thread is flushing. For callers that gather many requests
+    /// into one submission and have a thread of their own: it saves waking the engine's thread and being woken by it.
+    Caller,
+}
+
+/// How fresh an answer has to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// What the namespace promises, or more if the caller asks for more.
+    pub consistency: Consistency,
+    /// The answer reflects at least the writes this token proves.
+    pub at_least: Option<Token>,
+    /// The answer is at most this old.
+    pub staleness_max_ms: Option<u64>,
+}
+
+impl SubmitOptions {
+    /// With this consistency, flushed by the engine.
+    #[must_use]
+    pub fn new(consistency: Consistency) -> Self {
+        SubmitOptions { consistency, flush: FlushBy::Engine }
+    }
+}
+
+impl ReadOptions {
+    /// With this consistency and no further demand.
+    #[must_use]
+    pub fn new(consistency: Consistency) -> Self {
+        ReadOptions { consistency, ..ReadOptions::default() }
+    }
 }
 
 /// A share of the counters in key order.
@@ -69,6 +108,12 @@ pub enum EngineError {
     /// The change may or may not survive. With a request id, retrying is safe.
     #[error("the outcome is unknown: {0}")]
     OutcomeUnknown(String),
+    /// The submission is larger than a batch can hold. Nothing changed.
+    #[error("the call is too large; nothing was changed: send it in several parts")]
+    TooLarge,
+    /// What a read asked for cannot be met: a token or an age that the engine has not reached in time.
+    #[error("the reading asked for is not available yet: {0}")]
+    TooStale(String),
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]
     Closing,
@@ -81,35 +126,46 @@ pub enum EngineError {
 ///
 /// * Events of one submission are applied in order. Each succeeds or is refused on its own.
 /// * Each event has its outcome, in the order of the submission; those of one [`Events::add_times`] have one together.
-/// * Events of one group ([`Events::group`]) are applied in a row: no other event comes between them, in whatever order
-///   submissions are applied.
-/// * A look tells what stands at its place: it sees the events before it and not those after it.
+/// * Events of one group ([`Events::group`]) are applied in a row: no other event comes between them.
+/// * A read among the events tells what stands at its place: it sees the events before it and not those after it.
 /// * From the moment it expires on, a counter does not exist, for events and for readings.
-/// * `submit` resolves once every event rests on `durability`; dropping the future does not take the events back.
-/// * Submissions whose futures are outstanding at once are applied in some order, each as a whole before or after
-///   another event by event; what one has acknowledged, every later `read` sees.
-/// * With [`Durability::Flushed`], neither a receipt nor a reading reveals what a crash could take back.
+/// * `submit` resolves once the acknowledgement means what the consistency asks for; dropping the future does not take
+///   the events back.
+/// * Submissions whose futures are outstanding at once are applied in some order, each as a whole; what one has
+///   acknowledged, every later `read` that asks for at least [`Consistency::Accurate`] sees.
+/// * But for [`Consistency::BestEffort`], neither a receipt nor a reading reveals what a crash could take back.
 /// * An error other than [`EngineError::OutcomeUnknown`] means that nothing of the submission was applied.
 pub trait Engine: Send + Sync + 'static {
     /// An empty submission to fill.
     fn events(&self) -> Events;
 
-    /// Applies the events and resolves when they rest on `durability`.
+    /// Applies the events. Where the outcome of one is not known when the consistency is met, it says so:
+    /// [`Outcome::exact`](crate::outcome::Outcome::exact).
     fn submit(
         &self,
         events: Events,
-        durability: Durability,
+        options: SubmitOptions,
     ) -> impl Future<Output = Result<Receipt, EngineError>> + Send;
+
+    /// Answers events that only read, and says which of the answers rest on writes that are not durable yet.
+    fn read_events(
+        &self,
+        events: Events,
+        options: ReadOptions,
+    ) -> impl Future<Output = Result<Reads, EngineError>> + Send;
+
+    /// Resolves once everything the token names is durable.
+    fn durable(&self, token: Token) -> impl Future<Output = Result<(), EngineError>> + Send;
 
     /// Reads counters, in the order asked. An unknown key reads zero and does not exist.
     fn read(
         &self,
         keys: Vec<Key>,
-        durability: Durability,
+        options: ReadOptions,
     ) -> impl Future<Output = Result<Vec<Reading>, EngineError>> + Send;
 
     /// Reads one counter with its history.
-    fn stats(&self, key: Key, durability: Durability) -> impl Future<Output = Result<Stats, EngineError>> + Send;
+    fn stats(&self, key: Key, options: ReadOptions) -> impl Future<Output = Result<Stats, EngineError>> + Send;
 
     /// Lists counters in key order.
     fn list(&self, page: PageRequest) -> impl Future<Output = Result<Page, EngineError>> + Send;
@@ -123,7 +179,7 @@ pub trait Engine: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<LedgerEntry>, EngineError>> + Send;
 
     /// How many counters there are. Those that have expired count until they are swept, which happens soon after.
-    fn count(&self, durability: Durability) -> impl Future<Output = Result<u64, EngineError>> + Send;
+    fn count(&self, options: ReadOptions) -> impl Future<Output = Result<u64, EngineError>> + Send;
 
     /// Some counter that exists, chosen by `number`, or nothing if there is none.
     fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Correction, ExpiryCondition, RequestId};
+use tally_core::event::{Change, Correction, Deadline, ExpiryCondition, RequestId};
 use tally_core::key::{Key, KeyRef};
-use tally_core::outcome::Outcome;
+use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::{Partition, Room};
 use tally_core::record::{Meta, Records, request_key, write_request};
 use tally_core::seen::FirstOutcome;
@@ -38,7 +38,7 @@ fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: im
             checkpoints += 1;
             assert_eq!(partition.make_room(events.batch(), budget), Room::Enough, "after a checkpoint there is room");
         }
-        partition.apply(Millis(batch), events.batch(), &mut Vec::new());
+        partition.apply(Millis(batch), events.batch(), &mut Outcomes::default());
         assert!(partition.memory_bytes() <= BUDGET + SLACK, "{} bytes after batch {batch}", partition.memory_bytes());
     }
     checkpoints
@@ -88,7 +88,7 @@ fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
     // Something else changes meanwhile, as ever.
     let mut other = Events::new(SEED);
     other.add(KeyRef::new(b"other").unwrap(), 1);
-    partition.apply(Millis(1_000), other.batch(), &mut Vec::new());
+    partition.apply(Millis(1_000), other.batch(), &mut Outcomes::default());
     assert_eq!(partition.make_room(large.batch(), BUDGET), Room::Enough);
 }
 
@@ -104,7 +104,7 @@ fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() 
         if waits {
             break;
         }
-        partition.apply(Millis(1_000), events.batch(), &mut Vec::new());
+        partition.apply(Millis(1_000), events.batch(), &mut Outcomes::default());
     }
     assert!(waits, "only a checkpoint makes room for more of them");
     assert!(partition.resident_counters() > 50_000, "{}", partition.resident_counters());
@@ -157,7 +157,7 @@ fn request_ids_of_one_counter_stay_within_the_budget() {
 fn corrections_stay_within_the_budget() {
     let mut partition = Partition::new(SEED);
     count(&mut partition, 100, |n, events| {
-        let why = Correction { actor: "auditor".into(), reason: "x".repeat(1_000).into() };
+        let why = Correction::new("auditor", &"x".repeat(1_000)).unwrap();
         events.push(key(&format!("stock:{}", n % 50)).as_ref(), Change::Adjust { delta: 1, why }, None, None);
     });
 }
@@ -165,7 +165,7 @@ fn corrections_stay_within_the_budget() {
 #[test]
 fn expiries_stay_within_the_budget() {
     let mut partition = Partition::new(SEED);
-    let expire = || Change::Expire { at: Some(Millis(u64::MAX)), when: ExpiryCondition::Always };
+    let expire = || Change::Expire { at: Some(Deadline::At(Millis(u64::MAX))), when: ExpiryCondition::Always };
     let without = {
         let mut partition = Partition::new(SEED);
         count(&mut partition, 20, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));

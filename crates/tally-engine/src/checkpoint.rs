@@ -200,6 +200,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::future::poll_fn;
+    use std::ops::Range;
     use std::path::{Path, PathBuf};
     use std::sync::{Arc, mpsc};
     use std::task::Poll;
@@ -209,11 +210,11 @@ mod tests {
     use tally_core::batch::Events;
     use tally_core::event::{Change, RequestId};
     use tally_core::key::KeyRef;
-    use tally_core::surface::Durability;
 
     use super::*;
     use crate::clock::SystemClock;
     use crate::disk::RealDisk;
+    use crate::durability::Durability;
     use crate::machine::{Nudge, Settings};
 
     /// Ids are sorted in a 32nd of this, so those below take several shares.
@@ -223,22 +224,22 @@ mod tests {
 
     fn open(dir: &tempfile::TempDir) -> Machine {
         let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
-        Machine::open(disk, Arc::new(SystemClock::new()), SETTINGS, &mut |_, _| {}).unwrap()
+        Machine::open(disk, Arc::new(SystemClock), SETTINGS, &mut |_, _| {}).unwrap()
     }
 
-    /// An increment for each of so many requests.
-    fn increments(machine: &Machine, requests: usize) -> Events {
+    /// An increment for each of these requests.
+    fn increments(machine: &Machine, requests: Range<usize>) -> Events {
         let key = KeyRef::new(b"likes:1").unwrap();
         let mut events = machine.events();
-        for number in 0..requests {
+        for number in requests {
             let id = RequestId::new(key, format!("request {number}").as_bytes()).unwrap();
             events.push(key, Change::Add(1), Some(id), None);
         }
         events
     }
 
-    /// Carries out so many requests and says how many had been seen before.
-    fn count(machine: &Machine, requests: usize) -> usize {
+    /// Carries out these requests and says how many had been seen before.
+    fn count(machine: &Machine, requests: Range<usize>) -> usize {
         let drive = |nudge| {
             if nudge != Nudge::None {
                 machine.tend_journal();
@@ -247,7 +248,7 @@ mod tests {
             }
         };
         let receipt = block_on(machine.submit(increments(machine, requests), Durability::Flushed, drive)).unwrap();
-        receipt.outcomes.iter().filter(|outcome| outcome.duplicate).count()
+        receipt.outcomes.iter().filter(|outcome| outcome.is_duplicate()).count()
     }
 
     fn checkpoint(machine: &Machine) {
@@ -260,26 +261,26 @@ mod tests {
         assert!(REQUESTS * 32 > 2 * SETTINGS.capture_bytes(), "they are sorted in several shares");
         let dir = tempfile::tempdir().unwrap();
         let machine = open(&dir);
-        assert_eq!(count(&machine, REQUESTS), 0);
+        assert_eq!(count(&machine, 0..REQUESTS), 0);
         checkpoint(&machine);
         assert_eq!(machine.store.runs(), 2, "one for counters and one for ids");
         drop(machine);
         let machine = open(&dir);
-        assert_eq!(count(&machine, REQUESTS + 1), REQUESTS, "all are found again, in the store");
+        assert_eq!(count(&machine, 1..REQUESTS + 1), REQUESTS - 1, "all are found again, in the store");
     }
 
     #[test]
     fn a_request_that_reaches_the_store_after_it_was_looked_for_there_is_found_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let machine = open(&dir);
-        assert_eq!(count(&machine, 1), 0);
-        let mut again = Box::pin(machine.submit(increments(&machine, 1), Durability::Flushed, |_| {}));
+        assert_eq!(count(&machine, 0..1), 0);
+        let mut again = Box::pin(machine.submit(increments(&machine, 0..1), Durability::Flushed, |_| {}));
         let looked = block_on(poll_fn(|context| Poll::Ready(again.as_mut().poll(context))));
         assert!(looked.is_pending(), "it waits in the open batch");
         checkpoint(&machine);
         machine.seal();
         machine.flush().unwrap();
-        assert!(block_on(again).unwrap().outcomes[0].duplicate);
+        assert!(block_on(again).unwrap().outcomes[0].is_duplicate());
     }
 
     /// Where the system tells of the calling thread.
@@ -295,7 +296,7 @@ mod tests {
     fn who_waits_for_the_state_gets_it_between_two_slices() {
         let dir = tempfile::tempdir().unwrap();
         let machine = open(&dir);
-        count(&machine, 1);
+        count(&machine, 0..1);
         let mut checkpoint = machine.checkpoint().unwrap();
         // An ordinary unlocking hands it over now and then as well.
         for _ in 0..50 {

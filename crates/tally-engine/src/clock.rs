@@ -1,49 +1,236 @@
-//! The one place where the engine asks what time it is.
+//! Time: the system's clocks as the engine is given them, and the engine's own clock made of them.
+//!
+//! The wall clock is set by operators, time servers and hypervisors, and may jump either way by seconds or years. The
+//! engine's clock starts at the wall clock, or at the time of the last batch if that is later, and from then on advances
+//! with the monotonic clock. It is slewed towards the wall clock, as `adjtime` does it: while the two differ, it runs
+//! faster or slower by at most one part in [`CLOCK_SLEW_PARTS`]. So a duration is always close to what was asked for, and
+//! a step of the wall clock neither expires counters nor stops time.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
+use tally_core::limits::{CLOCK_SLEW_PARTS, CLOCK_STEP_REPORTED_MS};
 use tally_core::time::Millis;
 
 /// Wall-clock and elapsed time; injected, so that tests own time.
 pub trait Clock: Send + Sync + 'static {
-    /// Milliseconds since the Unix epoch.
-    fn now(&self) -> Millis;
-    /// Time since some fixed moment, never going back.
+    /// Milliseconds since the Unix epoch, as the system says.
+    fn wall(&self) -> Millis;
+    /// Time since some fixed moment, never going back; time in which the machine was suspended counts.
     fn elapsed(&self) -> Duration;
 }
 
 /// The machine's clocks.
-#[derive(Debug)]
-pub struct SystemClock {
-    started: Instant,
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
 
 #[expect(clippy::disallowed_methods, reason = "this is the clock the rest of the engine is given")]
-impl SystemClock {
-    /// Starts counting elapsed time.
-    #[must_use]
-    pub fn new() -> Self {
-        SystemClock { started: Instant::now() }
-    }
-
-    fn wall() -> SystemTime {
-        SystemTime::now()
-    }
-}
-
-impl Default for SystemClock {
-    fn default() -> Self {
-        SystemClock::new()
-    }
+fn system_time() -> SystemTime {
+    SystemTime::now()
 }
 
 impl Clock for SystemClock {
-    fn now(&self) -> Millis {
-        let since = Self::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+    fn wall(&self) -> Millis {
+        let since = system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
         Millis(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn elapsed(&self) -> Duration {
-        self.started.elapsed()
+        #[cfg(target_os = "linux")]
+        let id = rustix::time::ClockId::Boottime;
+        #[cfg(not(target_os = "linux"))]
+        let id = rustix::time::ClockId::Monotonic;
+        let now = rustix::time::clock_gettime(id);
+        Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
+    }
+}
+
+/// The engine's clock: never goes back, and follows the wall clock at a bounded rate.
+pub(crate) struct SlewedClock {
+    source: Arc<dyn Clock>,
+    reading: Mutex<ClockReading>,
+}
+
+struct ClockReading {
+    /// Nanoseconds since the Unix epoch.
+    now: i128,
+    /// What the monotonic clock said then.
+    elapsed: Duration,
+    /// Whether the wall clock is known to be far from this one.
+    is_apart: bool,
+}
+
+const NANOS_PER_MILLI: i128 = 1_000_000;
+
+impl SlewedClock {
+    /// Starts at the wall clock, or at `last` if that is later.
+    pub(crate) fn new(source: Arc<dyn Clock>, last: Millis) -> SlewedClock {
+        let start = source.wall().max(last);
+        let reading = ClockReading { now: nanos(start), elapsed: source.elapsed(), is_apart: false };
+        SlewedClock { source, reading: Mutex::new(reading) }
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Millis {
+        let mut reading = self.reading.lock();
+        let elapsed = self.source.elapsed().max(reading.elapsed);
+        let passed = (elapsed - reading.elapsed).as_nanos() as i128;
+        let expected = reading.now + passed;
+        let apart = nanos(self.source.wall()) - expected;
+        let most = passed / i128::from(CLOCK_SLEW_PARTS);
+        reading.now = expected + apart.clamp(-most, most);
+        reading.elapsed = elapsed;
+        reading.report(apart / NANOS_PER_MILLI);
+        Millis(u64::try_from(reading.now / NANOS_PER_MILLI).unwrap_or(u64::MAX))
+    }
+
+    /// Goes to the wall clock at once, even back.
+    pub(crate) fn reset(&self) -> Millis {
+        let mut reading = self.reading.lock();
+        let wall = self.source.wall();
+        *reading = ClockReading { now: nanos(wall), elapsed: self.source.elapsed(), is_apart: false };
+        wall
+    }
+
+    /// Time since some fixed moment.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.source.elapsed()
+    }
+
+    /// The wall clock as it is.
+    pub(crate) fn wall(&self) -> Millis {
+        self.source.wall()
+    }
+}
+
+impl ClockReading {
+    /// Logs a step of the wall clock once, and once more when it has been made up for.
+    fn report(&mut self, apart_ms: i128) {
+        let limit = i128::from(CLOCK_STEP_REPORTED_MS);
+        if !self.is_apart && apart_ms.abs() > limit {
+            self.is_apart = true;
+            tracing::warn!(
+                step_ms = apart_ms as i64,
+                "the system clock is off from Tally's clock, which follows it slowly: durations stay right, and deadlines \
+                 given as a time of day are off until the two agree"
+            );
+        } else if self.is_apart && apart_ms.abs() <= limit / 2 {
+            self.is_apart = false;
+            tracing::info!("Tally's clock agrees with the system clock again");
+        }
+    }
+}
+
+fn nanos(millis: Millis) -> i128 {
+    i128::from(millis.0) * NANOS_PER_MILLI
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    const START_MS: u64 = 1_700_000_000_000;
+    const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
+
+    #[derive(Default)]
+    struct Hands {
+        wall_ms: AtomicU64,
+        elapsed_ms: AtomicU64,
+    }
+
+    impl Hands {
+        fn at_start() -> Arc<Hands> {
+            Arc::new(Hands { wall_ms: AtomicU64::new(START_MS), ..Hands::default() })
+        }
+
+        fn pass(&self, ms: u64) {
+            self.wall_ms.fetch_add(ms, Ordering::Relaxed);
+            self.elapsed_ms.fetch_add(ms, Ordering::Relaxed);
+        }
+
+        fn step(&self, ms: i64) {
+            self.wall_ms.fetch_add(ms as u64, Ordering::Relaxed);
+        }
+    }
+
+    impl Clock for Hands {
+        fn wall(&self) -> Millis {
+            Millis(self.wall_ms.load(Ordering::Relaxed))
+        }
+
+        fn elapsed(&self) -> Duration {
+            Duration::from_millis(self.elapsed_ms.load(Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_right_follows_the_wall_clock_exactly() {
+        let hands = Hands::at_start();
+        let clock = SlewedClock::new(hands.clone(), Millis(0));
+        for _ in 0..1000 {
+            hands.pass(7);
+            assert_eq!(clock.now(), hands.wall());
+        }
+    }
+
+    #[test]
+    fn a_step_of_any_size_changes_the_rate_by_a_sixteenth_and_nothing_else() {
+        for step in [-5_000, 5_000, -3_600_000, 3_600_000, -(YEARS_MS as i64), YEARS_MS as i64] {
+            let hands = Hands::at_start();
+            let clock = SlewedClock::new(hands.clone(), Millis(0));
+            hands.step(step);
+            assert_eq!(clock.now().0, START_MS, "nothing has passed");
+            hands.pass(16_000);
+            let corrected = (step / 16_000).signum() as i64;
+            let expected = if step.unsigned_abs() < 16_000 {
+                16_000 + step.clamp(-1_000, 1_000)
+            } else {
+                16_000 + 1_000 * corrected
+            };
+            assert_eq!(clock.now().0 - START_MS, expected as u64, "{step}");
+        }
+    }
+
+    #[test]
+    fn a_small_step_is_made_up_for_and_time_never_goes_back() {
+        let hands = Hands::at_start();
+        let clock = SlewedClock::new(hands.clone(), Millis(0));
+        hands.step(-2_000);
+        let mut last = clock.now();
+        for _ in 0..10_000 {
+            hands.pass(5);
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+        assert_eq!(last, hands.wall());
+    }
+
+    #[test]
+    fn frequent_readings_slew_as_much_as_rare_ones() {
+        let (rare, frequent) = (Hands::at_start(), Hands::at_start());
+        let clocks = [&rare, &frequent].map(|hands| SlewedClock::new(hands.clone(), Millis(0)));
+        rare.step(60_000);
+        frequent.step(60_000);
+        for _ in 0..3_200 {
+            rare.pass(1);
+            frequent.pass(1);
+            clocks[1].now();
+        }
+        assert_eq!(clocks[0].now(), clocks[1].now());
+    }
+
+    #[test]
+    fn a_stored_time_ahead_of_the_wall_clock_is_where_time_goes_on_until_it_is_reset() {
+        let hands = Hands::at_start();
+        let clock = SlewedClock::new(hands.clone(), Millis(START_MS + YEARS_MS));
+        hands.pass(16_000);
+        assert_eq!(clock.now(), Millis(START_MS + YEARS_MS + 15_000));
+        assert_eq!(clock.reset(), hands.wall());
+        hands.pass(10);
+        assert_eq!(clock.now(), hands.wall());
     }
 }

@@ -12,18 +12,23 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tally_core::batch::Events;
+use tally_core::consistency::Consistency;
+use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::{CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
-use tally_core::outcome::Receipt;
+use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Durability, Engine, EngineError, Figure, Health, Measure, Page, PageRequest};
+use tally_core::surface::{
+    Engine, EngineError, Figure, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+};
 
 use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::{Disk, RealDisk};
+use crate::durability::Durability;
 use crate::lock::{DirLock, Purpose};
-use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};
+use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
 use crate::signal::{Signal, lock};
 use crate::store::StoreError;
 
@@ -34,22 +39,32 @@ pub struct Config {
     pub data: PathBuf,
     /// Memory budget: beyond it, cold counters and old request ids leave RAM for the store.
     pub memory_bytes: u64,
+    /// What to do if the time of the last batch is ahead of the system's clock.
+    pub clock: StoredClock,
+}
+
+impl Config {
+    /// A data directory and a memory budget; the rest as usual.
+    #[must_use]
+    pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Config {
+        Config { data: data.into(), memory_bytes, clock: StoredClock::Keep }
+    }
+}
+
+/// What to do with a stored clock that is ahead of the system's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoredClock {
+    /// Time goes on from there; a clock that is far ahead is reported.
+    #[default]
+    Keep,
+    /// Time goes back to the system's clock.
+    Reset,
 }
 
 /// The embedded engine: cheap to clone, all clones are one engine.
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Shared>,
-    flushes: Flushes,
-}
-
-/// Who flushes what is submitted through a handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flushes {
-    /// The engine's own thread.
-    Aside,
-    /// The thread that submits, where that is quick and nobody else is at it.
-    Here,
 }
 
 struct Shared {
@@ -83,7 +98,15 @@ impl Embedded {
             seed: random_seed(),
             ..Settings::default()
         };
-        let machine = Machine::open(disk, Arc::new(SystemClock::new()), settings, progress)?;
+        let machine = Machine::open(disk, Arc::new(SystemClock), settings, progress)?;
+        if let Some(ahead_ms) = machine.clock_ahead_ms() {
+            if config.clock == StoredClock::Reset {
+                machine.reset_clock().map_err(|error| std::io::Error::other(error.to_string()))?;
+                tracing::warn!(ahead_ms, "the stored clock was ahead of the system's and has been reset to it");
+            } else {
+                report_clock_ahead(ahead_ms);
+            }
+        }
         let shared = Arc::new(Shared::new(machine, Some(dir_lock)));
         for (name, duty) in [
             ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
@@ -93,14 +116,7 @@ impl Embedded {
             let handle = start(name, duty, &shared)?;
             lock(&shared.threads).push(handle);
         }
-        Ok(Embedded { shared, flushes: Flushes::Aside })
-    }
-
-    /// The same engine, for a caller that gathers many requests into one submission and has a thread of its own. That
-    /// thread may then be kept for the time of one flush, which spares waking the flusher and being woken by it.
-    #[must_use]
-    pub fn flushing_here(&self) -> Embedded {
-        Embedded { shared: Arc::clone(&self.shared), flushes: Flushes::Here }
+        Ok(Embedded { shared })
     }
 
     /// Refuses new work, drains, flushes, checkpoints and stops the engine's threads. Blocks until done. Closing
@@ -126,6 +142,17 @@ impl Embedded {
             _ => Ok(()),
         }
     }
+}
+
+/// The stored clock never goes back by itself, because deadlines and request ids were judged by it.
+fn report_clock_ahead(ahead_ms: u64) {
+    tracing::error!(
+        ahead_seconds = ahead_ms / 1_000,
+        "the data directory was last written at a time that lies ahead of the system clock: one of the two was or is wrong. \
+         Durations stay right, but timestamps, and deadlines given as a time of day, are off by the difference. If the system \
+         clock is wrong, correct it and restart. If it was wrong before and is right now, restart with --reset-clock, which \
+         takes Tally's clock back; counters whose deadlines were set meanwhile keep those deadlines"
+    );
 }
 
 /// Key hashes are seeded from the system's randomness, so that nobody can craft colliding keys.
@@ -298,16 +325,30 @@ impl Shared {
         self.merger.set();
     }
 
-    /// Forgets counters that have expired.
+    /// Removes counters that have expired. Does not wait for the batch that removes them: it may in turn wait for a
+    /// checkpoint, which is this thread's work.
     fn sweep(&self) {
         let mut sweep = Sweep::default();
         while !self.is_stopping() {
-            match self.machine.sweep(&mut sweep) {
-                Ok(Swept::More) => {}
-                Ok(Swept::Done) => return,
-                Ok(Swept::Enough) => return self.ask_for_checkpoint(),
+            let expired = match self.machine.find_expired(&mut sweep) {
+                Ok(expired) => expired,
                 Err(error) => return self.store_failed(&error),
+            };
+            if expired.is_empty() {
+                break;
             }
+            let mut events = self.machine.events();
+            for (expires_at, key) in expired {
+                events.push(key.as_ref(), Change::Sweep { expires_at }, None, None);
+            }
+            match self.machine.submit_detached(events) {
+                Ok(Some(nudge)) => self.nudge(nudge),
+                // There is more to do for the flusher than for us: the next sweep finds the rest.
+                Ok(None) | Err(_) => return,
+            }
+        }
+        if sweep.is_exhausted() {
+            self.ask_for_checkpoint();
         }
     }
 
@@ -371,21 +412,37 @@ impl Engine for Embedded {
         self.shared.machine.events()
     }
 
-    async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
-        let here = self.flushes == Flushes::Here && durability == Durability::Flushed;
+    async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
+        let durability = options.consistency.into();
+        let flushes_here = options.flush == FlushBy::Caller && durability == Durability::Flushed;
         let nudge = |nudge| match nudge {
-            Nudge::Flusher if here => self.shared.flush_here(),
+            Nudge::Flusher if flushes_here => self.shared.flush_here(),
             nudge => self.shared.nudge(nudge),
         };
         self.shared.machine.submit(events, durability, nudge).await
     }
 
-    async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {
-        self.shared.machine.read(&keys, durability).await
+    async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
+        self.shared.machine.require(&options)?;
+        let mut reads = self.shared.machine.read_events(&events)?;
+        if options.consistency == Consistency::BestEffort {
+            reads.unflushed.clear();
+        }
+        Ok(reads)
     }
 
-    async fn stats(&self, key: Key, durability: Durability) -> Result<Stats, EngineError> {
-        self.shared.machine.stats(&key, durability).await
+    async fn durable(&self, token: Token) -> Result<(), EngineError> {
+        self.shared.machine.durable(&token).await
+    }
+
+    async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
+        self.shared.machine.require(&options)?;
+        self.shared.machine.read(&keys, options.consistency.into()).await
+    }
+
+    async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
+        self.shared.machine.require(&options)?;
+        self.shared.machine.stats(&key, options.consistency.into()).await
     }
 
     async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
@@ -396,8 +453,8 @@ impl Engine for Embedded {
         self.shared.machine.ledger(&key, after, limit).await
     }
 
-    async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
-        self.shared.machine.count(durability).await
+    async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
+        self.shared.machine.count(options.consistency.into()).await
     }
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {

@@ -4,6 +4,7 @@ pub mod check;
 mod checkpoint;
 pub mod clock;
 pub mod disk;
+mod durability;
 mod embedded;
 pub mod journal;
 mod lock;
@@ -14,5 +15,6 @@ pub mod store;
 mod ticket;
 
 pub use checkpoint::{Checkpoint, Step};
-pub use embedded::{Config, Embedded};
-pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};
+pub use durability::Durability;
+pub use embedded::{Config, Embedded, StoredClock};
+pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};

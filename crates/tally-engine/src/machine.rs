@@ -1,12 +1,13 @@
 //! The engine without threads: every step of the write path as one call.
 //!
-//! A write goes through here in causal order: `join` the open batch, `seal` it (room, restore, journal, apply), `flush`
+//! A write goes through here in causal order: `join` the open batch, `seal` it (make room, fetch, encode, apply), `flush`
 //! it, wake its callers. The embedded engine calls these steps from its threads; the simulator calls them one by one,
 //! on a disk that loses power between any two of them. Nothing here starts a thread or waits for one.
 //!
-//! Locks are taken in this order: writer, state, open batch.
+//! Locks are taken in this order: writer, sealing, state, open batch. The store is never read while the state is locked.
 
 mod census;
+mod fetch;
 mod read;
 mod recover;
 mod seal;
@@ -17,22 +18,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-pub use census::{Sweep, Swept};
+pub use census::Sweep;
 pub use read::Warmth;
 pub use recover::OpenError;
 pub use seal::Seal;
-use tally_core::batch::{Combiner, Events, Placed, key_hash};
+use tally_core::batch::{Batch, Combiner, Events, Placed, encode, key_hash};
 use tally_core::limits::{
-    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, FLUSH_HERE_EVENTS_MAX,
-    FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
+    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, BATCH_PARTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES,
+    CLOCK_AHEAD_REPORTED_MS, FLUSH_HERE_EVENTS_MAX, FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES,
+    UNFLUSHED_BYTES_MAX,
 };
-use tally_core::outcome::{Outcome, Receipt, Token};
+use tally_core::outcome::{Outcomes, Receipt, Token};
 use tally_core::partition::Partition;
-use tally_core::surface::{Durability, EngineError, Health};
-use tally_core::time::Position;
+use tally_core::surface::{EngineError, Health};
+use tally_core::time::{Millis, Position};
 
-use crate::clock::Clock;
+use crate::clock::SlewedClock;
 use crate::disk::Disk;
+use crate::durability::Durability;
 use crate::journal::{Group, Salt, Tail, Writer};
 use crate::measure::Meters;
 use crate::signal::{Poison, lock};
@@ -84,16 +87,21 @@ impl Settings {
     }
 }
 
+/// One embedded engine is one partition with all keys.
+pub(crate) const PARTITION: u32 = 0;
+
 /// The engine's state and its steps.
 pub struct Machine {
     pub(crate) settings: Settings,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) clock: SlewedClock,
     disk: Arc<dyn Disk>,
     pub(crate) store: Store,
     pub(crate) meters: Meters,
     pub(crate) poison: Poison,
     open: Mutex<Open>,
-    /// Fair when asked to be: who goes through all of it in slices lets the others in between.
+    /// Held while a batch is sealed, so that batches are applied in the order they were taken.
+    sealing: Mutex<()>,
+    /// A parking_lot mutex, so that the checkpointer can unlock fairly between slices.
     pub(crate) state: parking_lot::Mutex<State>,
     writer: Mutex<Flushing>,
     flushed: AtomicU64,
@@ -104,6 +112,8 @@ pub struct Machine {
     /// Time of the last batch that the store reflects, as far as this process knows.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
+    /// A full disk has been logged.
+    no_room_reported: AtomicBool,
     /// A checkpoint should begin before batches have to wait for one.
     pub(crate) checkpoint_wanted: AtomicBool,
     /// The last checkpoint found no room on the disk: waiting for the next to make room in memory may take for ever.
@@ -149,6 +159,16 @@ struct Joined {
     full: bool,
 }
 
+impl Joined {
+    fn nudge(&self) -> Nudge {
+        match (self.full, self.first) {
+            (true, _) => Nudge::Seal,
+            (false, true) => Nudge::Flusher,
+            (false, false) => Nudge::None,
+        }
+    }
+}
+
 /// What the caller of a step should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nudge {
@@ -167,60 +187,47 @@ impl Machine {
         Events::new(self.settings.seed)
     }
 
-    /// Submits events; `nudge` is told what to do once they have joined a batch.
+    /// Submits events; `nudge` is told what to do once they have joined a batch. Events that only read do not join one:
+    /// they are answered from the state as it is.
     pub async fn submit(
         &self,
         mut events: Events,
         durability: Durability,
         nudge: impl Fn(Nudge) + Send,
     ) -> Result<Receipt, EngineError> {
-        if events.is_empty() {
-            let state = self.state.lock();
-            return Ok(Receipt { outcomes: Vec::new(), as_of: state.partition.clock(), token: Token(state.applied.0) });
+        if !events.batch().fits_call() {
+            return Err(EngineError::TooLarge);
         }
-        if events.has_requests() {
-            let store = self.store.glance();
-            events.look_for_requests(store.position(), |keys| store.may_hold_each(keys));
+        if events.batch().is_read_only() {
+            return self.submit_reads(&events, durability).await;
         }
-        let (mut receipt, mut alone) = self.submit_once(&events, durability, &nudge).await?;
-        // A combined event overflowed as a whole: some of its parts may fit, and what follows them waits for them.
-        while !alone.is_empty() {
-            let apart = events.alone(alone.iter().copied());
-            let retried = self.submit_once(&apart, durability, &nudge).await;
-            let (again, still) = retried.map_err(|error| EngineError::OutcomeUnknown(error.to_string()))?;
-            for (&place, &outcome) in alone.iter().zip(&again.outcomes) {
-                receipt.outcomes[place] = outcome;
-            }
-            receipt = Receipt { outcomes: receipt.outcomes, ..again };
-            alone = still.into_iter().map(|place| alone[place]).collect();
-        }
-        Ok(receipt)
-    }
-
-    /// Submits and returns the receipt with the places of events that must be tried alone.
-    async fn submit_once(
-        &self,
-        events: &Events,
-        durability: Durability,
-        nudge: &(impl Fn(Nudge) + Send),
-    ) -> Result<(Receipt, Vec<usize>), EngineError> {
-        let joined = poll_fn(|context| self.join(events, context.waker())).await?;
-        nudge(match (joined.full, joined.first) {
-            (true, _) => Nudge::Seal,
-            (false, true) => Nudge::Flusher,
-            (false, false) => Nudge::None,
-        });
+        self.check_requests(&mut events);
+        let joined = poll_fn(|context| self.join(&events, context.waker())).await?;
+        nudge(joined.nudge());
         let sealed = Wait::new(joined.ticket, durability).await?;
         let of_slot = |slot: usize| sealed.combiner.outcome_of(joined.placed[slot], &sealed.outcomes);
-        let mut alone = Vec::new();
-        let mut outcomes = Vec::with_capacity(events.outcomes_len());
-        for (place, outcome) in events.outcomes(of_slot).enumerate() {
-            outcomes.push(outcome.unwrap_or_else(|| {
-                alone.push(place);
-                Outcome::UNTRIED
-            }));
+        Ok(Receipt {
+            outcomes: events.outcomes(of_slot).collect(),
+            as_of: sealed.at,
+            token: Token::new(PARTITION, sealed.end),
+        })
+    }
+
+    /// Submits events whose outcomes nobody waits for, unless the open batch is full. Says what to do next.
+    pub fn submit_detached(&self, mut events: Events) -> Result<Option<Nudge>, EngineError> {
+        self.check_requests(&mut events);
+        match self.join(&events, Waker::noop()) {
+            Poll::Ready(joined) => Ok(Some(joined?.nudge())),
+            Poll::Pending => Ok(None),
         }
-        Ok((Receipt { outcomes, as_of: sealed.at, token: Token(sealed.end.0) }, alone))
+    }
+
+    /// Checks request ids against the store's filters, on the caller's thread.
+    fn check_requests(&self, events: &mut Events) {
+        if events.has_requests() {
+            let store = self.store.snapshot();
+            events.check_requests(store.position(), |keys| store.may_hold_each(keys));
+        }
     }
 
     /// Puts the events into the open batch, unless it is full: then waits for the next.
@@ -311,10 +318,25 @@ impl Machine {
             match writer.prepare_next() {
                 Ok(fresh) => {
                     self.state.lock().tail.add_spares(fresh);
-                    self.disk_full.store(false, Ordering::Release);
+                    self.has_room();
                 }
-                Err(error) => tracing::warn!(%error, "no room could be reserved for the journal"),
+                Err(error) => self.report_no_room(&error),
             }
+        }
+    }
+
+    /// Logs that the journal has no room, once until there is room again.
+    fn report_no_room(&self, error: &std::io::Error) {
+        if !self.no_room_reported.swap(true, Ordering::AcqRel) {
+            tracing::warn!(%error, "no room could be reserved for the journal; writes are refused until there is");
+        }
+    }
+
+    /// There is room for the journal.
+    fn has_room(&self) {
+        self.disk_full.store(false, Ordering::Release);
+        if self.no_room_reported.swap(false, Ordering::AcqRel) {
+            tracing::info!("there is room for the journal again; writes are accepted");
         }
     }
 
@@ -326,7 +348,7 @@ impl Machine {
             Ok(Some(writer)) => {
                 self.state.lock().tail = Tail::new(writer.plan());
                 flushing.writer = Some(writer);
-                self.disk_full.store(false, Ordering::Release);
+                self.has_room();
             }
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "the journal cannot be continued yet"),
@@ -337,6 +359,35 @@ impl Machine {
     #[must_use]
     pub fn needs_tending(&self) -> bool {
         self.trim_to.load(Ordering::Acquire) > 0 || self.writer.try_lock().is_ok_and(|flushing| flushing.needs_spare())
+    }
+
+    /// The engine's clock.
+    #[must_use]
+    pub fn now(&self) -> Millis {
+        self.clock.now()
+    }
+
+    /// How far the clock of the last batch is ahead of the system's, if that is more than can be explained by the two
+    /// drifting apart.
+    #[must_use]
+    pub fn clock_ahead_ms(&self) -> Option<u64> {
+        let last = self.state.lock().partition.clock();
+        Some(last.since(self.clock.wall())).filter(|&ahead| ahead > CLOCK_AHEAD_REPORTED_MS)
+    }
+
+    /// Sets the partition's clock to the system's, even back, by way of the journal. Deadlines stay where they are.
+    pub fn reset_clock(&self) -> Result<(), EngineError> {
+        let at = {
+            let mut state = self.state.lock();
+            let at = self.clock.reset();
+            let batch = Batch::clock_reset();
+            let placed = state.tail.append(|out| encode(&batch, at, out)).map_err(|_| EngineError::DiskFull)?;
+            state.partition.apply(at, &batch, &mut Outcomes::default());
+            state.applied = placed.end;
+            at
+        };
+        self.stored_at.fetch_min(at.0, Ordering::AcqRel);
+        self.flush().map(|_| ())
     }
 
     /// Everything before this is durable.
@@ -433,8 +484,8 @@ impl Machine {
 }
 
 /// Whether a batch should be sealed by whoever filled it, rather than wait for the flusher.
-fn is_full(batch: &tally_core::batch::Batch) -> bool {
-    batch.len() >= BATCH_EVENTS_SEAL || batch.bytes() >= BATCH_BYTES_SEAL
+fn is_full(batch: &Batch) -> bool {
+    batch.len() >= BATCH_EVENTS_SEAL || batch.parts() >= BATCH_PARTS_SEAL || batch.bytes() >= BATCH_BYTES_SEAL
 }
 
 /// Whether so much waits for the disk that sealing more would only grow memory.

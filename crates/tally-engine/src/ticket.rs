@@ -9,15 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use tally_core::batch::Combiner;
-use tally_core::outcome::Outcome;
-use tally_core::surface::{Durability, EngineError};
+use tally_core::outcome::Outcomes;
+use tally_core::surface::EngineError;
 use tally_core::time::{Millis, Position};
+
+use crate::durability::Durability;
 
 /// A batch after it was applied.
 #[derive(Debug)]
 pub(crate) struct Sealed {
     pub(crate) combiner: Combiner,
-    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) outcomes: Outcomes,
     pub(crate) at: Millis,
     /// Where its frame ends in the journal.
     pub(crate) end: Position,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use tally_contract::block_on;
 use tally_core::event::{Change, Correction};
 use tally_core::key::{Key, KeyRef};
-use tally_core::surface::{Durability, Page, PageRequest};
+use tally_core::surface::{Page, PageRequest};
 use tally_engine::clock::SystemClock;
 use tally_engine::disk::{Disk, DiskFile, RealDisk};
 use tally_engine::{Machine, Settings, Step};
@@ -104,10 +104,10 @@ fn drive(machine: &Machine) {
 fn delete(machine: &Machine, numbers: Range<usize>) {
     let mut events = machine.events();
     for number in numbers {
-        let why = Correction { actor: "test".into(), reason: "gone".into() };
+        let why = Correction::new("test", "gone").unwrap();
         events.push(name(number).as_ref(), Change::Delete(why), None, None);
     }
-    block_on(machine.submit(events, Durability::Flushed, |_| drive(machine))).unwrap();
+    block_on(machine.submit(events, tally_engine::Durability::Flushed, |_| drive(machine))).unwrap();
 }
 
 impl Listed {
@@ -115,7 +115,7 @@ impl Listed {
     fn with(dir: &Path, counters: usize) -> Listed {
         let at_read = AtRead::default();
         let disk = Interrupted { disk: RealDisk::new(dir).unwrap(), at_read: Arc::clone(&at_read) };
-        let clock = Arc::new(SystemClock::new());
+        let clock = Arc::new(SystemClock);
         let machine = Arc::new(Machine::open(Arc::new(disk), clock, SETTINGS, &mut |_, _| {}).unwrap());
         let listed = Listed { machine, at_read };
         listed.add(&[Key::new("k:stored").unwrap()]);
@@ -135,7 +135,7 @@ impl Listed {
     fn add(&self, keys: &[Key]) {
         let mut events = self.machine.events();
         keys.iter().for_each(|key| events.add(KeyRef::new(key.as_bytes()).unwrap(), 1));
-        block_on(self.machine.submit(events, Durability::Flushed, |_| drive(&self.machine))).unwrap();
+        block_on(self.machine.submit(events, tally_engine::Durability::Flushed, |_| drive(&self.machine))).unwrap();
     }
 
     /// One page, with these counters deleted between its scan and its look-up.

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use tally_contract::block_on;
-use tally_core::event::{Change, Condition, Correction, Expiry, ExpiryCondition, Look};
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, ExpiryCondition, Look};
 use tally_core::key::KeyRef;
 use tally_core::limits::MEMORY_BYTES_MIN;
 use tally_core::outcome::Outcome;
 use tally_core::record;
-use tally_core::surface::{Durability, Engine, Figure};
+use tally_core::surface::{Engine, Figure, SubmitOptions};
 use tally_core::time::Millis;
 use tally_engine::disk::RealDisk;
 use tally_engine::store::{Entry, Store};
@@ -17,12 +17,12 @@ use tally_engine::{Config, Embedded};
 use tempfile::TempDir;
 
 /// Long ago.
-const PAST: Expiry = Expiry::At(Millis(1_000));
+const PAST: Expiry = Expiry::At(Deadline::At(Millis(1_000)));
 /// In a few thousand years.
-const FAR: Expiry = Expiry::At(Millis(99_000_000_000_000));
+const FAR: Expiry = Expiry::At(Deadline::At(Millis(99_000_000_000_000)));
 
 fn open(dir: &TempDir) -> Embedded {
-    let config = Config { data: dir.path().to_owned(), memory_bytes: MEMORY_BYTES_MIN };
+    let config = Config::new(dir.path(), MEMORY_BYTES_MIN);
     Embedded::open(&config, &mut |_, _| {}).unwrap()
 }
 
@@ -40,11 +40,11 @@ fn submit(engine: &Embedded, changes: impl IntoIterator<Item = (&'static str, Ch
     for (key, change) in changes {
         events.push(KeyRef::new(key.as_bytes()).unwrap(), change, None, None);
     }
-    block_on(engine.submit(events, Durability::Flushed)).unwrap().outcomes
+    block_on(engine.submit(events, SubmitOptions::default())).unwrap().outcomes
 }
 
 fn set(value: i64, expiry: Expiry) -> Change {
-    let why = Correction { actor: "test".into(), reason: "test".into() };
+    let why = Correction::new("test", "test").unwrap();
     Change::Set { value, when: Condition::Always, expiry, why }
 }
 
@@ -81,7 +81,7 @@ fn counters_with_an_expiry_are_counted_across_restarts() {
     );
     assert_eq!(expiries(&engine), (5, 0));
     submit(&engine, [("a", never()), ("a", never()), ("b", set(1, Expiry::Never)), ("c", Change::Add(1))]);
-    let why = Correction { actor: "test".into(), reason: "test".into() };
+    let why = Correction::new("test", "test").unwrap();
     submit(&engine, [("d", Change::Delete(why)), ("e", set(2, FAR)), ("f", Change::Add(1)), ("g", never())]);
     assert_eq!(expiries(&engine), (2, 0), "c and e are left");
     engine.close().unwrap();

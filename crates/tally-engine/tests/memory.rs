@@ -4,7 +4,7 @@
 use tally_contract::block_on;
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::{CALL_EVENTS_MAX, MEMORY_BYTES_MIN};
-use tally_core::surface::{Durability, Engine, Figure};
+use tally_core::surface::{Engine, Figure, ReadOptions, SubmitOptions};
 use tally_engine::{Config, Embedded};
 
 /// Enough to fill the smallest budget more than twice.
@@ -25,7 +25,7 @@ fn add_to_all(engine: &Embedded, stride: u64, call_events: u64) {
             events.add(KeyRef::new(format!("k:{number}").as_bytes()).unwrap(), 1);
             number = (number + stride) % COUNTERS;
         }
-        let receipt = block_on(engine.submit(events, Durability::Flushed)).unwrap();
+        let receipt = block_on(engine.submit(events, SubmitOptions::default())).unwrap();
         assert!(receipt.outcomes.iter().all(|outcome| outcome.refusal.is_none()));
     }
 }
@@ -33,7 +33,7 @@ fn add_to_all(engine: &Embedded, stride: u64, call_events: u64) {
 #[test]
 fn counters_beyond_the_memory_budget_leave_it_and_come_back_exact() {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config { data: dir.path().to_owned(), memory_bytes: MEMORY_BYTES_MIN };
+    let config = Config::new(dir.path(), MEMORY_BYTES_MIN);
     let engine = Embedded::open(&config, &mut |_, _| {}).unwrap();
     // 700001 shares no factor with the number of counters: every one has its turn, neighbours far apart.
     for (round, (stride, call_events)) in [(1, 600), (700_001, CALL_EVENTS_MAX as u64)].into_iter().enumerate() {
@@ -42,7 +42,7 @@ fn counters_beyond_the_memory_budget_leave_it_and_come_back_exact() {
         assert!(gauge(&engine, "tally_memory_bytes") < MEMORY_BYTES_MIN as f64);
         for sample in (0..COUNTERS).step_by(9_973) {
             let key = Key::new(format!("k:{sample}")).unwrap();
-            let readings = block_on(engine.read(vec![key], Durability::Flushed)).unwrap();
+            let readings = block_on(engine.read(vec![key], ReadOptions::default())).unwrap();
             assert_eq!(readings[0].value, round as i64 + 1, "k:{sample}");
         }
     }

@@ -65,7 +65,7 @@ impl History {
         let outcomes = submissions.iter().map(|events| {
             let outcomes = events.iter().map(|event| {
                 let outcome = self.applied.apply(at, event);
-                if outcome.refusal.is_none() && !outcome.duplicate && !event.is_look() {
+                if outcome.refusal.is_none() && !outcome.is_duplicate() && !event.is_look() {
                     changed.insert(event.key.clone());
                 }
                 outcome

@@ -4,18 +4,19 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
+use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::outcome::{Outcome, Receipt};
+use tally_core::outcome::{Outcome, Receipt, Refusal};
 use tally_core::reading::Reading;
-use tally_core::surface::{Durability, EngineError, Health, Page, PageRequest};
+use tally_core::surface::{EngineError, Health, Page, PageRequest};
 use tally_core::time::Millis;
-use tally_engine::clock::Clock;
 use tally_engine::store::StoreError;
-use tally_engine::{Checkpoint, Machine, Seal, Step, Sweep, Swept, Warmth};
+use tally_engine::{Checkpoint, Durability, Machine, Seal, Step, Sweep, Warmth};
 
 use crate::ensure;
 use crate::model::{Event, Model, of_each, push_all};
+use crate::workload::counted;
 use crate::world::{Verdict, World};
 
 /// Polls a future that must not have to wait.
@@ -51,7 +52,10 @@ struct Submission<'m> {
 /// What became of the batch that a submission joined.
 enum Fate {
     Open,
-    Refused,
+    /// Nothing was applied; reads in it may have seen batches before it that are not flushed.
+    Refused {
+        needed: u64,
+    },
     /// So many batches must be flushed before the answer.
     Sealed {
         needed: u64,
@@ -72,6 +76,7 @@ struct Question<'m> {
 #[derive(Debug, PartialEq, Eq)]
 enum Shown {
     Values(Vec<Revealed>),
+    Outcomes(Vec<Outcome>),
     Page(Vec<(Key, i64)>, bool),
     Ledger(Vec<LedgerEntry>),
 }
@@ -121,9 +126,10 @@ impl<'m> Life<'m> {
             23 => match self.world.rng.below(3) {
                 0 => self.merge()?,
                 1 => self.warm()?,
-                _ => self.sweep(),
+                _ => self.sweep()?,
             },
             24..=29 => self.ask()?,
+            30 if self.world.rng.one_in(3) => self.step_the_clock()?,
             30 => self.let_time_pass(),
             _ => self.change_capacity(),
         }
@@ -134,6 +140,21 @@ impl<'m> Life<'m> {
         let rng = &mut self.world.rng;
         let ms = if rng.one_in(4) { rng.below(20 * 3_600_000) } else { rng.below(2_000) };
         self.world.clock.advance(ms);
+    }
+
+    /// The wall clock jumps, by seconds or by years. While the engine runs that changes nothing.
+    fn step_the_clock(&mut self) -> Verdict {
+        let before = self.machine.now();
+        let rng = &mut self.world.rng;
+        let ms = if rng.one_in(3) { rng.below(10 * 365 * 24 * 3_600_000) } else { rng.below(90_000) };
+        if rng.one_in(2) {
+            self.world.clock.set_forward(ms);
+        } else {
+            self.world.clock.set_back(ms);
+        }
+        self.world.seen.clock_steps += 1;
+        ensure!(self.machine.now() == before, "the clock jumped from {before:?} to {:?}", self.machine.now());
+        Ok(())
     }
 
     fn change_capacity(&mut self) {
@@ -156,7 +177,7 @@ impl<'m> Life<'m> {
     /// A caller submits: new events, or once more what a crash may have taken back.
     pub fn submit(&mut self) -> Verdict {
         let world = &mut *self.world;
-        let mut events = world.workload.submission(&mut world.rng, world.clock.now());
+        let mut events = world.workload.submission(&mut world.rng, self.machine.now());
         if !world.lost.is_empty() && world.rng.one_in(2) {
             let again = world.lost.len().min(4);
             events.extend(world.lost.drain(..again));
@@ -165,13 +186,33 @@ impl<'m> Life<'m> {
         self.submit_these(events, durability)
     }
 
-    /// A caller only looks.
+    /// A caller only reads: it is answered from the state as it is.
     pub fn look(&mut self) -> Verdict {
         let world = &mut *self.world;
         let events = world.workload.looks(&mut world.rng);
         let durability = if world.rng.one_in(5) { Durability::Applied } else { Durability::Flushed };
+        self.read_these(events, durability);
+        Ok(())
+    }
+
+    /// A caller submits these events, which only read.
+    pub fn read_these(&mut self, events: Vec<Event>, durability: Durability) {
+        let world = &mut *self.world;
         world.seen.looks += 1;
-        self.submit_these(events, durability)
+        let (model, now) = (world.history.applied(), self.machine.now());
+        let expected = Shown::Outcomes(events.iter().map(|event| model.read(now, event)).collect());
+        let needed = match durability {
+            Durability::Applied => 0,
+            Durability::Flushed => world.history.needed(|key| events.iter().any(|event| event.key == *key)),
+        };
+        let asked = format!("{events:?} at {durability:?}");
+        let mut call = self.machine.events();
+        push_all(&events, &mut call);
+        let machine = self.machine;
+        let future =
+            Box::pin(async move { Ok(Shown::Outcomes(machine.submit(call, durability, |_| {}).await?.outcomes)) });
+        self.questions.push(Question { future, expected, needed, asked });
+        self.poll_last();
     }
 
     /// A caller submits these events.
@@ -204,8 +245,9 @@ impl<'m> Life<'m> {
             Seal::Empty => ensure!(!waiting || self.is_poisoned(), "a batch was not sealed"),
             Seal::BackedUp | Seal::NeedsCheckpoint => {}
             Seal::Refused => {
+                let needed = self.world.history.sealed();
                 for submission in self.open() {
-                    submission.fate = Fate::Refused;
+                    submission.fate = Fate::Refused { needed };
                 }
             }
             Seal::Applied => self.sealed()?,
@@ -218,7 +260,7 @@ impl<'m> Life<'m> {
     }
 
     fn sealed(&mut self) -> Verdict {
-        let at = self.world.clock.now();
+        let at = self.machine.now();
         let submissions: Vec<Vec<Event>> = self.open().map(|submission| submission.events.clone()).collect();
         ensure!(!submissions.is_empty(), "a batch of nothing was sealed");
         let expected = self.world.history.seal(at, submissions);
@@ -332,24 +374,40 @@ impl<'m> Life<'m> {
         Ok(())
     }
 
-    /// Forgets counters that have expired, all that the store knows of.
-    pub fn sweep(&mut self) {
+    /// Removes counters that have expired, all that the store knows of.
+    pub fn sweep(&mut self) -> Verdict {
         let mut sweep = Sweep::default();
         loop {
-            match self.machine.sweep(&mut sweep) {
-                Ok(Swept::More) => {}
-                Ok(Swept::Done | Swept::Enough) => break,
-                Err(error) => return self.store_failed(&error),
+            let expired = match self.machine.find_expired(&mut sweep) {
+                Ok(expired) => expired,
+                Err(error) => {
+                    self.store_failed(&error);
+                    return Ok(());
+                }
+            };
+            if expired.is_empty() {
+                return Ok(());
             }
+            self.world.seen.sweeps += expired.len() as u64;
+            let sweeps = expired
+                .into_iter()
+                .map(|(expires_at, key)| Event { change: Change::Sweep { expires_at }, ..Event::add(&key, 0) });
+            self.submit_these(counted(sweeps), Durability::Flushed)?;
         }
-        self.world.seen.sweeps += 1;
     }
 
     /// Once everything that has expired is swept, the engine counts exactly what exists.
     pub fn count_exactly(&mut self) -> Verdict {
         self.whole_checkpoint()?;
-        self.sweep();
-        let now = self.world.clock.now();
+        self.sweep()?;
+        for _ in 0..20 {
+            self.settle()?;
+            if self.submissions.is_empty() {
+                break;
+            }
+            self.whole_checkpoint()?;
+        }
+        let now = self.machine.now();
         let expected = self.world.history.applied().all_seen(now).count() as u64;
         let found = at_once(self.machine.count(Durability::Applied))?;
         let may = self.is_over() || self.is_poisoned();
@@ -377,7 +435,7 @@ impl<'m> Life<'m> {
         let keys: Vec<Key> = (0..=world.rng.below(4)).map(|_| world.workload.key(&mut world.rng)).collect();
         let durability = if world.rng.one_in(4) { Durability::Applied } else { Durability::Flushed };
         let model = world.history.applied();
-        let now = world.clock.now();
+        let now = self.machine.now();
         let expected = Shown::Values(keys.iter().map(|key| value_of(model, key, now)).collect());
         let needed = match durability {
             Durability::Applied => 0,
@@ -399,7 +457,7 @@ impl<'m> Life<'m> {
         let after = world.rng.one_in(2).then(|| world.workload.key(&mut world.rng));
         let limit = 1 + world.rng.below(4) as usize;
         let request = PageRequest { prefix, after, limit };
-        let (expected, last) = page_of(world.history.applied(), world.clock.now(), &request);
+        let (expected, last) = page_of(world.history.applied(), self.machine.now(), &request);
         let needed = world.history.needed(|key| {
             let begins = key.as_bytes().starts_with(&request.prefix);
             begins
@@ -478,17 +536,33 @@ impl<'m> Life<'m> {
                 let flushed = self.world.history.flushed();
                 let may = submission.durability == Durability::Applied || *needed <= flushed;
                 ensure!(may, "batch {needed} was acknowledged, and {flushed} batches are flushed");
-                let found = of_each(&submission.events, &receipt.outcomes);
+                let mut found = of_each(&submission.events, &receipt.outcomes);
+                for (event, outcome) in submission.events.iter().zip(&mut found) {
+                    self.world.seen.overflows += u64::from(outcome.refusal == Some(Refusal::Overflow));
+                    // Whether an expired counter still took room is not the model's concern.
+                    if matches!(event.change, Change::Sweep { .. }) {
+                        outcome.applied = 0;
+                    }
+                }
                 ensure!(found == *outcomes, "got {found:?} instead of {outcomes:?}");
                 ensure!(receipt.as_of == *at, "acknowledged for {:?} instead of {at:?}", receipt.as_of);
                 self.world.seen.acknowledged += 1;
             }
-            (Err(EngineError::DiskFull), Fate::Refused) => self.world.seen.refused_full += 1,
-            (Err(EngineError::Unreadable(_)), Fate::Refused) => {
+            (Ok(receipt), Fate::Refused { needed }) => {
+                let may = submission.durability == Durability::Applied || *needed <= self.world.history.flushed();
+                ensure!(may, "a refused batch was answered before batch {needed}, which it may have seen, was flushed");
+                let refused = |outcome: &Outcome| outcome.refusal == Some(Refusal::NoRoom) && outcome.applied == 0;
+                let found = of_each(&submission.events, &receipt.outcomes);
+                let mut both = submission.events.iter().zip(&found);
+                let right = both.all(|(event, outcome)| refused(outcome) != event.is_look());
+                ensure!(right, "a batch without room was answered {found:?}");
+                self.world.seen.refused_full += 1;
+            }
+            (Err(EngineError::Unreadable(_)), Fate::Refused { .. }) => {
                 ensure!(self.world.disk.crashed(), "the store of a sound disk could not be read");
                 self.over = true;
             }
-            (Err(EngineError::OutcomeUnknown(_)), Fate::Sealed { needed, .. }) => {
+            (Err(EngineError::OutcomeUnknown(_)), Fate::Sealed { needed, .. } | Fate::Refused { needed }) => {
                 ensure!(self.is_poisoned() && *needed > self.world.history.flushed(), "batch {needed} is not in doubt");
             }
             (Err(EngineError::Poisoned(_)), Fate::Open) => ensure!(self.is_poisoned(), "refused as if poisoned"),
@@ -501,8 +575,7 @@ impl<'m> Life<'m> {
     fn check_waits(&self, submission: &Submission<'_>) -> Verdict {
         let may = match &submission.fate {
             Fate::Open => !self.is_poisoned(),
-            Fate::Refused => false,
-            Fate::Sealed { needed, .. } => {
+            Fate::Sealed { needed, .. } | Fate::Refused { needed } => {
                 submission.durability == Durability::Flushed
                     && *needed > self.world.history.flushed()
                     && !self.is_poisoned()

@@ -60,9 +60,9 @@ impl Event {
         let mut payload = Event { grouped: false, ..self.clone() };
         match &mut payload.change {
             Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
-                why.actor = Box::default();
+                *why = Correction::new("", why.reason()).unwrap_or_default();
             }
-            Change::Add(_) | Change::Expire { .. } | Change::Look(_) => {}
+            Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. } => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -192,8 +192,16 @@ impl Model {
         outcome
     }
 
+    /// Applies events as one batch: if all of them only read, no time passes.
+    pub fn apply_all(&mut self, at: Millis, events: &[Event]) -> Vec<Outcome> {
+        match events.iter().all(Event::is_look) {
+            true => events.iter().map(|event| self.read(at, event)).collect(),
+            false => events.iter().map(|event| self.apply(at, event)).collect(),
+        }
+    }
+
     /// Lets time pass: what has expired is gone.
-    pub fn advance(&mut self, at: Millis) {
+    fn advance(&mut self, at: Millis) {
         self.clock = self.clock.max(at.0);
         let now = self.clock();
         self.counters.retain(|_, life| life.exists(now));
@@ -215,7 +223,7 @@ impl Model {
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
         if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
             return if answered.payload == event.payload() {
-                Outcome { duplicate: true, ..answered.outcome }
+                Outcome { duplicate: Some(true), ..answered.outcome }
             } else {
                 self.refused(event, Refusal::PayloadMismatch)
             };
@@ -270,22 +278,40 @@ impl Model {
                     self.record(&event.key, CorrectionKind::Delete, why, (value, 0));
                 }
                 let applied = 0i64.saturating_sub(value);
-                Outcome { value: 0, applied, exists: false, duplicate: false, refusal: None, at: self.clock() }
+                Outcome {
+                    value: 0,
+                    applied,
+                    exists: false,
+                    exact: true,
+                    duplicate: Some(false),
+                    refusal: None,
+                    at: self.clock(),
+                }
             }
             Change::Expire { at, when } => {
-                let applied = i64::from(self.expire(&event.key, *at, *when));
+                let at = at.map(|at| at.resolve(self.clock()));
+                let applied = i64::from(self.expire(&event.key, at, *when));
                 // A moment in the past takes effect at once.
                 self.advance(Millis(0));
                 Outcome { applied, ..self.standing(event) }
             }
-            Change::Look(Look::Value) => self.standing(event),
-            Change::Look(Look::Expiry) => {
-                let standing = self.standing(event);
-                let never = if standing.exists { -1 } else { 0 };
-                let expires = self.expires(&event.key).map(|at| i64::try_from(at).unwrap_or(i64::MAX));
-                Outcome { value: expires.unwrap_or(never), ..standing }
-            }
+            Change::Look(_) => self.read(self.clock(), event),
+            // What has expired is gone from here already.
+            Change::Sweep { .. } => self.standing(event),
         }
+    }
+
+    /// What an event that only reads tells at `now`.
+    #[must_use]
+    pub fn read(&self, now: Millis, event: &Event) -> Outcome {
+        let at = now.max(self.clock());
+        let found = self.seen(&event.key, at);
+        let number = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
+        let value = match event.change {
+            Change::Look(Look::Expiry) => found.map_or(0, |life| life.expires.map_or(-1, number)),
+            _ => found.map_or(0, |life| life.value),
+        };
+        Outcome { value, applied: 0, exists: found.is_some(), exact: true, duplicate: Some(false), refusal: None, at }
     }
 
     fn expires(&self, key: &Key) -> Option<u64> {
@@ -340,7 +366,7 @@ impl Model {
         life.expires = match expiry {
             Expiry::Keep => life.expires,
             Expiry::Never => None,
-            Expiry::At(at) => Some(at.0),
+            Expiry::At(deadline) => Some(deadline.resolve(Millis(now)).0),
         };
         let exists = life.expires.is_none_or(|at| at > now);
         match what {
@@ -348,13 +374,13 @@ impl Model {
             Shift::Correction(kind, why) => self.record(&event.key, kind, why, (before, value)),
         }
         let applied = value.saturating_sub(before);
-        Outcome { value, applied, exists, duplicate: false, refusal: None, at: Millis(now) }
+        Outcome { value, applied, exists, exact: true, duplicate: Some(false), refusal: None, at: Millis(now) }
     }
 
     fn record(&mut self, key: &Key, kind: CorrectionKind, why: &Correction, (before, after): (i64, i64)) {
         let entries = self.ledger.entry(key.clone()).or_default();
         let previous = entries.last().map_or(CHAIN_START, |entry| entry.hash);
-        let (actor, reason) = (why.actor.clone(), why.reason.clone());
+        let (actor, reason) = (why.actor().into(), why.reason().into());
         let seq = entries.len() as u64 + 1;
         let at = Millis(self.clock);
         let mut entry = LedgerEntry { seq, at, kind, actor, reason, before, after, previous, hash: previous };
@@ -370,7 +396,7 @@ impl Model {
         let found = self.counters.get(&event.key);
         let value = found.map_or(0, |life| life.value);
         let (exists, at) = (found.is_some(), self.clock());
-        Outcome { value, applied: 0, exists, duplicate: false, refusal: None, at }
+        Outcome { value, applied: 0, exists, exact: true, duplicate: Some(false), refusal: None, at }
     }
 }
 

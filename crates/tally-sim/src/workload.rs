@@ -1,7 +1,7 @@
 //! What simulated callers ask for, drawn from a seed.
 
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
+    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look, OnBound,
 };
 use tally_core::key::Key;
 use tally_core::time::Millis;
@@ -49,7 +49,13 @@ impl Workload {
     #[must_use]
     pub fn submission(&self, rng: &mut Rng, now: Millis) -> Vec<Event> {
         let more = rng.below(self.events_max + 1);
-        counted((0..more).map(|_| self.event(rng, now)))
+        let mut events = counted((0..more).map(|_| self.event(rng, now)));
+        // Pipelines say the same many times.
+        if rng.one_in(6) {
+            let event = Event::add(&self.key(rng), amount(rng));
+            events.extend(std::iter::repeat_n(event, 2 + rng.below(40) as usize));
+        }
+        events
     }
 
     /// A submission that only looks.
@@ -90,7 +96,7 @@ pub fn counted(events: impl IntoIterator<Item = Event>) -> Vec<Event> {
 fn change(rng: &mut Rng, now: Millis) -> Change {
     let why = |rng: &mut Rng| {
         let reason = "because ".repeat(rng.below(5) as usize);
-        Correction { actor: format!("actor {}", rng.below(3)).into(), reason: reason.into() }
+        Correction::new(&format!("actor {}", rng.below(3)), &reason).unwrap_or_default()
     };
     match rng.below(24) {
         0 | 6 => Change::Set { value: amount(rng), when: condition(rng), expiry: expiry(rng, now), why: why(rng) },
@@ -136,17 +142,27 @@ fn expiry_condition(rng: &mut Rng) -> ExpiryCondition {
     }
 }
 
-/// A moment to expire at: mostly soon, sometimes just past, sometimes far away.
-fn moment(rng: &mut Rng, now: Millis) -> Millis {
-    match rng.below(6) {
-        0 => Millis(now.0 - rng.below(3)),
-        1 => Millis(now.0 + rng.below(40 * 3_600_000)),
-        _ => Millis(now.0 + rng.below(2_000)),
+/// When to expire: mostly soon, sometimes at once or just past, sometimes far away.
+fn moment(rng: &mut Rng, now: Millis) -> Deadline {
+    let millis = match rng.below(6) {
+        0 => 0,
+        1 => rng.below(40 * 3_600_000),
+        _ => rng.below(2_000),
+    };
+    match rng.below(2) {
+        0 => Deadline::After(millis),
+        _ => Deadline::At(Millis(now.0 + millis - rng.below(3))),
     }
 }
 
+/// Mostly small; sometimes so large that a few of them overflow.
 fn amount(rng: &mut Rng) -> i64 {
-    let amount = if rng.one_in(10) { rng.below(1 << 40) } else { rng.below(4) } as i64;
+    let amount = match rng.below(24) {
+        0 | 1 => rng.below(1 << 40) as i64,
+        2 => i64::MAX - rng.below(3) as i64,
+        3 => i64::MAX / 2,
+        _ => rng.below(4) as i64,
+    };
     if rng.one_in(3) { -amount } else { amount }
 }
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tally_core::key::Key;
 use tally_core::reading::Stats;
-use tally_core::surface::{Durability, PageRequest};
+use tally_core::surface::PageRequest;
 use tally_core::time::Millis;
 use tally_engine::check::check_disk;
 use tally_engine::clock::Clock;
-use tally_engine::{Machine, Settings};
+use tally_engine::{Durability, Machine, Settings};
 
 use crate::disk::{Loss, SimDisk};
 use crate::history::History;
@@ -36,29 +36,42 @@ macro_rules! ensure {
     };
 }
 
-/// A clock that stands still until it is told to go on.
+/// Clocks that stand still until they are told to go on.
 #[derive(Debug, Default)]
-pub struct SimClock(AtomicU64);
+pub struct SimClock {
+    wall_ms: AtomicU64,
+    elapsed_ms: AtomicU64,
+}
 
 impl SimClock {
-    /// Sets the clock back, as operators and time servers do.
+    fn new(wall_ms: u64) -> SimClock {
+        SimClock { wall_ms: AtomicU64::new(wall_ms), elapsed_ms: AtomicU64::new(0) }
+    }
+
+    /// Sets the wall clock back, as operators and time servers do.
     pub fn set_back(&self, ms: u64) {
-        self.0.fetch_sub(ms, Ordering::Relaxed);
+        self.wall_ms.fetch_sub(ms, Ordering::Relaxed);
+    }
+
+    /// Sets the wall clock forward.
+    pub fn set_forward(&self, ms: u64) {
+        self.wall_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
     /// Lets time pass.
     pub fn advance(&self, ms: u64) {
-        self.0.fetch_add(ms, Ordering::Relaxed);
+        self.wall_ms.fetch_add(ms, Ordering::Relaxed);
+        self.elapsed_ms.fetch_add(ms, Ordering::Relaxed);
     }
 }
 
 impl Clock for SimClock {
-    fn now(&self) -> Millis {
-        Millis(self.0.load(Ordering::Relaxed))
+    fn wall(&self) -> Millis {
+        Millis(self.wall_ms.load(Ordering::Relaxed))
     }
 
     fn elapsed(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
+        Duration::from_millis(self.elapsed_ms.load(Ordering::Relaxed))
     }
 }
 
@@ -122,10 +135,14 @@ counts! {
     rolls,
     /// Segments given up.
     trims,
-    /// Submissions that only looked.
+    /// Submissions that only read.
     looks,
-    /// Sweeps.
+    /// Counters found to have expired and swept.
     sweeps,
+    /// Steps of the wall clock.
+    clock_steps,
+    /// Increments refused because the value would overflow.
+    overflows,
 }
 
 /// The world.
@@ -155,7 +172,7 @@ impl World {
     pub fn new(seed: u64, workload: Workload, segment_bytes: u64) -> World {
         World {
             disk: SimDisk::new(seed),
-            clock: Arc::new(SimClock(AtomicU64::new(1_700_000_000_000))),
+            clock: Arc::new(SimClock::new(1_700_000_000_000)),
             rng: Rng::new(seed),
             workload,
             history: History::default(),
@@ -221,7 +238,7 @@ impl World {
     /// Compares the whole state with the model, when nothing is on its way.
     pub fn compare_all(&mut self, machine: &Machine) -> Verdict {
         let model = self.history.applied();
-        let now = self.clock.now();
+        let now = machine.now();
         // Of a crowd a sample will do.
         let step = self.workload.keys.len().div_ceil(64);
         let first = self.rng.below(step as u64) as usize;
@@ -257,7 +274,11 @@ fn compare_list(machine: &Machine, model: &model::Model, now: Millis, limit: usi
         }
     }
     let expected: Vec<(Key, i64)> = model.all_seen(now).map(|(key, life)| (key.clone(), life.value)).collect();
-    ensure!(listed == expected, "listed are {listed:?} instead of {expected:?}");
+    let first = listed.iter().zip(&expected).position(|(found, expected)| found != expected);
+    let at = first.unwrap_or(listed.len().min(expected.len()));
+    let lengths = (listed.len(), expected.len());
+    let (found, expected_there) = (listed.get(at), expected.get(at));
+    ensure!(listed == expected, "listed is {found:?} instead of {expected_there:?} at {at}, of {lengths:?}");
     Ok(())
 }
 
@@ -286,10 +307,10 @@ impl World {
     /// Makes sure that every counter exists, in a life of its own.
     pub fn fill(&mut self) -> Verdict {
         self.disk.set_capacity(u64::MAX);
-        let now = self.clock.now();
+        let machine = self.open()?;
+        let now = machine.now();
         let missing = |key: &&Key| self.history.applied().seen(key, now).is_none();
         let missing: Vec<Key> = self.workload.keys.iter().filter(missing).cloned().collect();
-        let machine = self.open()?;
         let mut life = Life::new(self, &machine);
         for some in missing.chunks(1000) {
             let events = some.iter().map(|key| model::Event::add(key, 1));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tally_core::key::{Key, KeyRef};
-use tally_core::surface::{Durability, EngineError, Health};
-use tally_engine::{Machine, Nudge, Settings, Step};
+use tally_core::surface::{EngineError, Health};
+use tally_engine::{Durability, Machine, Nudge, Settings, Step};
 use tally_sim::SimDisk;
 use tally_sim::life::at_once;
 use tally_sim::world::SimClock;

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use tally_core::event::{AddExpiry, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look};
+use tally_core::event::{AddExpiry, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look};
 use tally_core::key::Key;
+use tally_core::outcome::Outcome;
 use tally_core::record;
-use tally_core::surface::{Durability, Health};
+use tally_core::surface::Health;
 use tally_core::time::Millis;
-use tally_engine::clock::Clock;
 use tally_engine::store::{Entry, Store};
-use tally_engine::{Machine, Settings};
+use tally_engine::{Durability, Machine, Seal, Settings};
 use tally_sim::life::{Life, at_once};
 use tally_sim::model::{Event, push_all};
 use tally_sim::rng::Rng;
@@ -160,7 +160,8 @@ fn scenario(world: &mut World) -> Result<(), String> {
                 life.seal()?;
                 life.whole_checkpoint()?;
                 life.tend();
-                life.sweep();
+                life.sweep()?;
+                life.settle()?;
                 life.merge()?;
             }
             life.answer()?;
@@ -286,11 +287,11 @@ fn a_failed_flush_poisons_the_engine() {
     }
 }
 
-/// A look needs no flush of its own, only those of the batches before it.
+/// A read needs no flush of its own, only those of the batches before it that concern its key.
 #[test]
-fn a_look_waits_for_what_it_may_have_seen_and_writes_nothing() {
+fn a_read_waits_for_what_it_may_have_seen_and_writes_nothing() {
     let mut world = world(0);
-    let key = world.workload.keys[0].clone();
+    let (key, other) = (world.workload.keys[0].clone(), world.workload.keys[1].clone());
     let look = || vec![Event { change: Change::Look(Look::Value), ..Event::add(&key, 0) }];
     let mut run = || {
         let machine = world.open()?;
@@ -299,22 +300,21 @@ fn a_look_waits_for_what_it_may_have_seen_and_writes_nothing() {
         life.settle()?;
         assert_eq!(life.world.seen.acknowledged, 1);
         let (operations, lag) = (life.world.disk.operations(), machine.journal_lag());
-        life.submit_these(look(), Durability::Flushed)?;
-        life.seal()?;
+        life.read_these(look(), Durability::Flushed);
         life.answer()?;
-        assert_eq!(life.world.seen.acknowledged, 2, "nothing is in flight");
-        assert_eq!(machine.flush(), Ok(false));
+        assert_eq!(life.world.seen.readings, 1, "nothing is in flight");
+        assert_eq!((machine.seal(), machine.flush()), (Seal::Empty, Ok(false)));
         assert_eq!((life.world.disk.operations(), machine.journal_lag()), (operations, lag));
         life.submit_these(counted([Event::add(&key, 5)]), Durability::Flushed)?;
         life.seal()?;
-        life.submit_these(look(), Durability::Flushed)?;
-        life.submit_these(look(), Durability::Applied)?;
-        life.seal()?;
+        life.read_these(look(), Durability::Flushed);
+        life.read_these(look(), Durability::Applied);
+        life.read_these(vec![Event { key: other.clone(), ..look().remove(0) }], Durability::Flushed);
         life.answer()?;
-        assert_eq!(life.world.seen.acknowledged, 3, "only the look that asked for no flush");
+        assert_eq!(life.world.seen.readings, 3, "the one that asked for no flush, and the one of an untouched key");
         life.flush()?;
         life.answer()?;
-        assert_eq!(life.world.seen.acknowledged, 5);
+        assert_eq!((life.world.seen.acknowledged, life.world.seen.readings), (2, 4));
         Ok::<(), String>(())
     };
     assert_eq!(run(), Ok(()));
@@ -357,7 +357,7 @@ fn a_clock_set_back_puts_no_ledger_out_of_order() {
 fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
-    let expires = Millis(world.clock.now().0 + 1_000);
+    let expires = Deadline::After(1_000);
     let lasting = Details { expiry: Some(AddExpiry { at: Some(expires), only_if_none: false }), ..Details::default() };
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
@@ -366,32 +366,105 @@ fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     life.settle().unwrap();
     life.whole_checkpoint().unwrap();
     life.world.clock.advance(1_500);
-    life.sweep();
+    life.sweep().unwrap();
+    life.settle().unwrap();
     life.world.clock.set_back(1_400);
     drop(life);
-    let settle = |machine: &Machine, change: Change| {
-        let mut events = machine.events();
-        events.push(key.as_ref(), change, None, None);
-        let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
-        assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
-        machine.seal();
-        machine.flush().unwrap();
-        at_once(submitted).unwrap().unwrap().outcomes[0]
-    };
-    assert_eq!(settle(&machine, Change::Add(1)).value, 1);
+    assert_eq!(settle(&machine, &key, Change::Add(1)).value, 1);
     assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
     drop(machine);
     let clock = Arc::clone(&world.clock);
     let machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
-    assert_eq!(settle(&machine, Change::Look(Look::Value)).value, 1);
+    assert_eq!(settle(&machine, &key, Change::Look(Look::Value)).value, 1);
     assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
+}
+
+/// Submits one event, seals and flushes it.
+fn settle(machine: &Machine, key: &Key, change: Change) -> Outcome {
+    let mut events = machine.events();
+    events.push(key.as_ref(), change, None, None);
+    let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
+    let answer = at_once(submitted.as_mut()).or_else(|_| {
+        machine.seal();
+        machine.flush().unwrap();
+        at_once(submitted)
+    });
+    answer.unwrap().unwrap().outcomes[0]
+}
+
+/// What the wall clock does while the engine runs, or did while it was stopped, makes no difference to a duration.
+#[test]
+fn durations_hold_whatever_the_wall_clock_does() {
+    const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
+    let set = || Change::Set {
+        value: 5,
+        when: Condition::Always,
+        expiry: Expiry::At(Deadline::After(60_000)),
+        why: Correction::default(),
+    };
+    let read = || Change::Look(Look::Value);
+    for step in [90_000, YEARS_MS] {
+        for forward in [false, true] {
+            for restart in [false, true] {
+                let mut world = world(0);
+                let key = world.workload.keys[0].clone();
+                let mut machine = world.open().unwrap();
+                settle(&machine, &key, Change::Add(1));
+                if forward {
+                    world.clock.set_forward(step)
+                } else {
+                    world.clock.set_back(step)
+                }
+                if restart {
+                    drop(machine);
+                    let clock = Arc::clone(&world.clock);
+                    machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
+                }
+                let what = format!("{step} ms forward: {forward}, restart: {restart}");
+                assert_eq!(machine.clock_ahead_ms().is_some(), !forward, "{what}");
+                assert!(settle(&machine, &key, set()).exists, "{what}");
+                world.clock.advance(50_000);
+                assert_eq!(settle(&machine, &key, read()).value, 5, "{what}");
+                // The clock is slewed by a sixteenth at the most.
+                world.clock.advance(15_000);
+                assert!(!settle(&machine, &key, read()).exists, "{what}");
+            }
+        }
+    }
+}
+
+/// Time goes back when it is told to, and only then; the journal says so, and a replay comes to the same.
+#[test]
+fn a_clock_that_is_reset_goes_back_for_good() {
+    const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
+    let mut world = world(0);
+    let key = world.workload.keys[0].clone();
+    world.clock.set_forward(YEARS_MS);
+    let machine = world.open().unwrap();
+    settle(&machine, &key, Change::Add(1));
+    drop(machine);
+    world.clock.set_back(YEARS_MS);
+    let open = |world: &World| {
+        let clock = Arc::clone(&world.clock);
+        Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
+    };
+    let machine = open(&world);
+    let ahead = machine.now();
+    assert_eq!(machine.clock_ahead_ms(), Some(YEARS_MS));
+    machine.reset_clock().unwrap();
+    assert_eq!((machine.clock_ahead_ms(), machine.now()), (None, Millis(ahead.0 - YEARS_MS)));
+    drop(machine);
+    world.power_cut(Some(Loss::Everything));
+    let machine = open(&world);
+    assert_eq!((machine.clock_ahead_ms(), machine.now()), (None, Millis(ahead.0 - YEARS_MS)));
+    assert_eq!(settle(&machine, &key, Change::Add(1)).value, 2);
 }
 
 /// Counters that have expired give back their room in memory and in the store, and their records with them.
 #[test]
 fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
     let mut world = World::new(0, Workload::crowded(), 256 << 10);
-    let at = Millis(world.clock.now().0 + 1_000);
+    let at = Deadline::After(1_000);
     let keys = world.workload.keys[..100].to_vec();
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
@@ -409,10 +482,11 @@ fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
     life.submit_these(counted([reprieved]), Durability::Flushed).unwrap();
     life.settle().unwrap();
     let count = || at_once(machine.count(Durability::Flushed)).unwrap().unwrap();
-    life.sweep();
+    life.sweep().unwrap();
     assert_eq!(count(), 101, "nothing has expired yet");
     life.world.clock.advance(1_000);
-    life.sweep();
+    life.sweep().unwrap();
+    life.settle().unwrap();
     assert_eq!(count(), 2);
     life.whole_checkpoint().unwrap();
     drop(life);
@@ -463,7 +537,7 @@ fn a_sample_of_the_store_is_a_counter_that_exists() {
     let mut world = world(0);
     let keys = world.workload.keys.clone();
     let expired = |key: &Key| {
-        let change = Change::Expire { at: Some(Millis(1)), when: ExpiryCondition::Always };
+        let change = Change::Expire { at: Some(Deadline::At(Millis(1))), when: ExpiryCondition::Always };
         [Event::add(key, 1), Event { change, ..Event::add(key, 0) }]
     };
     let lasting = [Event::add(&keys[0], 1), Event::add(&keys[1], 1)];

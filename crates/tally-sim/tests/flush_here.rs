@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use tally_core::key::KeyRef;
 use tally_core::limits::{FLUSH_HERE_EVENTS_MAX, FLUSH_HERE_MICROS_MAX};
-use tally_core::surface::Durability;
 use tally_core::time::Millis;
 use tally_engine::clock::Clock;
 use tally_engine::disk::{Disk, DiskFile};
-use tally_engine::{Machine, Seal, Settings};
+use tally_engine::{Durability, Machine, Seal, Settings};
 use tally_sim::SimDisk;
 
 /// Time passes only while a disk syncs.
@@ -25,7 +24,7 @@ struct Syncing {
 }
 
 impl Clock for Syncing {
-    fn now(&self) -> Millis {
+    fn wall(&self) -> Millis {
         Millis(1_000)
     }
 

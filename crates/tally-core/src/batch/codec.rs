@@ -1,38 +1,46 @@
 //! The binary form of a batch.
 //!
 //! ```text
-//! batch   = version:u8  at:varint  count:varint  event*  crc32:u32le (over everything before it)
-//! event   = flags:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
-//! flags   = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 stands for several adds
-//!           (and has none of the others) · bit 6 in one group with the event before · bit 7 must be 0
-//! change  = Add delta | Set value,terms:u8,[expected],[expires],why | Reset why | Adjust delta,why | Delete why
-//!         | Expire terms:u8,[expires] | Look what:u8
-//! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry stays, goes, is given
-//!           of Expire: bits 0-2 condition · bit 3 expiry is given
+//! batch   = version:u8  flags:u8  at:varint  count:varint  event*  crc32:u32le (over everything before it)
+//! flags   = bit 0 the clock is set to `at` even if that is earlier · the others must be 0
+//! event   = head:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
+//! head    = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 combined adds
+//!           (and has none of the others) · bits 6 and 7 must be 0
+//! change  = Add delta | combined adds: runs:varint, of each delta, times:varint
+//!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
+//!         | Expire terms:u8,[deadline] | Look what:u8 | more:u8 and then Sweep expires_at
+//! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry stays, goes, at, after
+//!           of Expire: bits 0-2 condition · bit 3 deadline is given · bit 4 it is a duration
 //! why     = actor:bytes reason:bytes
 //! details = (tag:u8 value:bytes)*       tags: 1 member · 2 dimensions · 3 at · 4 bounds · 5 expiry
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
 //!
-//! A look is written only within a group that changes something.
+//! Version 1 is still read. It had no flags, kept the sum of combined adds without its parts, and said with bit 6 of the
+//! head that an event was of one group with the event before.
 //!
 //! A reader that meets a version, flag, kind or tag it does not know refuses the batch: guessing at somebody's
 //! counts is worse than stopping.
 
-use super::{Batch, Extra, Merging, NO_EXTRA, Slot};
+use super::{BARE_SUM, Batch, Extra, HAS_REQUEST_ID, OPEN, Shape, Slot};
 use crate::event::{
-    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
-    RequestId,
+    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look,
+    Member, OnBound, RequestId,
 };
 use crate::key::KeyRef;
 use crate::limits::{
-    BATCH_EVENTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX, EVENT_BYTES_MAX, KEY_BYTES_MAX, MEMBER_BYTES_MAX,
+    BATCH_BYTES_MAX, BATCH_EVENTS_MAX, BATCH_PARTS_MAX, DIMENSION_BYTES_MAX, EVENT_BYTES_MAX, KEY_BYTES_MAX,
     REASON_BYTES_MAX,
 };
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
-const VERSION: u8 = 1;
+/// The version that is written.
+const VERSION: u8 = 2;
+/// The version before: without flags, and with bare sums for combined adds.
+const VERSION_BARE_SUMS: u8 = 1;
+
+const FLAG_RESETS_CLOCK: u8 = 1;
 
 const KIND_ADD: u8 = 0;
 const KIND_SET: u8 = 1;
@@ -41,16 +49,23 @@ const KIND_ADJUST: u8 = 3;
 const KIND_DELETE: u8 = 4;
 const KIND_EXPIRE: u8 = 5;
 const KIND_LOOK: u8 = 6;
+/// The kind stands in a byte of its own, in front of the change.
+const KIND_MORE: u8 = 7;
 const KIND_MASK: u8 = 0b111;
-const HAS_REQUEST_ID: u8 = 1 << 3;
-const HAS_DETAILS: u8 = 1 << 4;
-const COMBINED: u8 = 1 << 5;
-const FOLLOWS: u8 = 1 << 6;
+const HEAD_REQUEST_ID: u8 = 1 << 3;
+const HEAD_DETAILS: u8 = 1 << 4;
+const HEAD_COMBINED: u8 = 1 << 5;
+/// Only in version 1.
+const HEAD_FOLLOWS: u8 = 1 << 6;
+
+const MORE_SWEEP: u8 = 0;
 
 const TERMS_CONDITION: u8 = 0b11;
 const TERMS_NEVER: u8 = 1 << 2;
 const TERMS_AT: u8 = 2 << 2;
+const TERMS_AFTER: u8 = 3 << 2;
 const TERMS_EXPIRES: u8 = 1 << 3;
+const TERMS_RELATIVE: u8 = 1 << 4;
 
 /// The conditions of an expiry by their number.
 const EXPIRY_CONDITIONS: [ExpiryCondition; 6] = [
@@ -68,6 +83,9 @@ const TAG_AT: u8 = 3;
 const TAG_BOUNDS: u8 = 4;
 const TAG_EXPIRY: u8 = 5;
 
+const EXPIRY_ONLY_IF_NONE: u8 = 1;
+const EXPIRY_RELATIVE: u8 = 1 << 1;
+
 /// Why bytes are not a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
@@ -82,40 +100,43 @@ pub enum CodecError {
     Malformed(usize),
 }
 
-/// Appends the binary form of `batch` to `out`; looks that have no say in what a replay does are left out.
+/// Appends the binary form of `batch` to `out`, without the events that only read.
+///
+/// # Panics
+///
+/// If the batch is larger than [`decode`] accepts. Every part of an event is bounded by its type, and engines refuse
+/// calls above the limits, so such a batch cannot come about; if it did, the journal would not open again.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     let start = out.len();
+    assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
     out.push(VERSION);
+    out.push(if batch.resets_clock { FLAG_RESETS_CLOCK } else { 0 });
     put_u64(out, at.0);
     put_u64(out, batch.journalled_len() as u64);
-    if batch.looks == 0 {
-        for slot in &batch.slots {
-            put_event(out, batch, slot);
-        }
-    } else {
-        for slot in batch.journalled() {
-            put_event(out, batch, slot);
-        }
+    for slot in batch.slots.iter().filter(|slot| batch.reads == 0 || !batch.is_read(slot)) {
+        put_event(out, batch, slot);
     }
     let crc = crc32fast::hash(&out[start..]);
     out.extend_from_slice(&crc.to_le_bytes());
+    assert!(out.len() - start <= BATCH_BYTES_MAX, "the batch exceeds its limits");
 }
 
 fn put_event(out: &mut Vec<u8>, batch: &Batch, slot: &Slot) {
-    let extra = batch.extras.get(slot.extra as usize);
+    let extra = batch.extra(slot);
     let change = extra.and_then(|extra| extra.change.as_ref());
     let details = extra.and_then(|extra| extra.details.as_ref());
-    let id_flag = if slot.has_request_id { HAS_REQUEST_ID } else { 0 };
-    let details_flag = if details.is_some() { HAS_DETAILS } else { 0 };
-    let combined_flag = if slot.merging == Merging::Joined { COMBINED } else { 0 };
-    let follows_flag = if slot.follows { FOLLOWS } else { 0 };
-    out.push(kind_of(change) | id_flag | details_flag | combined_flag | follows_flag);
+    let is_combined = slot.shape == Shape::Mixed || slot.times > 1;
+    let id_flag = if slot.has(HAS_REQUEST_ID) { HEAD_REQUEST_ID } else { 0 };
+    let details_flag = if details.is_some() { HEAD_DETAILS } else { 0 };
+    let combined_flag = if is_combined { HEAD_COMBINED } else { 0 };
+    out.push(kind_of(change) | id_flag | details_flag | combined_flag);
     put_bytes(out, batch.key(slot));
     match change {
+        None if is_combined => put_runs(out, batch, slot),
         None => put_i64(out, slot.delta),
         Some(change) => put_change(out, change),
     }
-    if slot.has_request_id {
+    if slot.has(HAS_REQUEST_ID) {
         out.extend_from_slice(&slot.request_id);
     }
     if let Some(details) = details {
@@ -125,19 +146,29 @@ fn put_event(out: &mut Vec<u8>, batch: &Batch, slot: &Slot) {
     }
 }
 
+fn put_runs(out: &mut Vec<u8>, batch: &Batch, slot: &Slot) {
+    put_u64(out, batch.runs(slot).count() as u64);
+    for (delta, times) in batch.runs(slot) {
+        put_i64(out, delta);
+        put_u64(out, u64::from(times));
+    }
+}
+
 /// Appends what an event asks for, without its key and id: what its fingerprint covers.
-pub(crate) fn put_asked(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Option<&Details>) {
+pub(crate) fn put_payload(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Option<&Details>) {
     match change {
         ChangeRef::Add(delta) => {
             out.push(KIND_ADD);
             put_i64(out, delta);
         }
+        // Only plain adds combine, and those have no request id.
+        ChangeRef::Adds(_) => {}
         ChangeRef::Other(change) => {
             let mut change = change.clone();
             if let Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) =
                 &mut change
             {
-                why.actor = Box::default();
+                *why = why.without_actor();
             }
             out.push(kind_of(Some(&change)));
             put_change(out, &change);
@@ -156,15 +187,17 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     }
     batch.clear();
     let mut cursor = Cursor::new(body);
-    match cursor.u8() {
-        Some(VERSION) => {}
-        Some(other) => return Err(CodecError::Version(other)),
-        None => return Err(CodecError::Malformed(0)),
-    }
+    let version = cursor.u8().ok_or(CodecError::Malformed(0))?;
+    let flags = match version {
+        VERSION_BARE_SUMS => Some(0),
+        VERSION => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
+        other => return Err(CodecError::Version(other)),
+    };
+    batch.resets_clock = flags.ok_or(CodecError::Malformed(0))? & FLAG_RESETS_CLOCK != 0;
     let header = cursor.u64().zip(cursor.u64());
     let (at, count) = header.filter(|&(_, n)| n <= BATCH_EVENTS_MAX as u64).ok_or(CodecError::Malformed(0))?;
     for event in 0..count as usize {
-        read_event(&mut cursor, seed, batch).ok_or(CodecError::Malformed(event))?;
+        read_event(&mut cursor, version, seed, batch).ok_or(CodecError::Malformed(event))?;
     }
     if !cursor.is_done() {
         return Err(CodecError::Malformed(count as usize));
@@ -172,27 +205,53 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     Ok(Millis(at))
 }
 
-fn read_event(cursor: &mut Cursor<'_>, seed: u64, batch: &mut Batch) -> Option<()> {
-    let flags = cursor.u8()?;
-    let combined = flags == KIND_ADD | COMBINED;
-    let follows = flags & FOLLOWS != 0;
-    let nothing_before = batch.slots.is_empty();
-    if !combined && flags & !(KIND_MASK | HAS_REQUEST_ID | HAS_DETAILS | FOLLOWS) != 0 || follows && nothing_before {
+fn read_event(cursor: &mut Cursor<'_>, version: u8, seed: u64, batch: &mut Batch) -> Option<()> {
+    let head = cursor.u8()?;
+    let is_combined = head & HEAD_COMBINED != 0;
+    let follows = if version == VERSION_BARE_SUMS { HEAD_FOLLOWS } else { 0 };
+    let known = KIND_MASK | HEAD_REQUEST_ID | HEAD_DETAILS | HEAD_COMBINED | follows;
+    if head & !known != 0 || is_combined && head != KIND_ADD | HEAD_COMBINED {
         return None;
     }
     let key = KeyRef::new(cursor.bytes(KEY_BYTES_MAX)?).ok()?;
-    let change = read_change(cursor, flags & KIND_MASK)?;
-    let id = if flags & HAS_REQUEST_ID != 0 { Some(RequestId(cursor.array()?)) } else { None };
-    let details = if flags & HAS_DETAILS != 0 { Some(read_details(cursor.bytes(EVENT_BYTES_MAX)?)?) } else { None };
     let hash = super::key_hash(seed, key.as_bytes());
-    batch.push_event(key, hash, change, id, details);
-    if let Some(slot) = batch.slots.last_mut() {
-        slot.follows = follows;
-        if combined {
-            slot.merging = Merging::Joined;
+    if is_combined && version == VERSION {
+        read_runs(cursor, key, hash, batch)?;
+    } else {
+        let change = read_change(cursor, head & KIND_MASK)?;
+        let id = if head & HEAD_REQUEST_ID != 0 { Some(RequestId(cursor.array()?)) } else { None };
+        let details = if head & HEAD_DETAILS != 0 { Some(read_details(cursor.bytes(EVENT_BYTES_MAX)?)?) } else { None };
+        match change {
+            Change::Add(delta) if id.is_none() && details.is_none() => {
+                batch.push_run(key, hash, (delta, 1), if is_combined { BARE_SUM } else { 0 });
+            }
+            change => batch.push_event(key, hash, change, id, details),
         }
     }
     Some(())
+}
+
+/// Reads combined adds. They form one slot again, because they formed one when they were written.
+fn read_runs(cursor: &mut Cursor<'_>, key: KeyRef<'_>, hash: u64, batch: &mut Batch) -> Option<()> {
+    let count = cursor.u64()?;
+    let mut run = || Some((cursor.i64()?, u32::try_from(cursor.u64()?).ok().filter(|&times| times > 0)?));
+    let first = run()?;
+    let at = batch.slots.len();
+    batch.push_run(key, hash, first, OPEN);
+    if count > 1 {
+        i64::try_from(batch.slots[at].sum()).ok()?;
+        batch.mix(at);
+    }
+    for _ in 1..count {
+        let (delta, times) = run()?;
+        batch.slots[at].joinable(i128::from(delta) * i128::from(times))?;
+        batch.push_part(at, (delta, times));
+        if batch.parts.len() > BATCH_PARTS_MAX {
+            return None;
+        }
+    }
+    batch.slots[at].flags = 0;
+    (count > 0).then_some(())
 }
 
 fn kind_of(change: Option<&Change>) -> u8 {
@@ -204,6 +263,7 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Delete(_)) => KIND_DELETE,
         Some(Change::Expire { .. }) => KIND_EXPIRE,
         Some(Change::Look(_)) => KIND_LOOK,
+        Some(Change::Sweep { .. }) => KIND_MORE,
     }
 }
 
@@ -222,12 +282,21 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
         }
         Change::Expire { at, when } => {
             let number = EXPIRY_CONDITIONS.iter().position(|condition| condition == when).unwrap_or_default();
-            out.push(number as u8 | if at.is_some() { TERMS_EXPIRES } else { 0 });
-            if let Some(at) = at {
-                put_u64(out, at.0);
-            }
+            out.push(
+                number as u8
+                    | match at {
+                        None => 0,
+                        Some(Deadline::At(_)) => TERMS_EXPIRES,
+                        Some(Deadline::After(_)) => TERMS_EXPIRES | TERMS_RELATIVE,
+                    },
+            );
+            put_deadline(out, *at);
         }
         Change::Look(look) => out.push(u8::from(*look == Look::Expiry)),
+        Change::Sweep { expires_at } => {
+            out.push(MORE_SWEEP);
+            put_u64(out, expires_at.0);
+        }
     }
 }
 
@@ -243,14 +312,24 @@ fn put_terms(out: &mut Vec<u8>, when: Condition, expiry: Expiry) {
             | match expiry {
                 Expiry::Keep => 0,
                 Expiry::Never => TERMS_NEVER,
-                Expiry::At(_) => TERMS_AT,
+                Expiry::At(Deadline::At(_)) => TERMS_AT,
+                Expiry::At(Deadline::After(_)) => TERMS_AFTER,
             },
     );
     if let Condition::Equals(expected) = when {
         put_i64(out, expected);
     }
-    if let Expiry::At(at) = expiry {
-        put_u64(out, at.0);
+    if let Expiry::At(deadline) = expiry {
+        put_deadline(out, Some(deadline));
+    }
+}
+
+/// Appends the number of a deadline; what kind it is stands in the terms.
+fn put_deadline(out: &mut Vec<u8>, deadline: Option<Deadline>) {
+    match deadline {
+        Some(Deadline::At(at)) => put_u64(out, at.0),
+        Some(Deadline::After(millis)) => put_u64(out, millis),
+        None => {}
     }
 }
 
@@ -265,7 +344,8 @@ fn read_terms(cursor: &mut Cursor<'_>) -> Option<(Condition, Expiry)> {
     let expiry = match terms & !TERMS_CONDITION {
         0 => Expiry::Keep,
         TERMS_NEVER => Expiry::Never,
-        TERMS_AT => Expiry::At(Millis(cursor.u64()?)),
+        TERMS_AT => Expiry::At(Deadline::At(Millis(cursor.u64()?))),
+        TERMS_AFTER => Expiry::At(Deadline::After(cursor.u64()?)),
         _ => return None,
     };
     Some((when, expiry))
@@ -273,8 +353,13 @@ fn read_terms(cursor: &mut Cursor<'_>) -> Option<(Condition, Expiry)> {
 
 fn read_expire(cursor: &mut Cursor<'_>) -> Option<Change> {
     let terms = cursor.u8()?;
-    let when = *EXPIRY_CONDITIONS.get(usize::from(terms & !TERMS_EXPIRES))?;
-    let at = if terms & TERMS_EXPIRES != 0 { Some(Millis(cursor.u64()?)) } else { None };
+    let when = *EXPIRY_CONDITIONS.get(usize::from(terms & !(TERMS_EXPIRES | TERMS_RELATIVE)))?;
+    let at = match terms & (TERMS_EXPIRES | TERMS_RELATIVE) {
+        0 => None,
+        TERMS_EXPIRES => Some(Deadline::At(Millis(cursor.u64()?))),
+        TERMS_RELATIVE => return None,
+        _ => Some(Deadline::After(cursor.u64()?)),
+    };
     Some(Change::Expire { at, when })
 }
 
@@ -295,17 +380,21 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
             1 => Look::Expiry,
             _ => return None,
         }),
+        KIND_MORE => match cursor.u8()? {
+            MORE_SWEEP => Change::Sweep { expires_at: Millis(cursor.u64()?) },
+            _ => return None,
+        },
         _ => return None,
     })
 }
 
 fn put_why(out: &mut Vec<u8>, why: &Correction) {
-    put_bytes(out, why.actor.as_bytes());
-    put_bytes(out, why.reason.as_bytes());
+    put_bytes(out, why.actor().as_bytes());
+    put_bytes(out, why.reason().as_bytes());
 }
 
 fn read_why(cursor: &mut Cursor<'_>) -> Option<Correction> {
-    Some(Correction { actor: cursor.text(REASON_BYTES_MAX)?, reason: cursor.text(REASON_BYTES_MAX)? })
+    Correction::new(&cursor.text(REASON_BYTES_MAX)?, &cursor.text(REASON_BYTES_MAX)?).ok()
 }
 
 fn put_optional(out: &mut Vec<u8>, value: Option<i64>) {
@@ -332,11 +421,11 @@ fn put_details(out: &mut Vec<u8>, details: &Details) {
         put_bytes(out, &value);
     };
     if let Some(member) = &details.member {
-        put(out, TAG_MEMBER, &|value| value.extend_from_slice(member));
+        put(out, TAG_MEMBER, &|value| value.extend_from_slice(member.as_bytes()));
     }
     if !details.dimensions.is_empty() {
         put(out, TAG_DIMENSIONS, &|value| {
-            for (name, of) in &details.dimensions {
+            for (name, of) in details.dimensions.iter() {
                 put_bytes(value, name.as_bytes());
                 put_bytes(value, of.as_bytes());
             }
@@ -359,10 +448,9 @@ fn put_details(out: &mut Vec<u8>, details: &Details) {
     }
     if let Some(expiry) = details.expiry {
         put(out, TAG_EXPIRY, &|value| {
-            value.push(u8::from(expiry.only_if_none));
-            if let Some(at) = expiry.at {
-                put_u64(value, at.0);
-            }
+            let relative = if matches!(expiry.at, Some(Deadline::After(_))) { EXPIRY_RELATIVE } else { 0 };
+            value.push(relative | if expiry.only_if_none { EXPIRY_ONLY_IF_NONE } else { 0 });
+            put_deadline(value, expiry.at);
         });
     }
 }
@@ -374,10 +462,11 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
         let tag = cursor.u8()?;
         let mut value = Cursor::new(cursor.bytes(EVENT_BYTES_MAX)?);
         match tag {
-            TAG_MEMBER => details.member = Some(take_rest(&mut value, MEMBER_BYTES_MAX)?.into()),
+            TAG_MEMBER => details.member = Some(Member::new(value.take(value.rest().len())?).ok()?),
             TAG_DIMENSIONS => {
-                while !value.is_done() && details.dimensions.len() < DIMENSIONS_MAX {
-                    details.dimensions.push((value.text(DIMENSION_BYTES_MAX)?, value.text(DIMENSION_BYTES_MAX)?));
+                while !value.is_done() {
+                    let (name, of) = (value.text(DIMENSION_BYTES_MAX)?, value.text(DIMENSION_BYTES_MAX)?);
+                    details.dimensions.push(&name, &of).ok()?;
                 }
             }
             TAG_AT => details.at = Some(Millis(value.u64()?)),
@@ -393,12 +482,14 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
                 details.bounds = Some(Bounds { floor, ceiling, on_bound });
             }
             TAG_EXPIRY => {
-                let only_if_none = match value.u8()? {
-                    0 => false,
-                    1 => true,
+                let terms = value.u8()?;
+                let only_if_none = terms & EXPIRY_ONLY_IF_NONE != 0;
+                let at = match terms & !EXPIRY_ONLY_IF_NONE {
+                    0 if value.is_done() => None,
+                    0 => Some(Deadline::At(Millis(value.u64()?))),
+                    EXPIRY_RELATIVE => Some(Deadline::After(value.u64()?)),
                     _ => return None,
                 };
-                let at = if value.is_done() { None } else { Some(Millis(value.u64()?)) };
                 details.expiry = Some(AddExpiry { at, only_if_none });
             }
             _ => return None,
@@ -410,26 +501,19 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
     Some(details)
 }
 
-fn take_rest<'a>(cursor: &mut Cursor<'a>, max: usize) -> Option<&'a [u8]> {
-    let rest = cursor.rest();
-    (rest.len() <= max).then(|| cursor.take(rest.len())).flatten()
-}
-
 impl Extra {
     pub(super) fn encoded_len_max(&self) -> usize {
         const NUMBERS: usize = 128;
         let why = match &self.change {
             Some(Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why)) => {
-                why.actor.len() + why.reason.len()
+                why.actor().len() + why.reason().len()
             }
-            Some(Change::Add(_) | Change::Expire { .. } | Change::Look(_)) | None => 0,
+            Some(Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. }) | None => 0,
         };
         let details = self.details.as_ref().map_or(0, |details| {
             let dimensions: usize = details.dimensions.iter().map(|(name, of)| name.len() + of.len() + 4).sum();
-            details.member.as_ref().map_or(0, |member| member.len()) + dimensions
+            details.member.as_ref().map_or(0, |member| member.as_bytes().len()) + dimensions
         });
         NUMBERS + why + details
     }
 }
-
-const _: () = assert!(NO_EXTRA as usize > BATCH_EVENTS_MAX);

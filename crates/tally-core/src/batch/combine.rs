@@ -4,8 +4,8 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use super::events::SlotOutcome;
-use super::{Batch, Events, Merging};
-use crate::outcome::Outcome;
+use super::{Batch, Events, OPEN};
+use crate::outcome::Outcomes;
 
 /// Gathers the events of many calls into one batch. Plain adds of one key become one event as long as they
 /// point the same way and nothing else happens to the key in between, so the combined batch leads to the same
@@ -29,10 +29,10 @@ pub struct Placed {
 impl Combiner {
     /// Takes in a call; `placed` gets one entry per slot of the call.
     pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
-        self.events += events.uncounted();
+        self.events += events.len() - events.batch.reads;
         placed.reserve(events.batch.slots.len());
-        // As long as nothing was looked for, no slot claims that it was.
-        self.batch.looked_at = self.batch.looked_at.or(events.batch.looked_at);
+        // As long as nothing was checked, no slot claims that it was.
+        self.batch.checked_at = self.batch.checked_at.or(events.batch.checked_at);
         for incoming in &events.batch.slots {
             let next = self.batch.slots.len() as u32;
             let (batch, index) = (&mut self.batch, &mut self.index);
@@ -44,13 +44,11 @@ impl Combiner {
             match index.entry(incoming.hash, same, |&at| batch.slots[at as usize].hash) {
                 Entry::Occupied(mut entry) => {
                     let at = *entry.get();
-                    let slot = &mut batch.slots[at as usize];
-                    if incoming.merging != Merging::Closed
-                        && let Some(joined) = slot.joined_delta(incoming.delta)
+                    if incoming.has(OPEN)
+                        && let Some(base) = batch.slots[at as usize].joinable(incoming.sum())
                     {
-                        placed.push(Placed { slot: at, base: slot.delta });
-                        slot.delta = joined;
-                        slot.merging = Merging::Joined;
+                        placed.push(Placed { slot: at, base });
+                        events.batch.runs(incoming).for_each(|run| batch.join_run(at as usize, run));
                         continue;
                     }
                     *entry.get_mut() = next;
@@ -70,7 +68,7 @@ impl Combiner {
         &self.batch
     }
 
-    /// Events gathered, before combining; neither looks count nor what was put off before and is tried again.
+    /// Events gathered, before combining; reads do not count.
     #[must_use]
     pub fn events(&self) -> usize {
         self.events
@@ -86,11 +84,10 @@ impl Combiner {
         self.index.find(hash, same).is_some()
     }
 
-    /// The outcome of the slot a call was placed in. `outcomes` are those of this batch, one per event.
+    /// The outcome of the slot a call was placed in. `outcomes` are those of this batch.
     #[must_use]
-    pub fn outcome_of(&self, placed: Placed, outcomes: &[Outcome]) -> SlotOutcome {
-        let at = placed.slot as usize;
-        let joined = self.batch.slots[at].merging == Merging::Joined;
-        SlotOutcome { outcome: outcomes[at], base: placed.base, joined }
+    pub fn outcome_of<'o>(&self, placed: Placed, outcomes: &'o Outcomes) -> SlotOutcome<'o> {
+        let (outcome, split) = outcomes.of_slot(placed.slot as usize);
+        SlotOutcome { outcome, split, base: placed.base }
     }
 }

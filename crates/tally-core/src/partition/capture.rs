@@ -207,6 +207,7 @@ impl Partition {
         let Some(capturing) = self.capturing.take() else {
             return;
         };
+        self.departures += 1;
         self.created.remove_all(&capturing.cells);
         self.seen.committed(capturing.layers);
         self.book.committed(capturing.pages);

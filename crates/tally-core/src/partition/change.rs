@@ -3,47 +3,90 @@
 use super::Partition;
 use crate::counter::{Held, Overflow, is_due};
 use crate::event::{
-    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition, Look,
-    OnBound,
+    AddExpiry, Adds, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition,
+    Look, OnBound,
 };
 use crate::ledger::CorrectionKind;
-use crate::outcome::{Outcome, Refusal};
+use crate::outcome::{Outcome, Outcomes, Refusal, Split};
 use crate::table::CellId;
 use crate::time::Millis;
 
 impl Partition {
-    pub(super) fn change(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
+    /// Applies an event and appends its outcome.
+    #[inline]
+    pub(super) fn change(&mut self, event: &EventRef<'_>, hint: Option<CellId>, outcomes: &mut Outcomes) {
+        match event.change {
+            ChangeRef::Adds(adds) => self.add_all(event, adds, hint, outcomes),
+            _ => outcomes.push(self.change_one(event, hint)),
+        }
+    }
+
+    /// Applies an event that is not combined of several.
+    #[inline]
+    pub(super) fn change_one(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
         match event.change {
             ChangeRef::Add(delta) => self.add(event, delta, hint),
-            ChangeRef::Other(Change::Add(delta)) => self.add(event, *delta, hint),
-            ChangeRef::Other(Change::Set { value, when, expiry, why }) => {
+            ChangeRef::Other(change) => self.change_other(event, change, hint),
+            // Combined adds have no request id, so they never come here.
+            ChangeRef::Adds(_) => self.refused(event, Refusal::Overflow),
+        }
+    }
+
+    fn change_other(&mut self, event: &EventRef<'_>, change: &Change, hint: Option<CellId>) -> Outcome {
+        match change {
+            Change::Add(delta) => self.add(event, *delta, hint),
+            Change::Set { value, when, expiry, why } => {
                 if !self.allows(event, *when) {
                     return self.refused(event, Refusal::NotExpected);
                 }
                 self.correct(event, *value, *expiry, CorrectionKind::Set, why)
             }
-            ChangeRef::Other(Change::Reset(why)) => self.correct(event, 0, Expiry::Keep, CorrectionKind::Reset, why),
-            ChangeRef::Other(Change::Adjust { delta, why }) => match self.standing(event).value.checked_add(*delta) {
+            Change::Reset(why) => self.correct(event, 0, Expiry::Keep, CorrectionKind::Reset, why),
+            Change::Adjust { delta, why } => match self.standing(event).value.checked_add(*delta) {
                 Some(target) => self.correct(event, target, Expiry::Keep, CorrectionKind::Adjust, why),
                 None => self.refused(event, Refusal::Overflow),
             },
-            ChangeRef::Other(Change::Delete(why)) => self.delete(event, why),
-            ChangeRef::Other(Change::Expire { at, when }) => self.expire(event, *at, *when),
-            ChangeRef::Other(Change::Look(Look::Value)) => self.standing(event),
-            ChangeRef::Other(Change::Look(Look::Expiry)) => {
-                let expires_at = self.live(event).map(|id| self.table.expiry(id));
-                let value = expires_at.map_or(0, |at| at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX)));
-                Outcome { value, ..self.standing(event) }
-            }
+            Change::Delete(why) => self.delete(event, why),
+            Change::Expire { at, when } => self.expire(event, at.map(|at| at.resolve(self.clock)), *when),
+            Change::Look(field) => read_field(self.live_held(event).as_ref(), *field, self.clock),
+            Change::Sweep { expires_at } => self.sweep(event, *expires_at),
         }
     }
 
-    fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
-        // The event before may have created or removed the counter since it was looked up.
-        let found = match hint {
+    /// The cell of the event's counter, given a guess. The event before may have created or removed the counter since the
+    /// guess was made.
+    #[inline]
+    fn find(&self, event: &EventRef<'_>, hint: Option<CellId>) -> Option<CellId> {
+        match hint {
             Some(id) if self.table.holds(id, event.key.as_bytes()) => hint,
             _ => self.table.find(event.hash, event.key.as_bytes()),
-        };
+        }
+    }
+
+    /// Applies combined adds: all at once if their sum fits, otherwise one by one as far as they do.
+    fn add_all(&mut self, event: &EventRef<'_>, adds: Adds<'_>, hint: Option<CellId>, outcomes: &mut Outcomes) {
+        let found = self.find(event, hint);
+        let (mut held, expiry_before) = self.held_in(found);
+        if held.counter.add(self.clock, adds.sum()) == Ok(()) {
+            self.keep(found, expiry_before, event, &held);
+            // The sum from one end of the range to the other wraps; see `Outcome::applied_times`.
+            return outcomes.push(self.changed(&held, adds.sum() as i64));
+        }
+        let before = held.counter.value();
+        let (after, split) = Split::of(before, adds.runs());
+        let applied = i128::from(after) - i128::from(before);
+        // Adds of zero count as well.
+        if split.has_applied() {
+            // In range by construction.
+            let _ = held.counter.add(self.clock, applied);
+            self.keep(found, expiry_before, event, &held);
+        }
+        let outcome = Outcome { refusal: Some(Refusal::Overflow), ..self.changed(&held, applied as i64) };
+        outcomes.push_split(outcome, split);
+    }
+
+    fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
+        let found = self.find(event, hint);
         let (mut held, expiry_before) = self.held_in(found);
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,
@@ -52,10 +95,10 @@ impl Partition {
                 Err(refusal) => return self.refused(event, refusal),
             },
         };
-        if held.counter.add(self.clock, delta) == Err(Overflow) {
+        if held.counter.add(self.clock, i128::from(delta)) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
         }
-        held.expires_at = expiry_after_add(held.expires_at, event.details);
+        held.expires_at = expiry_after_add(held.expires_at, event.details, self.clock);
         self.keep(found, expiry_before, event, &held);
         self.changed(&held, delta)
     }
@@ -77,7 +120,7 @@ impl Partition {
         held.expires_at = match expiry {
             Expiry::Keep => held.expires_at,
             Expiry::Never => None,
-            Expiry::At(at) => Some(at),
+            Expiry::At(deadline) => Some(deadline.resolve(self.clock)),
         };
         self.keep(found, expiry_before, event, &held);
         self.book.append(event.key, self.clock, kind, why, (before, target));
@@ -129,6 +172,10 @@ impl Partition {
         found.filter(|&id| !is_due(self.table.expiry(id), self.clock))
     }
 
+    fn live_held(&self, event: &EventRef<'_>) -> Option<Held> {
+        self.live(event).map(|id| self.table.held(id))
+    }
+
     /// What an event finds in a cell: a new counter where there is none, or none any more. And the expiry that stands there,
     /// so that nobody has to look for it again.
     fn held_in(&self, found: Option<CellId>) -> (Held, Option<Millis>) {
@@ -172,17 +219,16 @@ impl Partition {
             value: held.counter.value(),
             applied,
             exists: !held.is_expired(self.clock),
-            duplicate: false,
+            exact: true,
+            duplicate: Some(false),
             refusal: None,
             at: self.clock,
         }
     }
 
     /// The counter as it stands.
-    fn standing(&self, event: &EventRef<'_>) -> Outcome {
-        let found = self.live(event);
-        let value = found.map_or(0, |id| self.table.counter(id).value());
-        Outcome { value, exists: found.is_some(), at: self.clock, ..Outcome::UNTRIED }
+    pub(super) fn standing(&self, event: &EventRef<'_>) -> Outcome {
+        standing(self.live_held(event).as_ref(), self.clock)
     }
 
     pub(super) fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
@@ -190,12 +236,30 @@ impl Partition {
     }
 }
 
-fn expiry_after_add(now: Option<Millis>, details: Option<&Details>) -> Option<Millis> {
-    match details.and_then(|details| details.expiry) {
-        None => now,
-        Some(AddExpiry { at, only_if_none: true }) => now.or(at),
-        Some(AddExpiry { at, only_if_none: false }) => at,
+/// The outcome that only tells what stands there.
+pub(super) fn standing(found: Option<&Held>, now: Millis) -> Outcome {
+    let value = found.map_or(0, |held| held.counter.value());
+    Outcome { value, exists: found.is_some(), at: now, ..Outcome::UNTRIED }
+}
+
+/// What a read tells of a counter, if it exists.
+pub(super) fn read_field(found: Option<&Held>, field: Look, now: Millis) -> Outcome {
+    let standing = standing(found, now);
+    match (field, found) {
+        (Look::Value, _) | (_, None) => standing,
+        (Look::Expiry, Some(held)) => {
+            let value = held.expires_at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
+            Outcome { value, ..standing }
+        }
     }
+}
+
+fn expiry_after_add(before: Option<Millis>, details: Option<&Details>, now: Millis) -> Option<Millis> {
+    let Some(AddExpiry { at, only_if_none }) = details.and_then(|details| details.expiry) else {
+        return before;
+    };
+    let at = at.map(|at| at.resolve(now));
+    if only_if_none { before.or(at) } else { at }
 }
 
 /// Whether the expiry that stands there may become `at`.

@@ -47,9 +47,9 @@ impl Partition {
         if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
             return;
         }
-        let looked = batch.looked_at(at);
+        let checked = batch.is_checked_at(at);
         let mut want = |event: EventRef<'_>, cell| {
-            self.wants_of(&EventRef { unstored: event.unstored && looked, ..event }, cell, wanted);
+            self.wants_of(&EventRef { unstored: event.unstored && checked, ..event }, cell, wanted);
         };
         if !self.in_store_only {
             return batch.iter().for_each(|event| want(event, None));
@@ -167,6 +167,7 @@ impl Partition {
             let staying = self.memory_bytes() - self.table.bytes_beside_cells();
             let is_gain = staying + incoming.bytes_beside <= self.whole_bytes(budget_bytes);
             if !is_gain && self.seen.drop_recalled() {
+                self.departures += 1;
                 continue;
             }
             let changed = self.has_changed();
@@ -184,6 +185,7 @@ impl Partition {
                 // otherwise nothing does, and counting goes before the budget.
                 return if changed { Room::NeedsCheckpoint } else { Room::Enough };
             }
+            self.departures += 1;
             self.in_store_only = true;
             self.warming = false;
         }

@@ -1,47 +1,27 @@
 //! Forgetting counters that have expired. They do not exist for any event since; this gives back their room.
 
 use super::Partition;
-use crate::batch::key_hash;
-use crate::counter::{Held, is_due};
+use crate::counter::is_due;
+use crate::event::EventRef;
 use crate::key::{Key, KeyRef};
+use crate::outcome::Outcome;
 use crate::table::CellId;
 use crate::time::Millis;
 
 impl Partition {
-    /// Lets time pass without a batch. No batch happens at an earlier time from here on.
-    pub fn advance(&mut self, now: Millis) {
-        self.clock = self.clock.max(now);
-    }
-
-    /// Deals with an expiry that the store holds and that is due: the counter is forgotten if it has really expired, and
-    /// the record goes with the next capture. `stored` is asked if only the store knows the counter. Says whether a
-    /// counter was forgotten.
-    pub fn sweep<E>(
-        &mut self,
-        expires_at: Millis,
-        key: KeyRef<'_>,
-        stored: impl FnOnce() -> Result<Option<Held>, E>,
-    ) -> Result<bool, E> {
-        let hash = key_hash(self.seed, key.as_bytes());
-        let forgotten = match self.table.find(hash, key.as_bytes()) {
-            Some(id) if is_due(self.table.expiry(id), self.clock) => {
-                self.forget(id);
-                true
-            }
-            Some(_) => false,
-            None => {
-                let unknown = self.is_counter_unknown(hash, key);
-                let expired = unknown && stored()?.is_some_and(|held| held.is_expired(self.clock));
-                if expired {
-                    self.note_expiry(Some(expires_at), None);
-                    self.note_removal(key.to_key());
-                }
-                expired
-            }
-        };
-        self.expired += u64::from(forgotten);
-        self.outdated.insert((expires_at, key.to_key()));
-        Ok(forgotten)
+    /// Deals with an expiry that the store has a record of: the counter goes if it has really expired, and the record goes
+    /// with the next capture.
+    pub(super) fn sweep(&mut self, event: &EventRef<'_>, expires_at: Millis) -> Outcome {
+        let found = self.table.find(event.hash, event.key.as_bytes());
+        let expired = found.filter(|&id| is_due(self.table.expiry(id), self.clock));
+        if let Some(id) = expired {
+            self.forget(id);
+            self.expired += 1;
+        }
+        if expires_at <= self.clock {
+            self.outdated.insert((expires_at, event.key.to_key()));
+        }
+        Outcome { applied: i64::from(expired.is_some()), ..self.standing(event) }
     }
 
     /// Lets go of a counter that no longer exists.

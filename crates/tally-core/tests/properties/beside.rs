@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tally_core::batch::{Batch, Combiner, Events, decode, encode};
 use tally_core::counter::Held;
-use tally_core::key::Key;
+use tally_core::event::Change;
+use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
-use tally_core::outcome::Outcome;
+use tally_core::outcome::{Outcome, Outcomes, Refusal};
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
@@ -49,14 +50,16 @@ impl Beside {
         combiner.gather(&call, &mut placed);
         let mut payload = Vec::new();
         encode(combiner.batch(), at, &mut payload);
-        if combiner.batch().journalled_len() > 0 {
-            self.journal.push(payload);
-        }
         self.restore(std::slice::from_ref(combiner.batch()));
-        let mut outcomes = Vec::new();
-        self.partition.apply(at, combiner.batch(), &mut outcomes);
-        // Amounts are modest here: nothing that was combined is refused.
-        let found = call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes)).map(Option::unwrap);
+        let mut outcomes = Outcomes::default();
+        if combiner.batch().is_read_only() {
+            let stored = |key: KeyRef<'_>| stored(&self.store, key.as_bytes());
+            self.partition.answer(at, combiner.batch(), Refusal::NoRoom, stored, &mut outcomes);
+        } else {
+            self.journal.push(payload);
+            self.partition.apply(at, combiner.batch(), &mut outcomes);
+        }
+        let found = call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes));
         of_each(events, &found.collect::<Vec<_>>())
     }
 
@@ -156,18 +159,20 @@ impl Beside {
         }
         self.restore(&batches);
         for (at, batch) in times.into_iter().zip(&batches) {
-            self.partition.apply(at, batch, &mut Vec::new());
+            self.partition.apply(at, batch, &mut Outcomes::default());
         }
     }
 
-    /// Lets time pass and forgets up to `max` counters that have expired. Expiries are in the store by time.
-    pub fn sweep(&mut self, now: Millis, max: usize) {
-        self.partition.advance(now);
+    /// Removes up to `max` counters that have expired at `now`. Expiries are in the store by time.
+    pub fn sweep(&mut self, now: Millis, max: usize) -> Vec<Event> {
         let due = self.store.keys().filter_map(|key| record::expiry_of(key)).take_while(|(at, _)| *at <= now);
-        for (at, key) in due.take(max) {
-            let stored = || Ok::<_, std::convert::Infallible>(stored(&self.store, key.as_bytes()));
-            self.partition.sweep(at, key, stored).unwrap();
-        }
+        let sweep = |(expires_at, key): (Millis, KeyRef<'_>)| Event {
+            change: Change::Sweep { expires_at },
+            ..Event::add(&key.to_key(), 0)
+        };
+        let sweeps: Vec<Event> = due.take(max).map(sweep).collect();
+        self.apply(now, &sweeps);
+        sweeps
     }
 
     fn meta(&self) -> Meta {
@@ -282,7 +287,7 @@ impl Beside {
         for (name, answered) in &model.requests {
             let stored = self.store.get(&record::request_key(answered.payload.request_id().unwrap())[..]);
             let first = stored.map(|value| record::read_request(value).unwrap());
-            let replayed = first.map(|first| Outcome { duplicate: false, ..first.replay() });
+            let replayed = first.map(|first| Outcome { duplicate: Some(false), ..first.replay() });
             if model.remembers(name) && replayed != Some(answered.outcome) {
                 return Err(format!("the stored answer to {name:?} is {replayed:?}"));
             }

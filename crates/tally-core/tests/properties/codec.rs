@@ -4,12 +4,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tally_core::batch::{Batch, CodecError, Combiner, Events, decode, encode};
 use tally_core::event::{
-    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition, Look,
-    OnBound, RequestId,
+    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Dimensions, EventRef, Expiry,
+    ExpiryCondition, Look, Member, OnBound, RequestId,
 };
 use tally_core::key::Key;
 use tally_core::limits::{
-    DIMENSION_BYTES_MAX, DIMENSIONS_MAX, KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX,
+    BATCH_EVENTS_MAX, BATCH_EVENTS_SEAL, CALL_EVENTS_MAX, CALL_PARTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX,
+    KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX,
 };
 use tally_core::time::Millis;
 use tally_sim::model::Event;
@@ -105,11 +106,14 @@ proptest! {
 fn the_largest_event_of_every_kind_comes_back() {
     let long = |len: usize| "x".repeat(len).into_boxed_str();
     let key = Key::new(vec![0xff; KEY_BYTES_MAX]).unwrap();
-    let why = || Correction { actor: long(REASON_BYTES_MAX), reason: long(REASON_BYTES_MAX) };
-    let dimensions = vec![(long(DIMENSION_BYTES_MAX), long(DIMENSION_BYTES_MAX)); DIMENSIONS_MAX];
+    let why = || Correction::new(&long(REASON_BYTES_MAX), &long(REASON_BYTES_MAX)).unwrap();
+    let mut dimensions = Dimensions::default();
+    for _ in 0..DIMENSIONS_MAX {
+        dimensions.push(&long(DIMENSION_BYTES_MAX), &long(DIMENSION_BYTES_MAX)).unwrap();
+    }
     let bounds = Bounds { floor: Some(i64::MIN), ceiling: Some(i64::MAX), on_bound: OnBound::Saturate };
-    let member = Some(vec![0; MEMBER_BYTES_MAX].into_boxed_slice());
-    let expiry = AddExpiry { at: Some(Millis(u64::MAX)), only_if_none: true };
+    let member = Some(Member::new(&[0; MEMBER_BYTES_MAX]).unwrap());
+    let expiry = AddExpiry { at: Some(Deadline::After(u64::MAX)), only_if_none: true };
     let details =
         Details { member, dimensions, at: Some(Millis(u64::MAX)), bounds: Some(bounds), expiry: Some(expiry) };
 
@@ -119,13 +123,14 @@ fn the_largest_event_of_every_kind_comes_back() {
         Change::Set {
             value: i64::MIN,
             when: Condition::Equals(i64::MIN),
-            expiry: Expiry::At(Millis(u64::MAX)),
+            expiry: Expiry::At(Deadline::At(Millis(u64::MAX))),
             why: why(),
         },
         Change::Reset(why()),
         Change::Adjust { delta: i64::MIN, why: why() },
         Change::Delete(why()),
-        Change::Expire { at: Some(Millis(u64::MAX)), when: ExpiryCondition::IfSomeAndEarlier },
+        Change::Expire { at: Some(Deadline::After(u64::MAX)), when: ExpiryCondition::IfSomeAndEarlier },
+        Change::Sweep { expires_at: Millis(u64::MAX) },
     ] {
         let mut call = Events::new(SEED);
         call.push(key.as_ref(), change, Some(id), Some(details.clone()));
@@ -137,25 +142,30 @@ fn the_largest_event_of_every_kind_comes_back() {
     }
 }
 
-/// Bytes in journals that were written before there were conditions, expiries and groups.
+/// Bytes as version 1 wrote them: two sets, an increment of 2, and increments that sum up to 7.
 #[test]
-fn what_could_be_written_before_is_written_the_same() {
+fn batches_of_the_version_before_are_read_and_fingerprints_stay_the_same() {
     let key = Key::new("k").unwrap();
-    let why = || Correction { actor: "a".into(), reason: "r".into() };
-    let set = |when| Change::Set { value: 3, when, expiry: Expiry::Keep, why: why() };
+    let set = |when| Change::Set { value: 3, when, expiry: Expiry::Keep, why: Correction::new("a", "r").unwrap() };
     let mut call = Events::new(SEED);
     call.push(key.as_ref(), set(Condition::Always), None, None);
     call.push(key.as_ref(), set(Condition::Equals(-1)), None, None);
     call.push(key.as_ref(), Change::Add(2), None, None);
-    let bytes = encoded(call.batch(), Millis(5));
-    let written = [
-        &[1, 5, 3][..],
+    let mut written = [
+        &[1, 5, 4][..],
         &[1, 1, b'k', 6, 0, 1, b'a', 1, b'r'],
-        &[1, 1, b'k', 6, 1, 1, 1, b'a', 1, b'r'],
+        &[1 | 1 << 6, 1, b'k', 6, 1, 1, 1, b'a', 1, b'r'],
         &[0, 1, b'k', 4],
+        &[1 << 5, 1, b'k', 14],
     ]
     .concat();
-    assert_eq!(bytes[..bytes.len() - 4], written);
+    let crc = crc32fast::hash(&written);
+    written.extend_from_slice(&crc.to_le_bytes());
+    let mut back = Batch::default();
+    assert_eq!(decode(&written, SEED, &mut back), Ok(Millis(5)));
+    assert_eq!(events_of(&back)[..3], events_of(call.batch()));
+    let sum = back.iter().last().unwrap();
+    assert!(sum.bare_sum && matches!(sum.change, ChangeRef::Add(7)), "{sum:?}");
     let fingerprints: Vec<u64> = call.batch().iter().map(|event| event.fingerprint()).collect();
     let asked = |bytes: &[u8]| xxh3_64_with_seed(bytes, xxh3_64_with_seed(b"k", 0));
     let always = asked(&[1, 6, 0, 0, 1, b'r']);
@@ -164,29 +174,28 @@ fn what_could_be_written_before_is_written_the_same() {
 }
 
 #[test]
-fn looks_are_not_written_unless_their_group_changes_something() {
+fn reads_are_not_written() {
     let (a, b) = (Key::new("a").unwrap(), Key::new("b").unwrap());
     let look = || Change::Look(Look::Value);
     let id = RequestId::new(a.as_ref(), b"id").unwrap();
     let mut call = Events::new(SEED);
     call.push(a.as_ref(), look(), Some(id), Some(Details { at: Some(Millis(1)), ..Details::default() }));
-    call.group(|group| {
-        group.push(a.as_ref(), look(), None, None);
-        group.push(b.as_ref(), Change::Look(Look::Expiry), None, None);
-    });
-    assert_eq!((call.batch().len(), call.batch().looks(), call.batch().journalled_len()), (3, 3, 0));
+    call.push(b.as_ref(), Change::Look(Look::Expiry), None, None);
+    assert_eq!((call.batch().len(), call.batch().reads(), call.batch().journalled_len()), (2, 2, 0));
+    assert!(call.batch().is_read_only());
     assert!(call.batch().iter().all(|event| event.request_id.is_none() && event.details.is_none()));
     call.group(|group| {
         group.push(a.as_ref(), look(), None, None);
         group.add(b.as_ref(), 1);
     });
     call.push(b.as_ref(), look(), None, None);
-    assert_eq!((call.batch().len(), call.batch().looks(), call.batch().journalled_len()), (6, 5, 2));
+    assert_eq!((call.batch().len(), call.batch().reads(), call.batch().journalled_len()), (5, 4, 1));
+    assert!(!call.batch().is_read_only());
     let mut back = Batch::default();
     decode(&encoded(call.batch(), Millis(0)), SEED, &mut back).unwrap();
-    assert_eq!(events_of(&back), events_of(call.batch())[3..5]);
+    assert_eq!(events_of(&back), events_of(call.batch())[3..4]);
     call.clear();
-    assert_eq!((call.len(), call.batch().len(), call.batch().looks()), (0, 0, 0));
+    assert_eq!((call.len(), call.batch().len(), call.batch().reads()), (0, 0, 0));
 }
 
 #[test]
@@ -200,21 +209,61 @@ fn nothing_joins_into_or_out_of_a_group() {
     call.group(|group| {
         group.add(key.as_ref(), 1);
         group.push(key.as_ref(), Change::Add(1), None, Some(Details::default()));
-        group.group(|inner| inner.add(key.as_ref(), 1));
+        group.group(|inner| inner.add_times(key.as_ref(), 1, 5));
     });
     call.add(key.as_ref(), 1);
     call.add(key.as_ref(), 1);
-    let shape: Vec<(bool, bool)> = call.batch().iter().map(|event| (event.combined, event.follows)).collect();
-    assert_eq!(shape, [(true, false), (false, false), (false, true), (false, true), (true, false)]);
+    let sums = |batch: &Batch| -> Vec<i128> {
+        let sum = |event: EventRef<'_>| match event.change {
+            ChangeRef::Add(delta) => i128::from(delta),
+            ChangeRef::Adds(adds) => adds.sum(),
+            ChangeRef::Other(_) => 0,
+        };
+        batch.iter().map(sum).collect()
+    };
+    assert_eq!(sums(call.batch()), [2, 1, 1, 5, 2]);
     let mut combiner = Combiner::default();
     combiner.gather(&call, &mut Vec::new());
     combiner.gather(&call, &mut Vec::new());
     // The first adds of the second call join the last of the first.
-    let gathered: Vec<(bool, bool)> = combiner.batch().iter().map(|event| (event.combined, event.follows)).collect();
-    assert_eq!(gathered, [&shape[..], &shape[1..]].concat());
-    let alone = call.alone(2..6);
-    let apart: Vec<(bool, bool)> = alone.batch().iter().map(|event| (event.combined, event.follows)).collect();
-    assert_eq!(apart, [(false, false), (false, true), (false, true), (false, false)]);
+    assert_eq!(sums(combiner.batch()), [2, 1, 1, 5, 4, 1, 1, 5, 2]);
+}
+
+/// A batch of any of these sizes is what engines let through at the most, and can be read back.
+#[test]
+fn the_largest_batch_that_calls_can_make_is_read_back() {
+    let key = |number: usize| Key::new(format!("{number:0>512}")).unwrap();
+    let mut many_events = Events::new(SEED);
+    (0..CALL_EVENTS_MAX).for_each(|number| many_events.add(key(number).as_ref(), i64::MIN));
+    let mut many_parts = Events::new(SEED);
+    (0..CALL_PARTS_MAX).for_each(|number| many_parts.add(key(0).as_ref(), 1 + number as i64 % 2));
+    assert!(many_events.batch().fits_call() && many_parts.batch().fits_call());
+    many_parts.add(key(0).as_ref(), 1);
+    many_events.add(key(CALL_EVENTS_MAX).as_ref(), 1);
+    assert!(!many_events.batch().fits_call() && !many_parts.batch().fits_call());
+    let mut combiner = Combiner::default();
+    for events in 0..BATCH_EVENTS_SEAL - 1 {
+        let mut call = Events::new(SEED);
+        call.add(key(CALL_EVENTS_MAX + events).as_ref(), i64::MIN);
+        combiner.gather(&call, &mut Vec::new());
+    }
+    combiner.gather(&many_events, &mut Vec::new());
+    assert_eq!(combiner.batch().len(), BATCH_EVENTS_MAX);
+    let bytes = encoded(combiner.batch(), Millis(u64::MAX));
+    let mut back = Batch::default();
+    assert_eq!(decode(&bytes, SEED, &mut back), Ok(Millis(u64::MAX)));
+    assert_eq!(back.len(), BATCH_EVENTS_MAX);
+    assert_eq!(encoded(&back, Millis(u64::MAX)), bytes);
+}
+
+#[test]
+#[should_panic(expected = "the batch exceeds its limits")]
+fn a_batch_that_could_not_be_read_back_is_not_written() {
+    let mut call = Events::new(SEED);
+    for number in 0..=BATCH_EVENTS_MAX {
+        call.add(Key::new(format!("{number}")).unwrap().as_ref(), 1);
+    }
+    encoded(call.batch(), Millis(1));
 }
 
 #[test]

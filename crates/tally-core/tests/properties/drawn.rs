@@ -4,7 +4,8 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound,
+    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Dimensions, Expiry, ExpiryCondition, Look,
+    Member, OnBound,
 };
 use tally_core::key::Key;
 use tally_core::time::Millis;
@@ -32,7 +33,7 @@ pub fn extreme() -> BoxedStrategy<i64> {
 }
 
 fn why() -> impl Strategy<Value = Correction> {
-    ("[a-c]?", "[xyé]{0,3}").prop_map(|(actor, reason)| Correction { actor: actor.into(), reason: reason.into() })
+    ("[a-c]?", "[xyé]{0,3}").prop_map(|(actor, reason)| Correction::new(&actor, &reason).unwrap())
 }
 
 fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> {
@@ -73,10 +74,12 @@ fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
     ])
 }
 
-/// Moments at which counters expire: around the time that tests begin at, and for ever.
-fn moment() -> impl Strategy<Value = Millis> {
-    prop_oneof![1 => Just(1), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()]
-        .prop_map(Millis)
+/// When counters expire: around the time that tests begin at, after a while, and for ever.
+fn moment() -> impl Strategy<Value = Deadline> {
+    let at =
+        prop_oneof![1 => Just(1), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()];
+    let after = prop_oneof![1 => Just(0), 6 => 0u64..40, 3 => 0u64..400_000, 1 => any::<u64>()];
+    prop_oneof![at.prop_map(|at| Deadline::At(Millis(at))), after.prop_map(Deadline::After)]
 }
 
 fn bounds() -> impl Strategy<Value = Bounds> {
@@ -86,16 +89,22 @@ fn bounds() -> impl Strategy<Value = Bounds> {
     parts.prop_map(|(floor, ceiling, on_bound)| Bounds { floor, ceiling, on_bound })
 }
 
+fn dimensions_of(pairs: &[(String, String)]) -> Dimensions {
+    let mut dimensions = Dimensions::default();
+    pairs.iter().for_each(|(name, value)| dimensions.push(name, value).unwrap());
+    dimensions
+}
+
 /// Everything an event can carry.
 pub fn details() -> impl Strategy<Value = Details> {
-    let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}").prop_map(|(name, of)| (name.into(), of.into()));
+    let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}");
     let parts =
         (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
     let expiry =
         option::of((option::of(moment()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
     (parts, expiry).prop_map(|((member, dimensions, at, bounds), expiry)| Details {
-        member: member.map(Into::into),
-        dimensions,
+        member: member.map(|member| Member::new(&member).unwrap()),
+        dimensions: dimensions_of(&dimensions),
         at: at.map(Millis),
         bounds,
         expiry,

@@ -1,15 +1,15 @@
 //! Counters as a crowd: how many there are, some one of them, and those that have expired.
 
-use std::sync::atomic::Ordering;
-
 use tally_core::key::Key;
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
 use tally_core::partition::Probe;
 use tally_core::record;
-use tally_core::surface::{Durability, EngineError};
+use tally_core::surface::EngineError;
+use tally_core::time::Millis;
 
 use super::read::{LIST_SLICE, newest_in_flight, unrevealed};
 use super::{Machine, State};
+use crate::durability::Durability;
 use crate::store::StoreError;
 use crate::ticket::Wait;
 
@@ -26,15 +26,12 @@ impl Default for Sweep {
     }
 }
 
-/// What one turn of a sweep came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Swept {
-    /// There is more to look at.
-    More,
-    /// Nothing else has expired.
-    Done,
-    /// As much was forgotten as memory should keep: a checkpoint comes first, then another sweep.
-    Enough,
+impl Sweep {
+    /// Whether as much was swept as memory should keep: a checkpoint comes first, then another sweep.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.left == 0
+    }
 }
 
 /// A counter that was found, and what to await before it may be shown.
@@ -76,7 +73,7 @@ impl Machine {
             while from < end {
                 let state = self.state.lock();
                 self.refuse_if_poisoned()?;
-                match state.partition.probe(from, LIST_SLICE, self.now(&state)) {
+                match state.partition.probe(from, LIST_SLICE, self.now_at(&state)) {
                     Probe::Found(key) => return Ok(Some(self.found(&state, key))),
                     Probe::Further(at) => from = at,
                     Probe::End => break,
@@ -98,7 +95,7 @@ impl Machine {
                 let state = self.state.lock();
                 // Memory knows better, and it may have come there since memory was looked at.
                 let held = if state.partition.wants_counter(key) { Some(held) } else { state.partition.held(key) };
-                if held.is_some_and(|held| !held.is_expired(self.now(&state))) {
+                if held.is_some_and(|held| !held.is_expired(self.now_at(&state))) {
                     return Ok(Some(self.found(&state, key.to_key())));
                 }
             }
@@ -111,38 +108,29 @@ impl Machine {
         (key, wait)
     }
 
-    /// Forgets some counters that have expired, by the expiries that the store holds. The next checkpoint takes them
-    /// out of the store.
-    pub fn sweep(&self, sweep: &mut Sweep) -> Result<Swept, StoreError> {
-        let mut state = self.state.lock();
-        let now = self.now(&state);
+    /// Finds counters that have expired, by the expiries that the store holds; none once there are no more. Each is to be
+    /// submitted as a [`Change::Sweep`](tally_core::event::Change::Sweep): only a batch removes a counter.
+    pub fn find_expired(&self, sweep: &mut Sweep) -> Result<Vec<(Millis, Key)>, StoreError> {
+        let now = self.clock.now();
         let mut scan = self.store.scan(&sweep.from);
-        for _ in 0..SWEEP_SLICE.min(sweep.left) {
+        let mut found = Vec::new();
+        while found.len() < SWEEP_SLICE.min(sweep.left) {
             let Some((store_key, _)) = scan.next_entry()? else {
-                return Ok(Swept::Done);
+                break;
             };
             if !store_key.starts_with(record::EXPIRY_PREFIX) {
-                return Ok(Swept::Done);
+                break;
             }
             let (expires_at, key) = record::expiry_of(store_key).ok_or_else(|| StoreError::malformed(store_key))?;
             if expires_at > now {
-                return Ok(Swept::Done);
+                break;
             }
-            // What is forgotten now must have expired for every later batch, also for a replay of it.
-            state.partition.advance(now);
-            state.partition.sweep(expires_at, key, || {
-                let counter_key = record::counter_key(key.as_bytes());
-                let Some(value) = self.store.get(&counter_key)? else {
-                    return Ok(None);
-                };
-                record::read_counter(&value).map(Some).ok_or_else(|| StoreError::malformed(&counter_key))
-            })?;
-            self.meters.expired.fetch_add(state.partition.take_expired(), Ordering::Relaxed);
-            sweep.left -= 1;
+            found.push((expires_at, key.to_key()));
             sweep.from.clear();
             sweep.from.extend_from_slice(store_key);
             sweep.from.push(0);
         }
-        Ok(if sweep.left == 0 { Swept::Enough } else { Swept::More })
+        sweep.left -= found.len();
+        Ok(found)
     }
 }

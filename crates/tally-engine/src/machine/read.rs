@@ -1,21 +1,26 @@
 //! Reading: counters from memory or the store, and never what a crash could take back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use tally_core::batch::key_hash;
+use tally_core::batch::{Events, key_hash};
 use tally_core::counter::{Counter, Held};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::PAGE_ITEMS_MAX;
-use tally_core::partition::Room;
+use tally_core::outcome::{Outcomes, Reads, Receipt, Refusal, Token};
+use tally_core::partition::{Partition, Room};
 use tally_core::reading::{Reading, Stats};
 use tally_core::record;
-use tally_core::surface::{Durability, EngineError, Page, PageRequest};
-use tally_core::time::Millis;
+use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
+use tally_core::time::{Millis, Position};
+use tally_core::wanted::Wanted;
 
-use super::{Machine, State};
+use super::fetch::Fetched;
+use super::{Machine, PARTITION, State};
+use crate::durability::Durability;
 use crate::store::StoreError;
-use crate::ticket::Wait;
+use crate::ticket::{Sealed, Wait};
 
 /// Whether counters remain to be brought to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +58,8 @@ impl Machine {
     /// Lists counters in key order. Counters created or removed meanwhile may or may not be among them.
     pub async fn list(&self, page: &PageRequest) -> Result<Page, EngineError> {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
-        let now = self.clock.now();
-        let expired_by = self.now(&self.state.lock());
+        let now = self.now_at(&self.state.lock());
+        let expired_by = now;
         // One more than asked tells whether more follow.
         let mut found = self.created_keys(page, limit + 1, expired_by);
         self.stored_keys(page, limit + 1, expired_by, &mut found).map_err(|error| self.unreadable(&error))?;
@@ -100,13 +105,100 @@ impl Machine {
 
     /// The counters that exist now, as they stand, and what to await before they may be shown.
     fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Held>>, Option<Wait>), EngineError> {
-        let mut state = self.state.lock();
+        let list = |partition: &Partition, _, wanted: &mut Wanted| {
+            for key in keys.iter().filter(|key| partition.wants_counter(key.as_ref())) {
+                wanted.push(&record::counter_key(key.as_bytes()));
+            }
+        };
+        let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
         self.refuse_if_poisoned()?;
-        let counters = keys.iter().map(|key| self.counter(&mut state, key.as_ref())).collect::<Result<Vec<_>, _>>();
+        let now = self.now_at(&state);
+        let counter = |key: &Key| match state.partition.wants_counter(key.as_ref()) {
+            true => fetched.counter(key.as_ref()),
+            false => Ok(state.partition.held(key.as_ref())),
+        };
+        let counters = keys.iter().map(counter).collect::<Result<Vec<_>, _>>();
         let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
-        let now = self.now(&state);
+        self.restore_if_room(&mut state, &fetched).map_err(|error| self.store_failed(&mut state, &error))?;
         let existing = |held: Option<Held>| held.filter(|held| !held.is_expired(now));
         Ok((counters.into_iter().map(existing).collect(), self.wait_for(&state, keys, durability)))
+    }
+
+    /// Answers events that only read, as soon as what they saw rests on `durability`.
+    pub(super) async fn submit_reads(&self, events: &Events, durability: Durability) -> Result<Receipt, EngineError> {
+        let Reads { receipt, unflushed } = self.read_events(events)?;
+        if durability == Durability::Flushed && !unflushed.is_empty() {
+            self.durable(&receipt.token).await?;
+        }
+        Ok(receipt)
+    }
+
+    /// Answers events that only read, from the state as it is, and says which of the answers may not be shown before the
+    /// journal is flushed up to the receipt's token.
+    pub fn read_events(&self, events: &Events) -> Result<Reads, EngineError> {
+        // A closing engine takes no submission, whatever is in it.
+        if let Some(refusal) = self.refusal() {
+            return Err(refusal);
+        }
+        let batch = events.batch();
+        let list = |partition: &Partition, at, wanted: &mut Wanted| partition.wants(batch, at, wanted);
+        let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
+        self.refuse_if_poisoned()?;
+        let mut outcomes = Outcomes::default();
+        let stored = |key: KeyRef<'_>| fetched.counter(key).ok().flatten();
+        let as_of = state.partition.answer(self.clock.now(), batch, Refusal::NoRoom, stored, &mut outcomes);
+        self.restore_if_room(&mut state, &fetched).map_err(|error| self.store_failed(&mut state, &error))?;
+        let mut newest = Position(0);
+        let mut unflushed = Vec::new();
+        for (place, event) in batch.iter().enumerate() {
+            let touches = |sealed: &Sealed| sealed.combiner.touches(event.hash, event.key.as_bytes());
+            if let Some((sealed, _)) = state.in_flight.iter().rev().find(|(sealed, _)| touches(sealed)) {
+                newest = newest.max(sealed.end);
+                unflushed.push(place as u32);
+            }
+        }
+        let token = Token::new(PARTITION, newest);
+        Ok(Reads { receipt: Receipt { outcomes: outcomes.slots().to_vec(), as_of, token }, unflushed })
+    }
+
+    /// Refuses a read that asks for more than was ever written here.
+    pub fn require(&self, options: &ReadOptions) -> Result<(), EngineError> {
+        let applied = self.state.lock().applied;
+        match &options.at_least {
+            Some(token) if token.positions().any(|(partition, at)| partition != PARTITION || at > applied) => {
+                Err(EngineError::TooStale("the token names a write that this server does not have".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Resolves once everything the token names is flushed.
+    pub async fn durable(&self, token: &Token) -> Result<(), EngineError> {
+        let position = token.position(PARTITION);
+        let wait = {
+            let state = self.state.lock();
+            self.refuse_if_poisoned()?;
+            let covering = state.in_flight.iter().find(|(sealed, _)| sealed.end >= position);
+            covering.map(|(_, ticket)| Wait::new(Arc::clone(ticket), Durability::Flushed))
+        };
+        match wait {
+            Some(wait) => wait.await.map(|_| ()).map_err(unrevealed),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps fetched counters in memory as far as there is room. Others may leave for them, so answers come first.
+    fn restore_if_room(&self, state: &mut State, fetched: &Fetched) -> Result<(), StoreError> {
+        let budget = self.settings.partition_bytes(self.store.memory_bytes());
+        for (store_key, value) in fetched.iter() {
+            let Some(key) = record::counter_of(store_key) else {
+                continue;
+            };
+            if state.partition.make_room_for_one(key, budget) == Room::Enough {
+                state.partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn unreadable(&self, error: &StoreError) -> EngineError {
@@ -119,54 +211,48 @@ impl Machine {
         self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
 
-    /// What readings judge expiry by: neither a clock that was set back nor a batch that is long past.
-    pub(super) fn now(&self, state: &State) -> Millis {
+    /// What readings judge expiry by: a batch may have been applied since the clock was read.
+    pub(super) fn now_at(&self, state: &State) -> Millis {
         self.clock.now().max(state.partition.clock())
     }
 
-    /// One counter, from the store if need be; it stays in memory when there is room.
-    fn counter(&self, state: &mut State, key: KeyRef<'_>) -> Result<Option<Held>, StoreError> {
-        let partition = &mut state.partition;
-        if !partition.wants_counter(key) {
-            return Ok(partition.held(key));
-        }
-        self.meters.store_reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let store_key = record::counter_key(key.as_bytes());
-        let Some(value) = self.store.get(&store_key)? else {
-            return Ok(None);
-        };
-        let held = record::read_counter(&value).ok_or_else(|| StoreError::malformed(&store_key))?;
-        let budget = self.settings.partition_bytes(self.store.memory_bytes());
-        if partition.make_room_for_one(key, budget) == Room::Enough {
-            partition.restore(&store_key, &value).map_err(|_| StoreError::malformed(&store_key))?;
-        }
-        Ok(Some(held))
-    }
-
     /// After a restart, brings up to `max` counters of the store to memory, going on from key `from`. Without this the
-    /// first use of every counter costs a look into the store; once all of them are there, no new key does either.
+    /// first use of every counter costs a lookup in the store; once all of them are there, no new key does either.
     pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
+        let snapshot = self.store.snapshot();
+        let mut scan = snapshot.scan(&record::counter_key(from));
+        let mut slice = Vec::with_capacity(max);
+        let is_last = loop {
+            if slice.len() == max {
+                break false;
+            }
+            match scan.next_entry()? {
+                Some((store_key, value)) if record::counter_of(store_key).is_some() => {
+                    slice.push((store_key.to_vec(), value.to_vec()));
+                }
+                _ => break true,
+            }
+        };
         let mut state = self.state.lock();
+        if !self.store.is_current(&snapshot) {
+            return Ok(Warmth::Warming);
+        }
         let partition = &mut state.partition;
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
-        // The walk begins anew under the lock each time: only then is what it shows what memory lacks.
-        let mut scan = self.store.scan(&record::counter_key(from));
-        for _ in 0..max {
+        for (store_key, value) in &slice {
             if !partition.is_warming(budget) {
                 return Ok(Warmth::Warm);
             }
-            let Some((store_key, value)) = scan.next_entry()? else {
-                partition.all_warm();
-                return Ok(Warmth::Warm);
-            };
-            let Some(key) = record::counter_of(store_key) else {
-                partition.all_warm();
-                return Ok(Warmth::Warm);
-            };
             partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
+        }
+        if let Some(key) = slice.last().and_then(|(store_key, _)| record::counter_of(store_key)) {
             from.clear();
             from.extend_from_slice(key.as_bytes());
             from.push(0);
+        }
+        if is_last {
+            partition.all_warm();
+            return Ok(Warmth::Warm);
         }
         Ok(Warmth::Warming)
     }

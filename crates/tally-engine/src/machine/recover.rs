@@ -2,17 +2,18 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use tally_core::batch::{Batch, Combiner, decode};
+use tally_core::outcome::{Outcomes, Refusal};
 use tally_core::partition::{Malformed, Partition};
 use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
 use tally_core::wanted::Wanted;
 
 use super::{Flushing, Machine, Open, Settings, State};
-use crate::clock::Clock;
+use crate::clock::{Clock, SlewedClock};
 use crate::disk::{Disk, is_full};
 use crate::journal::{self, Group, JournalError, Tail, Writer};
 use crate::measure::Meters;
@@ -86,10 +87,13 @@ impl Replay<'_> {
             self.partition.wants(batch, self.store.position(), &mut self.wanted);
         }
         restore_all(self.store, self.partition, &self.wanted)?;
-        let mut outcomes = Vec::new();
+        let mut outcomes = Outcomes::default();
         for (at, mut batch) in self.batches.drain(..) {
             outcomes.clear();
             self.partition.apply(at, &batch, &mut outcomes);
+            if has_overflowed_sum(&batch, &outcomes) {
+                return Err(StoreError::Refused { what: OVERFLOWED_SUM });
+            }
             batch.clear();
             self.spare.push(batch);
         }
@@ -102,6 +106,17 @@ impl Replay<'_> {
         (self.events, self.bytes) = (0, 0);
         Ok(())
     }
+}
+
+/// What to do about a journal of format 1 in which combined increments overflowed. That version tried them again one by
+/// one in later batches, so the sum alone does not say what happened.
+const OVERFLOWED_SUM: &str = "the journal was written by version 0.1 of Tally and holds increments that overflowed; \
+    start that version once more, stop it with SIGTERM, and start this one again";
+
+/// Whether increments that were summed up overflowed together.
+fn has_overflowed_sum(batch: &Batch, outcomes: &Outcomes) -> bool {
+    let mut events = batch.iter().zip(outcomes.slots());
+    events.any(|(event, outcome)| event.bare_sum && outcome.refusal == Some(Refusal::Overflow))
 }
 
 /// Brings records from the store to memory; says how many it looked for.
@@ -201,10 +216,11 @@ impl Machine {
             Some(writer) => Tail::new(writer.plan()),
             None => Tail::without_room(recovered.end, settings.segment_bytes),
         };
+        let last = partition.clock();
         let state = State { partition, tail, applied: recovered.end, in_flight: VecDeque::new() };
         Ok(Machine {
             settings,
-            clock,
+            clock: SlewedClock::new(clock, last),
             disk,
             store,
             meters: Meters::new(),
@@ -214,6 +230,7 @@ impl Machine {
                 ticket: Arc::new(Ticket::default()),
                 blocked: Vec::new(),
             }),
+            sealing: Mutex::new(()),
             state: parking_lot::Mutex::new(state),
             writer: Mutex::new(Flushing { writer, group: Group::default() }),
             flushed: AtomicU64::new(recovered.end.0),
@@ -221,15 +238,10 @@ impl Machine {
             trim_to: AtomicU64::new(0),
             stored_at: AtomicU64::new(meta.clock.0),
             disk_full: AtomicBool::new(full),
+            no_room_reported: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         })
-    }
-
-    pub(super) fn restore_all(&self, partition: &mut Partition, wanted: &Wanted) -> Result<(), StoreError> {
-        let looked_for = restore_all(&self.store, partition, wanted)?;
-        self.meters.store_reads.fetch_add(looked_for as u64, Ordering::Relaxed);
-        Ok(())
     }
 }

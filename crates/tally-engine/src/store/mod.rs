@@ -74,14 +74,25 @@ struct Version {
     runs: Vec<Arc<Run>>,
 }
 
-/// What can be told of the store at one moment without touching the disk.
-pub struct Glance(Arc<Version>);
+/// The store at one moment. What is committed or merged later does not show in it.
+pub struct Snapshot(Arc<Version>);
 
-impl Glance {
+impl Snapshot {
     /// The position of the checkpoint it reflects.
     #[must_use]
     pub fn position(&self) -> Position {
         self.0.position
+    }
+
+    /// Looks up many keys; see [`Store::get_many`].
+    pub fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+        if keys.is_empty() { Ok(0) } else { self.0.get_many(keys, found) }
+    }
+
+    /// Walks the live entries in key order, from `start` on.
+    #[must_use]
+    pub fn scan(&self, start: &[u8]) -> Scan {
+        Scan::new(Arc::clone(&self.0), start)
     }
 
     /// Whether the store may hold each of the keys: false means that it does not.
@@ -179,10 +190,16 @@ impl Store {
         if keys.is_empty() { Ok(0) } else { self.version().get_many(keys, found) }
     }
 
-    /// The store as it is now, to judge keys quickly.
+    /// The store as it is now, to read it without locking anything.
     #[must_use]
-    pub fn glance(&self) -> Glance {
-        Glance(self.version())
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.version())
+    }
+
+    /// Whether nothing was committed or merged since the snapshot was taken.
+    #[must_use]
+    pub fn is_current(&self, snapshot: &Snapshot) -> bool {
+        Arc::ptr_eq(&lock(&self.current), &snapshot.0)
     }
 
     /// Walks the live entries in key order, from `start` on, as they are now. What is committed or merged

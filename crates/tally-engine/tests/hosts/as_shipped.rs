@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tally_contract::{Failure, Host, Verdict};
 use tally_core::limits::MEMORY_BYTES_MIN;
+use tally_core::surface::{FlushBy, SubmitOptions};
 use tally_engine::{Config, Embedded};
 use tempfile::TempDir;
 
@@ -37,7 +38,7 @@ impl Host for AsShipped {
     }
 
     fn start(&self, place: &Place) -> Result<Embedded, Failure> {
-        let config = Config { data: place.dir.path().to_owned(), memory_bytes: MEMORY_BYTES_MIN };
+        let config = Config::new(place.dir.path(), MEMORY_BYTES_MIN);
         let engine = Embedded::open(&config, &mut |_, _| {})?;
         *place.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine.clone());
         Ok(engine)
@@ -57,10 +58,14 @@ impl Host for FlushingHere {
     }
 
     fn start(&self, place: &Place) -> Result<Embedded, Failure> {
-        Ok(AsShipped.start(place)?.flushing_here())
+        AsShipped.start(place)
     }
 
     fn stop(&self, engine: &Embedded) -> Verdict {
         AsShipped.stop(engine)
+    }
+
+    fn submit_options(&self) -> SubmitOptions {
+        SubmitOptions { flush: FlushBy::Caller, ..AsShipped.submit_options() }
     }
 }

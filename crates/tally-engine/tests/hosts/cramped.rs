@@ -9,14 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tally_contract::{Failure, Host, Verdict, block_on};
 use tally_core::batch::Events;
+use tally_core::consistency::Consistency;
+use tally_core::event::Change;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
-use tally_core::outcome::Receipt;
+use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Durability, Engine, EngineError, Health, Measure, Page, PageRequest};
+use tally_core::surface::{Engine, EngineError, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions};
 use tally_engine::clock::SystemClock;
 use tally_engine::disk::RealDisk;
-use tally_engine::{Machine, Nudge, Seal, Settings, Step, Sweep, Swept};
+use tally_engine::{Machine, Nudge, Seal, Settings, Step, Sweep};
 use tempfile::TempDir;
 
 /// An engine whose memory is full.
@@ -41,13 +43,24 @@ pub struct Driven {
 impl Driven {
     fn open(dir: &Path) -> Result<Driven, Failure> {
         let disk = Arc::new(RealDisk::new(dir)?);
-        let machine = Machine::open(disk, Arc::new(SystemClock::new()), SETTINGS, &mut |_, _| {})?;
+        let machine = Machine::open(disk, Arc::new(SystemClock), SETTINGS, &mut |_, _| {})?;
         Ok(Driven { machine, turn: Mutex::new(()), turns: AtomicU64::new(0) })
     }
 
     /// Does what the threads of an engine would until nothing waits.
     fn drive(&self) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.settle();
+        match self.turns.fetch_add(1, Ordering::Relaxed) % 24 {
+            7 | 15 | 23 => self.checkpoint(),
+            19 => while self.machine.merge().is_ok_and(|merged| merged) {},
+            _ => {}
+        }
+        // What a checkpoint has swept.
+        self.settle();
+    }
+
+    fn settle(&self) {
         loop {
             if self.machine.needs_tending() {
                 self.machine.tend_journal();
@@ -60,11 +73,6 @@ impl Driven {
             if sealed == Seal::Empty && flushed != Ok(true) {
                 break;
             }
-        }
-        match self.turns.fetch_add(1, Ordering::Relaxed) % 24 {
-            7 | 15 | 23 => self.checkpoint(),
-            19 => while self.machine.merge().is_ok_and(|merged| merged) {},
-            _ => {}
         }
     }
 
@@ -79,7 +87,15 @@ impl Driven {
         }
         drop(checkpoint);
         let mut sweep = Sweep::default();
-        while matches!(self.machine.sweep(&mut sweep), Ok(Swept::More)) {}
+        while let Ok(expired) = self.machine.find_expired(&mut sweep)
+            && !expired.is_empty()
+        {
+            let mut events = self.machine.events();
+            for (expires_at, key) in expired {
+                events.push(key.as_ref(), Change::Sweep { expires_at }, None, None);
+            }
+            let _ = self.machine.submit_detached(events);
+        }
     }
 }
 
@@ -89,21 +105,31 @@ impl Engine for Driven {
         self.machine.events()
     }
 
-    async fn submit(&self, events: Events, durability: Durability) -> Result<Receipt, EngineError> {
+    async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
         let drive = |nudge| {
             if nudge != Nudge::None {
                 self.drive();
             }
         };
-        self.machine.submit(events, durability, drive).await
+        self.machine.submit(events, options.consistency.into(), drive).await
     }
 
-    async fn read(&self, keys: Vec<Key>, durability: Durability) -> Result<Vec<Reading>, EngineError> {
-        self.machine.read(&keys, durability).await
+    async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
+        self.machine.require(&options)?;
+        self.machine.read_events(&events)
     }
 
-    async fn stats(&self, key: Key, durability: Durability) -> Result<Stats, EngineError> {
-        self.machine.stats(&key, durability).await
+    async fn durable(&self, token: Token) -> Result<(), EngineError> {
+        self.machine.durable(&token).await
+    }
+
+    async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
+        self.machine.require(&options)?;
+        self.machine.read(&keys, options.consistency.into()).await
+    }
+
+    async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
+        self.machine.stats(&key, options.consistency.into()).await
     }
 
     async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
@@ -124,8 +150,8 @@ impl Engine for Driven {
         self.machine.ledger(&key, after, limit).await
     }
 
-    async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
-        Ok(self.machine.count(durability).await? - FILLING as u64)
+    async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
+        Ok(self.machine.count(options.consistency.into()).await? - FILLING as u64)
     }
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
@@ -166,7 +192,7 @@ impl Host for Cramped {
         for number in 0..FILLING {
             events.add(KeyRef::new(&[FILLER, &(number as u16).to_be_bytes()].concat())?, 1);
         }
-        block_on(engine.submit(events, Durability::Flushed))?;
+        block_on(engine.submit(events, self.submit_options()))?;
         engine.checkpoint();
         Ok(dir)
     }
@@ -176,7 +202,7 @@ impl Host for Cramped {
         // Into memory with the filling, so that whatever comes pushes something out.
         let keys = (0..FILLING).map(|number| Key::new([FILLER, &(number as u16).to_be_bytes()].concat()));
         for some in keys.collect::<Result<Vec<_>, _>>()?.chunks(1000) {
-            block_on(engine.read(some.to_vec(), Durability::Applied))?;
+            block_on(engine.read(some.to_vec(), ReadOptions::new(Consistency::BestEffort)))?;
         }
         Ok(engine)
     }

@@ -82,7 +82,7 @@ impl Door {
             metrics,
             about,
             uptime: Stopwatch::start(),
-            clock: SystemClock::new(),
+            clock: SystemClock,
             random: RandomState::new(),
         }
     }

@@ -1,0 +1,44 @@
+//! Reads among events, and what a caller may demand of a read.
+
+use tally_core::consistency::Consistency;
+use tally_core::event::Look;
+use tally_core::outcome::Token;
+use tally_core::surface::{Engine, EngineError, ReadOptions};
+use tally_core::time::Position;
+
+use crate::{Host, Running, Verdict, block_on};
+
+/// Events that only read see what was acknowledged before, and leave no trace.
+pub fn events_that_only_read_are_answered_at_once<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let written = running.call().add("n", 5).submit()??;
+    let events =
+        || running.call().look("n", Look::Value).look("none", Look::Value).look("n", Look::Expiry).into_events();
+    let options = ReadOptions { at_least: Some(written.token.clone()), ..ReadOptions::new(Consistency::Exact) };
+    let reads = block_on(running.engine().read_events(events()?, options.clone()))?;
+    let shown: Vec<_> = reads.receipt.outcomes.iter().map(|outcome| (outcome.value, outcome.exists)).collect();
+    assert_eq!(shown, [(5, true), (0, false), (-1, true)]);
+    if !reads.unflushed.is_empty() {
+        block_on(running.engine().durable(reads.receipt.token))?;
+        assert!(block_on(running.engine().read_events(events()?, options))?.unflushed.is_empty());
+    }
+    block_on(running.engine().durable(written.token))?;
+    assert_eq!(running.count()?, 1);
+    Ok(())
+}
+
+/// A read never shows less than it was asked for: what cannot be met is refused.
+pub fn a_token_that_was_never_given_out_is_not_met<H: Host>(host: &H) -> Verdict {
+    let running = Running::fresh(host)?;
+    let mut token = running.call().add("n", 5).submit()??.token;
+    let read = |token: &Token| {
+        let keys = vec![tally_core::key::Key::new("n")?];
+        let options = ReadOptions { at_least: Some(token.clone()), ..ReadOptions::new(Consistency::Eventual) };
+        Ok::<_, crate::Failure>(block_on(running.engine().read(keys, options)))
+    };
+    assert_eq!(read(&token)?.map(|readings| readings[0].value), Ok(5));
+    let (partition, position) = token.positions().next().ok_or("a write has a token")?;
+    token.merge(&Token::new(partition, Position(position.0 + (1 << 40))));
+    assert!(matches!(read(&token)?, Err(EngineError::TooStale(_))));
+    Ok(())
+}
