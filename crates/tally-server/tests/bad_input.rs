@@ -85,6 +85,8 @@ fn a_bad_body_is_refused_and_explained() {
             ("POST", "/a/increment", r#"{"floor":"0"}"#, 400, "invalid-field", "`floor`"),
             ("POST", "/a/increment", r#"{"floor":5,"ceiling":4}"#, 400, "invalid-field", "`ceiling`"),
             ("POST", "/a/increment", r#"{"on_bound":"explode","floor":1}"#, 400, "invalid-field", "saturate"),
+            ("POST", "/a/increment", r#"{"on_bound":false,"floor":1}"#, 400, "invalid-field", "`refuse` or `saturate`"),
+            ("POST", "/a/increment", r#"{"on_bound":{"refuse":null},"floor":1}"#, 400, "invalid-field", "`on_bound`"),
             ("POST", "/a/increment", r#"{"on_bound":"refuse"}"#, 400, "invalid-field", "`floor` or `ceiling`"),
         ],
     );

@@ -14,7 +14,7 @@ use super::body::{self, Integer, present};
 use super::counters::{text, write};
 use super::listen::Peer;
 use super::openapi::{
-    Conflict, DeleteProblems, DeleteQuery, IdInHeader, KeyInPath, LedgerQuery, NonZero, ReadProblems, WriteAnswered,
+    Conflict, DeleteProblems, DeleteQuery, IdInHeader, KeyInPath, LedgerQuery, ReadProblems, WriteAnswered,
     WriteProblems,
 };
 use super::problem::{Kind, Problem};
@@ -63,7 +63,7 @@ pub struct Reset {
 #[serde(deny_unknown_fields)]
 pub struct Adjust {
     /// The change; negative to subtract, never 0.
-    #[schema(value_type = NonZero, inline)]
+    #[schema(value_type = i64)]
     delta: Integer,
     /// The reason, for the ledger: 1 to 1024 bytes.
     #[serde(default)]

@@ -1,9 +1,11 @@
 //! Increment, decrement, and reads of one counter.
 
+use std::fmt;
+
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
-use serde::Deserialize;
+use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use tally_core::event::{Change, OnBound};
 use tally_core::key::Key;
 use tally_core::reading::Reading;
@@ -20,7 +22,7 @@ use crate::policy::Consistency;
 use crate::service::{Freshness, Intent};
 
 /// How much to add or subtract. An empty body means 1.
-#[derive(Default, Deserialize, ToSchema)]
+#[derive(Default, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Amount {
     /// How much; 1 by default.
@@ -46,13 +48,38 @@ pub struct Amount {
 }
 
 /// What to do with a change that would cross a bound.
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, ToSchema)]
+#[schema(rename_all = "lowercase")]
 pub enum AtBound {
     /// Change nothing and answer 409.
     Refuse,
     /// Apply the part that fits.
     Saturate,
+}
+
+/// Only from a string: a derived implementation would also accept `{"refuse":null}`.
+impl<'de> Deserialize<'de> for AtBound {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AtBoundVisitor;
+
+        impl Visitor<'_> for AtBoundVisitor {
+            type Value = AtBound;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`refuse` or `saturate`")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<AtBound, E> {
+                match text {
+                    "refuse" => Ok(AtBound::Refuse),
+                    "saturate" => Ok(AtBound::Saturate),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_str(AtBoundVisitor)
+    }
 }
 
 /// Which way an amount moves the value.

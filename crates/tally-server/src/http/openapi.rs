@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use utoipa::openapi::path::{Operation, Parameter};
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, OneOfBuilder, SchemaFormat, SchemaType, Type};
+use utoipa::openapi::schema::{ArrayItems, KnownFormat, OneOfBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Schema};
-use utoipa::{IntoParams, IntoResponses, Number, PartialSchema, ToSchema};
+use utoipa::{IntoParams, IntoResponses, Number};
 
 use super::answer::WriteAnswer;
 use super::problem::ProblemJson;
@@ -136,7 +136,7 @@ impl IntoResponses for WriteAnswered {
 
 impl IntoResponses for WriteProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 408, 413, 421, 422, 500, 503, 507])
+        problems(&[400, 403, 408, 413, 421, 422, 431, 500, 503, 507])
     }
 }
 
@@ -148,19 +148,19 @@ impl IntoResponses for Conflict {
 
 impl IntoResponses for BatchProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 408, 413, 421, 500, 503, 507])
+        problems(&[400, 403, 408, 413, 421, 431, 500, 503, 507])
     }
 }
 
 impl IntoResponses for DeleteProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 403, 421, 422, 500, 503, 507])
+        problems(&[400, 403, 421, 422, 431, 500, 503, 507])
     }
 }
 
 impl IntoResponses for ReadProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        problems(&[400, 421, 500, 503])
+        problems(&[400, 421, 431, 500, 503])
     }
 }
 
@@ -201,6 +201,7 @@ fn meaning(status: u16) -> &'static str {
             "The request id was used before for another key, call, amount, bound, expected value or reason. Nothing \
              changed"
         }
+        431 => "Request line and headers have more than 65536 bytes or 100 headers. Nothing changed",
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {
             "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted. With `outcome: \
@@ -211,24 +212,6 @@ fn meaning(status: u16) -> &'static str {
         _ => "A problem",
     }
 }
-
-/// A 64-bit integer that is not 0.
-pub struct NonZero;
-
-impl PartialSchema for NonZero {
-    fn schema() -> RefOr<Schema> {
-        let range = |minimum: isize, maximum: isize| {
-            ObjectBuilder::new()
-                .schema_type(SchemaType::Type(Type::Integer))
-                .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
-                .minimum(Some(minimum))
-                .maximum(Some(maximum))
-        };
-        OneOfBuilder::new().item(range(1, isize::MAX)).item(range(isize::MIN, -1)).into()
-    }
-}
-
-impl ToSchema for NonZero {}
 
 /// Adds what the attributes cannot express.
 pub fn finish(api: &mut OpenApi) {
@@ -254,11 +237,16 @@ pub fn finish(api: &mut OpenApi) {
     for schema in api.components.iter_mut().flat_map(|components| components.schemas.values_mut()) {
         bound_properties(schema);
     }
+    let adjust = api.components.as_mut().and_then(|components| components.schemas.get_mut("Adjust"));
+    if let Some(RefOr::T(Schema::Object(adjust))) = adjust
+        && let Some(delta) = adjust.properties.get_mut("delta")
+    {
+        exclude_zero(delta);
+    }
 }
 
 /// The keys of a listing are keys: 1 to 512 bytes.
 fn bound_items(keys: &mut Parameter) {
-    use utoipa::openapi::schema::ArrayItems;
     if let Some(RefOr::T(Schema::Array(array))) = &mut keys.schema
         && let ArrayItems::RefOrSchema(items) = &mut array.items
         && let RefOr::T(Schema::Object(key)) = &mut **items
@@ -282,9 +270,19 @@ fn bound_integer(schema: &mut RefOr<Schema>) {
     if !is_int64 || integer.maximum.is_some() {
         return;
     }
-    let is_unsigned = integer.minimum == Some(Number::Float(0.0));
+    let is_unsigned = matches!(integer.minimum, Some(Number::Int(0) | Number::UInt(0) | Number::Float(0.0)));
     integer.maximum = Some(if is_unsigned { Number::UInt(usize::MAX) } else { Number::Int(isize::MAX) });
     integer.minimum.get_or_insert(Number::Int(isize::MIN));
+}
+
+/// Splits the range of an integer at 0.
+fn exclude_zero(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(integer)) = schema else { return };
+    let description = integer.description.take();
+    let (mut positive, mut negative) = (integer.clone(), integer.clone());
+    positive.minimum = Some(Number::Int(1));
+    negative.maximum = Some(Number::Int(-1));
+    *schema = OneOfBuilder::new().item(positive).item(negative).description(description).into();
 }
 
 fn parameter<'a>(operation: &'a mut Operation, name: &str) -> Option<&'a mut Parameter> {
