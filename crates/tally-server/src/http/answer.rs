@@ -348,7 +348,7 @@ mod tests {
     fn an_answer_in_a_batch_is_the_same_as_a_single_one() {
         let keys = ["a", "é\n\"\\", ",\"duplicate\":", ""];
         let mut together = WriteAnswers::with_capacity(1);
-        let mut alone = Vec::new();
+        let mut single = Vec::new();
         // Each part changes at its own interval.
         for n in 0..64_u64 {
             let outcome = Outcome {
@@ -363,9 +363,9 @@ mod tests {
             let written = Written { outcome, as_of: outcome.at, token: Token(n / 32), consistency };
             let key = keys[n as usize / 3 % keys.len()];
             together.written(key, &written);
-            put_json(&mut alone, &WriteAnswer::new(key, &written));
+            put_json(&mut single, &WriteAnswer::new(key, &written));
         }
-        assert_eq!(String::from_utf8(together.body).unwrap(), String::from_utf8(alone).unwrap());
+        assert_eq!(String::from_utf8(together.body).unwrap(), String::from_utf8(single).unwrap());
     }
 
     #[test]

@@ -223,7 +223,7 @@ pub struct ProblemJson<'a> {
 
 /// Appended to the detail of a replayed refusal.
 const REFUSED_BEFORE: &str =
-    ". This request id was refused before and gets the same answer again; use a new id to retry";
+    ". This request id was refused before and gets the same answer again; use a new id to try again";
 
 /// The parts of a write that the message of a refusal needs.
 #[derive(Clone, Copy)]

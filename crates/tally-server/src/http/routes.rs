@@ -225,8 +225,8 @@ mod tests {
         all().with_state(&App { service, protocols: Arc::new([]), batch_room: Arc::default() })
     }
 
-    fn verb(table: &Table, method: Method, uri: &str) -> Option<Verb> {
-        match table.find(&method, &uri.parse().unwrap()) {
+    fn verb(table: &Table, method: &Method, uri: &str) -> Option<Verb> {
+        match table.find(method, &uri.parse().unwrap()) {
             Found::Handler(verb, _) => Some(verb),
             _ => None,
         }
@@ -254,7 +254,7 @@ mod tests {
         let mut seen = Vec::new();
         for route in table.0.iter().filter(|route| route.template.starts_with("/api/")) {
             let path = route.template.replace("{key}", "k");
-            let verb = verb(&table, route.method.clone(), &path).unwrap();
+            let verb = verb(&table, &route.method, &path).unwrap();
             assert!(verb != Verb::Other && !seen.contains(&verb), "{verb:?} {path}");
             seen.push(verb);
         }
@@ -265,9 +265,9 @@ mod tests {
     fn a_literal_segment_goes_before_a_parameter_for_its_own_method_only() {
         let table = table();
         let path = "/api/v1/counters/batch-increment";
-        assert_eq!(verb(&table, Method::POST, path), Some(Verb::BatchIncrement));
-        assert_eq!(verb(&table, Method::GET, path), Some(Verb::Read));
-        assert_eq!(verb(&table, Method::HEAD, path), Some(Verb::Read));
+        assert_eq!(verb(&table, &Method::POST, path), Some(Verb::BatchIncrement));
+        assert_eq!(verb(&table, &Method::GET, path), Some(Verb::Read));
+        assert_eq!(verb(&table, &Method::HEAD, path), Some(Verb::Read));
         match table.find(&Method::PATCH, &path.parse().unwrap()) {
             Found::OtherMethods(allow) => assert_eq!(allow, "POST,GET,HEAD,PUT,DELETE"),
             _ => panic!("PATCH is not a method of a counter"),
@@ -275,7 +275,7 @@ mod tests {
         for path in ["/api/v1/counters/", "/api/v1/counters//exact", "/api/v1/counters/a/b/c", "/livez/"] {
             assert!(matches!(table.find(&Method::GET, &path.parse().unwrap()), Found::Nothing), "{path}");
         }
-        assert_eq!(verb(&table, Method::GET, "/api/v1/counters?keys=a"), Some(Verb::Many));
-        assert_eq!(verb(&table, Method::GET, "/api/v1/counters?prefix=a"), Some(Verb::List));
+        assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?keys=a"), Some(Verb::Many));
+        assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?prefix=a"), Some(Verb::List));
     }
 }
