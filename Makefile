@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -15,6 +15,12 @@ FUZZ_ROUNDS ?= 20000000
 # The Python client that the tests use, and the file that says it is there.
 REDIS_PY_VERSION := 6.4.0
 REDIS_PY := $(or $(CARGO_TARGET_DIR),target)/redis-py/$(REDIS_PY_VERSION)
+
+# Compares the server with its OpenAPI description; `make schemathesis SCHEMATHESIS_SEED=7 SCHEMATHESIS_EXAMPLES=500`.
+SCHEMATHESIS_VERSION := 4.32.5
+SCHEMATHESIS := $(or $(CARGO_TARGET_DIR),target)/schemathesis/$(SCHEMATHESIS_VERSION)
+SCHEMATHESIS_SEED ?= 1
+SCHEMATHESIS_EXAMPLES ?= 40
 
 comma := ,
 say = @printf '\n== %s\n' '$(1)'
@@ -51,6 +57,14 @@ fuzz: rust-tools ## Mutated requests for the RESP parser, others each time
 	$(call say,fuzz: $(FUZZ_ROUNDS) rounds)
 	@TALLY_SEED=$${TALLY_SEED:-$$RANDOM$$RANDOM} TALLY_FUZZ_ROUNDS=$(FUZZ_ROUNDS) \
 		cargo test -p tally-server --bin tally --locked resp::tests::fuzz -- --nocapture
+
+# One worker: with more, Python 3.11 sometimes fails while it parses its own source.
+schemathesis: rust-tools $(SCHEMATHESIS) ## The running server against its OpenAPI description; takes about a minute
+	$(call say,schemathesis: seed $(SCHEMATHESIS_SEED)$(comma) $(SCHEMATHESIS_EXAMPLES) examples for each call)
+	@cargo build -p tally-server --locked
+	@PYTHONPATH=$(abspath $(dir $(SCHEMATHESIS))) python3 crates/tally-server/tests/clients/schemathesis_run.py \
+		$(or $(CARGO_TARGET_DIR),target)/debug/tally --checks all --workers 1 --no-color \
+		--seed $(SCHEMATHESIS_SEED) --max-examples $(SCHEMATHESIS_EXAMPLES)
 
 bench: bench-tools ## Benchmarks: `make bench ARGS=…` hands arguments on
 	$(call say,benchmarks)
@@ -96,6 +110,14 @@ $(REDIS_PY):
 	$(call say,redis-py $(REDIS_PY_VERSION))
 	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --upgrade \
 		--target $(dir $@) redis==$(REDIS_PY_VERSION)
+	@touch $@
+
+# The same for schemathesis.
+$(SCHEMATHESIS):
+	$(call need,python3:python3 pip3:python3-pip)
+	$(call say,schemathesis $(SCHEMATHESIS_VERSION))
+	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --upgrade \
+		--target $(dir $@) schemathesis==$(SCHEMATHESIS_VERSION)
 	@touch $@
 
 bench-tools: rust-tools

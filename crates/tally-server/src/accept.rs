@@ -1,4 +1,4 @@
-//! Accepting connections: what every front door does the same way.
+//! Accepting connections, the same way for every protocol.
 
 use std::io;
 
@@ -18,13 +18,13 @@ pub enum Listening {
 
 /// Makes an accepted connection ready to be served.
 pub fn prepare(stream: &TcpStream) -> io::Result<()> {
-    // Answers are small and awaited: waiting to fill a packet only delays them.
+    // Answers are small and clients wait for them: Nagle's algorithm would only delay them.
     stream.set_nodelay(true)?;
     let stall_max = u32::try_from(WRITE_STALL_MAX.as_millis()).unwrap_or(u32::MAX);
     Ok(set_tcp_user_timeout(stream, stall_max)?)
 }
 
-/// Out of file descriptors or memory: going on at once would only spin.
+/// Waits after an error such as running out of file descriptors, because retrying at once would spin.
 pub async fn pause_after(error: &io::Error) {
     if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
         return;

@@ -1,7 +1,6 @@
-//! Admission: what a call may ask for, whichever front door it came through.
+//! Admission: checks every call before it reaches the engine, whatever its protocol.
 //!
-//! Front doors decode; this decides. Nothing reaches the engine that was not admitted here. Who may call, and how
-//! often, will be decided here too.
+//! Protocols decode requests; this decides on them. Authentication and quotas will be checked here too.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -20,9 +19,9 @@ pub enum Denied {
     #[error("{0}")]
     RequestId(#[from] RequestIdError),
     /// An amount must be positive; the verb carries the sign.
-    #[error("`amount` is {0}; it must be an integer from 1 to {max}: `increment` adds it, `decrement` takes it away", max = i64::MAX)]
+    #[error("`amount` is {0}; it must be an integer from 1 to {max}: `increment` adds it, `decrement` subtracts it", max = i64::MAX)]
     Amount(i64),
-    /// A correction that corrects nothing.
+    /// A correction that changes nothing.
     #[error("`delta` is 0; an adjustment must change the value")]
     DeltaZero,
     /// A correction without a reason.
@@ -31,7 +30,7 @@ pub enum Denied {
     /// A reason that is too long.
     #[error("`reason` has {0} bytes; it has 1 to {REASON_BYTES_MAX} bytes")]
     ReasonTooLong(usize),
-    /// Bounds no value can lie within.
+    /// Bounds that no value satisfies.
     #[error("`floor` {floor} lies above `ceiling` {ceiling}; no value fits between them")]
     BoundsCrossed {
         /// The floor given.
@@ -39,19 +38,19 @@ pub enum Denied {
         /// The ceiling given.
         ceiling: i64,
     },
-    /// What to do at a bound, without a bound.
-    #[error("`on_bound` needs `floor` or `ceiling` beside it")]
+    /// `on_bound` without a bound.
+    #[error("`on_bound` needs `floor` or `ceiling`")]
     BoundMissing,
-    /// A batch of nothing.
+    /// An empty batch.
     #[error("`increments` is empty; a batch has 1 to {CALL_EVENTS_MAX} items")]
     BatchEmpty,
-    /// A batch of too much.
+    /// A batch with too many items.
     #[error("`increments` has {0} items; a batch has at most {CALL_EVENTS_MAX}: send several")]
     BatchTooLarge(usize),
     /// Too many keys in one read.
     #[error("`keys` names {0} counters; one call reads 1 to {CALL_KEYS_MAX}: send several")]
     TooManyKeys(usize),
-    /// A page of an impossible size.
+    /// An invalid page size.
     #[error("`limit` is {0}; it must be an integer from 1 to {PAGE_ITEMS_MAX}")]
     Limit(u64),
 }
@@ -88,12 +87,12 @@ pub fn correction(peer: IpAddr, reason: &str) -> Result<Correction, Denied> {
     }
 }
 
-/// The name a caller's corrections go under. Nobody signs in yet, so all that is known is where a call came from.
+/// The name recorded with a correction. There is no authentication yet, so it is the address of the client.
 fn actor(peer: IpAddr) -> Box<str> {
     format!("anonymous@{}", peer.to_canonical()).into()
 }
 
-/// Bounds that leave room, as the details of an event; `None` when nothing bounds it.
+/// Bounds as the details of an event; `None` without any.
 pub fn bounds(floor: Option<i64>, ceiling: Option<i64>, on_bound: Option<OnBound>) -> Result<Option<Details>, Denied> {
     match (floor, ceiling) {
         (None, None) if on_bound.is_some() => Err(Denied::BoundMissing),
@@ -115,7 +114,7 @@ pub fn batch_len(items: usize) -> Result<(), Denied> {
     }
 }
 
-/// As many keys as one call may read.
+/// A number of keys that one call may read.
 pub fn keys_len(keys: usize) -> Result<(), Denied> {
     if (1..=CALL_KEYS_MAX).contains(&keys) { Ok(()) } else { Err(Denied::TooManyKeys(keys)) }
 }

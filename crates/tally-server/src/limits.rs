@@ -6,7 +6,7 @@ use tally_core::limits::{
     BODY_BYTES_MAX, CALL_EVENTS_MAX, KEY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SEGMENT_BYTES,
 };
 
-/// Most connections of a front door open at once. One more is told so and closed.
+/// Most open connections per protocol. Further ones get an error and are closed.
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// File descriptors kept back from connections, for the data directory and the process itself.
 pub const FILES_RESERVED: usize = 128;
@@ -15,6 +15,10 @@ pub const CONNECTIONS_MIN: usize = 16;
 
 /// Longest head of a request, request line included. Also what bounds the address, so `?keys=` lists.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Most headers of a request: hyper's default, which costs no allocation.
+pub const HEADERS_MAX: usize = 100;
+/// How long a connection whose request could not be parsed is read on, so that its client gets the answer.
+pub const LINGER_MAX: Duration = Duration::from_secs(1);
 /// A request head must arrive within this time; an idle connection is closed after it too.
 pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
 /// Largest body of a call about one counter: the longest id and reason fit, escaped.
@@ -111,6 +115,8 @@ const _: () = assert!(RESP_SEGMENT_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < 
 const _: () = assert!(((RESP_SEGMENT_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
+// hyper would answer 414 to an address longer than this. The limit of the head comes first, so 431 is the only answer.
+const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
 const _: () = assert!(RESP_STRANGER_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);

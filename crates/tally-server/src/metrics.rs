@@ -144,8 +144,8 @@ impl Latency {
     }
 }
 
-/// What one front door measures.
-pub struct DoorMetrics {
+/// What one protocol measures.
+pub struct ProtocolMetrics {
     label: Label,
     requests: [[Latency; CLASSES.len()]; VERBS],
     connections_opened: AtomicU64,
@@ -153,11 +153,11 @@ pub struct DoorMetrics {
     connections_refused: AtomicU64,
 }
 
-impl DoorMetrics {
-    /// Nothing measured yet; `name` tells the front door from others.
+impl ProtocolMetrics {
+    /// Nothing measured yet; `name` is the value of the label `protocol`.
     pub fn new(name: &'static str) -> Arc<Self> {
-        Arc::new(DoorMetrics {
-            label: ("front_door", name),
+        Arc::new(ProtocolMetrics {
+            label: ("protocol", name),
             requests: Default::default(),
             connections_opened: AtomicU64::new(0),
             connections_closed: AtomicU64::new(0),
@@ -205,19 +205,19 @@ impl DoorMetrics {
 
     /// Every series that was ever used, with its labels.
     fn series(&self) -> impl Iterator<Item = ([Label; 3], &Latency)> {
-        let door = self.label;
+        let protocol = self.label;
         let series = Verb::ALL.into_iter().zip(&self.requests).flat_map(move |(verb, classes)| {
             CLASSES
                 .into_iter()
                 .zip(classes)
-                .map(move |(class, latency)| ([door, ("verb", verb.label()), ("status", class)], latency))
+                .map(move |(class, latency)| ([protocol, ("verb", verb.label()), ("status", class)], latency))
         });
         series.filter(|(_, latency)| latency.buckets.iter().any(|bucket| bucket.load(Relaxed) > 0))
     }
 }
 
 /// A connection that is open while this lives.
-pub struct OpenConnection(Arc<DoorMetrics>);
+pub struct OpenConnection(Arc<ProtocolMetrics>);
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
@@ -254,14 +254,14 @@ pub fn process_usage() -> Option<ProcessUsage> {
 
 /// Everything there is to show, worked out on each scrape.
 struct Scrape {
-    doors: Arc<[Arc<DoorMetrics>]>,
+    protocols: Arc<[Arc<ProtocolMetrics>]>,
     service: Arc<Service>,
 }
 
 /// All metrics in the OpenMetrics text format.
-pub fn render(doors: &Arc<[Arc<DoorMetrics>]>, service: &Arc<Service>) -> Result<String, fmt::Error> {
+pub fn render(protocols: &Arc<[Arc<ProtocolMetrics>]>, service: &Arc<Service>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape { doors: Arc::clone(doors), service: Arc::clone(service) }));
+    registry.register_collector(Box::new(Scrape { protocols: Arc::clone(protocols), service: Arc::clone(service) }));
     let mut out = String::with_capacity(16 << 10);
     text::encode(&mut out, &registry)?;
     Ok(out)
@@ -276,8 +276,8 @@ impl fmt::Debug for Scrape {
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         encode_build_info(&mut encoder)?;
-        encode_requests(&mut encoder, &self.doors)?;
-        encode_connections(&mut encoder, &self.doors)?;
+        encode_requests(&mut encoder, &self.protocols)?;
+        encode_connections(&mut encoder, &self.protocols)?;
         self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
     }
 }
@@ -288,17 +288,17 @@ fn encode_build_info(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", "embedded")])
 }
 
-fn encode_requests(encoder: &mut DescriptorEncoder<'_>, doors: &[Arc<DoorMetrics>]) -> fmt::Result {
-    let help = "Requests answered, by front door, verb and class of status.";
+fn encode_requests(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<ProtocolMetrics>]) -> fmt::Result {
+    let help = "Requests answered, by protocol, verb and class of status.";
     let mut total = encoder.encode_descriptor("tally_requests", help, None, MetricType::Counter)?;
-    for (labels, latency) in doors.iter().flat_map(|door| door.series()) {
+    for (labels, latency) in protocols.iter().flat_map(|protocol| protocol.series()) {
         let count: u64 = latency.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
         total.encode_family(&labels)?.encode_counter(&count, NO_EXEMPLAR)?;
     }
-    let help = "Time from the request's head to its answer, by front door, verb and class of status.";
+    let help = "Time from the request's head to its answer, by protocol, verb and class of status.";
     let name = "tally_request_duration_seconds";
     let mut durations = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    for (labels, latency) in doors.iter().flat_map(|door| door.series()) {
+    for (labels, latency) in protocols.iter().flat_map(|protocol| protocol.series()) {
         let buckets = latency.buckets();
         let count = buckets.iter().map(|&(_, count)| count).sum();
         let mut one = durations.encode_family(&labels)?;
@@ -307,15 +307,15 @@ fn encode_requests(encoder: &mut DescriptorEncoder<'_>, doors: &[Arc<DoorMetrics
     Ok(())
 }
 
-fn encode_connections(encoder: &mut DescriptorEncoder<'_>, doors: &[Arc<DoorMetrics>]) -> fmt::Result {
+fn encode_connections(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<ProtocolMetrics>]) -> fmt::Result {
     let mut open = encoder.encode_descriptor("tally_connections", "Connections open now.", None, MetricType::Gauge)?;
-    for door in doors {
-        open.encode_family(&[door.label])?.encode_gauge(&(door.connections() as f64))?;
+    for protocol in protocols {
+        open.encode_family(&[protocol.label])?.encode_gauge(&(protocol.connections() as f64))?;
     }
     let help = "Connections turned away because too many were open.";
     let mut refused = encoder.encode_descriptor("tally_connections_refused", help, None, MetricType::Counter)?;
-    for door in doors {
-        refused.encode_family(&[door.label])?.encode_counter(&door.refused(), NO_EXEMPLAR)?;
+    for protocol in protocols {
+        refused.encode_family(&[protocol.label])?.encode_counter(&protocol.refused(), NO_EXEMPLAR)?;
     }
     Ok(())
 }

@@ -20,9 +20,9 @@ use tokio::task::{JoinError, JoinHandle};
 
 use crate::accept::Listening;
 use crate::config::Config;
-use crate::http::{Door, Hosts, listen};
+use crate::http;
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
-use crate::metrics::{DoorMetrics, Stopwatch};
+use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::progress;
 use crate::resp;
 use crate::service::Service;
@@ -84,31 +84,31 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     };
     let address = http.local_addr()?;
     let service = Arc::new(Service::new(config.policies.clone()));
-    let fronts = Fronts::open(&config, &service, http, resp)?;
+    let listeners = Listeners::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, resp = fronts.resp_shown(), data = %config.data.display(), "recovering; until it is done, calls are \
+    tracing::info!(%address, resp = listeners.resp_shown(), data = %config.data.display(), "recovering; until it is done, calls are \
         answered 503 and commands LOADING");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
             tracing::info!(signal = name, "stopping before recovery finished");
             service.begin_closing();
-            fronts.stop(Duration::ZERO).await?;
+            listeners.stop(Duration::ZERO).await?;
             return Ok(ExitCode::SUCCESS);
         }
     };
     service.engine_ready(engine.clone());
-    announce(address, fronts.resp, &config);
+    announce(address, listeners.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, resp = fronts.resp_shown(), data = %config.data.display(), opened_ms, "ready");
+    tracing::info!(%address, resp = listeners.resp_shown(), data = %config.data.display(), opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {
             tracing::info!(signal = name, "draining; another signal stops at once");
             service.begin_closing();
             tokio::select! {
-                closed = close(engine, fronts) => closed,
+                closed = close(engine, listeners) => closed,
                 name = signals.next() => {
                     tracing::warn!(signal = name, "stopping at once; a restart recovers what was acknowledged");
                     Ok(ExitCode::from(EXIT_AT_ONCE))
@@ -118,7 +118,7 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
         reason = engine.poisoned() => {
             tracing::error!(reason, "the engine stopped, nothing more is acknowledged and the process ends; everything \
                 acknowledged is in the data directory");
-            fronts.stop(POISONED_GRACE).await?;
+            listeners.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }
     }
@@ -137,8 +137,8 @@ async fn open(config: &Config) -> Result<Embedded, ServeError> {
 }
 
 /// Answers what is under way, then flushes, checkpoints and leaves.
-async fn close(engine: Embedded, fronts: Fronts) -> Result<ExitCode, ServeError> {
-    if fronts.stop(DRAIN_MAX).await? == Listening::CutOff {
+async fn close(engine: Embedded, listeners: Listeners) -> Result<ExitCode, ServeError> {
+    if listeners.stop(DRAIN_MAX).await? == Listening::CutOff {
         tracing::warn!(seconds = DRAIN_MAX.as_secs(), "some requests were cut off: they took too long to finish");
     }
     match tokio::task::spawn_blocking(move || engine.close()).await? {
@@ -157,19 +157,19 @@ async fn close(engine: Embedded, fronts: Fronts) -> Result<ExitCode, ServeError>
     }
 }
 
-/// The front doors, open until told to stop.
-struct Fronts {
+/// The listeners of both protocols.
+struct Listeners {
     /// Where the Redis protocol listens.
     resp: Option<SocketAddr>,
-    doors: Vec<Front>,
+    listeners: Vec<Listener>,
 }
 
-struct Front {
+struct Listener {
     stop: oneshot::Sender<Duration>,
     listening: JoinHandle<Listening>,
 }
 
-impl Fronts {
+impl Listeners {
     /// Where the Redis protocol listens, for the log.
     fn resp_shown(&self) -> String {
         self.resp.map_or_else(|| "off".to_owned(), |address| address.to_string())
@@ -182,16 +182,16 @@ impl Fronts {
         resp: Option<TcpListener>,
     ) -> Result<Self, ServeError> {
         let connections_max = connections_max(1 + usize::from(resp.is_some()));
-        let (http_metrics, resp_metrics) = (DoorMetrics::new("http"), DoorMetrics::new("resp"));
-        let doors: Arc<[_]> = [&http_metrics, &resp_metrics].into_iter().cloned().collect();
+        let (http_metrics, resp_metrics) = (ProtocolMetrics::new("http"), ProtocolMetrics::new("resp"));
+        let protocols: Arc<[_]> = [&http_metrics, &resp_metrics].into_iter().cloned().collect();
         warn_if_open(http.local_addr()?);
         let hosts = if http.local_addr()?.ip().to_canonical().is_loopback() {
-            Hosts::LoopbackAnd(config.allowed_hosts.clone())
+            http::Hosts::LoopbackAnd(config.allowed_hosts.clone())
         } else {
-            Hosts::Any
+            http::Hosts::Any
         };
-        let door = Arc::new(Door::new(Arc::clone(service), hosts, http_metrics, doors));
-        let mut doors = vec![Front::open(|stopping| listen(http, door, connections_max, stopping))];
+        let server = Arc::new(http::Server::new(Arc::clone(service), hosts, http_metrics, protocols));
+        let mut listeners = vec![Listener::open(|stopping| http::listen(http, server, connections_max, stopping))];
         let mut resp_address = None;
         if let Some(listener) = resp {
             let address = listener.local_addr()?;
@@ -204,23 +204,23 @@ impl Fronts {
             };
             let door = Arc::new(resp::Door::new(Arc::clone(service), resp_metrics, about));
             let threads = resp::Threads::start(&door)?;
-            doors.push(Front::open(|stopping| resp::listen(listener, door, threads, stopping)));
+            listeners.push(Listener::open(|stopping| resp::listen(listener, door, threads, stopping)));
             resp_address = Some(address);
         }
-        Ok(Fronts { resp: resp_address, doors })
+        Ok(Listeners { resp: resp_address, listeners })
     }
 
     /// Stops accepting and waits for what is under way, at most `drain_max`.
     async fn stop(self, drain_max: Duration) -> Result<Listening, ServeError> {
         let mut listening = Vec::new();
-        for door in self.doors {
-            // The receiver lives as long as the listener; if that is gone, awaiting it says why.
-            let _ = door.stop.send(drain_max);
-            listening.push(door.listening);
+        for listener in self.listeners {
+            // The receiver lives as long as the listener task; if that is gone, awaiting it returns the reason.
+            let _ = listener.stop.send(drain_max);
+            listening.push(listener.listening);
         }
         let mut ended = Listening::Drained;
-        for door in listening {
-            if door.await? == Listening::CutOff {
+        for task in listening {
+            if task.await? == Listening::CutOff {
                 ended = Listening::CutOff;
             }
         }
@@ -228,14 +228,14 @@ impl Fronts {
     }
 }
 
-/// Resolves when a front door is to stop, with the time that what is under way may take.
+/// Resolves when a listener is to stop, to the time that requests under way may take.
 type Stopping = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
-impl Front {
+impl Listener {
     fn open<F: Future<Output = Listening> + Send + 'static>(listen: impl FnOnce(Stopping) -> F) -> Self {
         let (stop, stopping) = oneshot::channel();
         let stopping = Box::pin(async { stopping.await.unwrap_or(Duration::ZERO) });
-        Front { stop, listening: tokio::spawn(listen(stopping)) }
+        Listener { stop, listening: tokio::spawn(listen(stopping)) }
     }
 }
 
@@ -278,14 +278,14 @@ fn reachable(address: SocketAddr) -> String {
     if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() }
 }
 
-/// As many connections of each of so many front doors as file descriptors allow, after asking for as many as the system grants.
-fn connections_max(doors: usize) -> usize {
+/// The most connections per protocol. Raises the limit of file descriptors as far as the system allows, and shares it.
+fn connections_max(protocols: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let granted = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     let files = granted.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
-    (files.saturating_sub(FILES_RESERVED) / doors).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+    (files.saturating_sub(FILES_RESERVED) / protocols).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
 /// The signals that stop the server.

@@ -77,7 +77,7 @@ fn a_bad_body_is_refused_and_explained() {
             ("POST", "/a/increment", "null", 400, "invalid-field", "not an object"),
             ("POST", "/a/increment", r#"{"amout":5}"#, 400, "unknown-field", "did you mean `amount`?"),
             ("POST", "/a/increment", r#"{"key":"b"}"#, 400, "unknown-field", "`key`"),
-            ("POST", "/a/increment", r#"{"member":"m"}"#, 400, "unsupported-field", "arrives with views"),
+            ("POST", "/a/increment", r#"{"member":"m"}"#, 400, "unsupported-field", "not supported in this version"),
             ("POST", "/a/increment", r#"{"dimensions":{}}"#, 400, "unsupported-field", "`dimensions`"),
             ("POST", "/a/increment", r#"{"at":"now"}"#, 400, "unsupported-field", "`at`"),
             ("POST", "/a/increment", r#"{"request_id":7}"#, 400, "invalid-field", "`request_id`"),
@@ -85,6 +85,8 @@ fn a_bad_body_is_refused_and_explained() {
             ("POST", "/a/increment", r#"{"floor":"0"}"#, 400, "invalid-field", "`floor`"),
             ("POST", "/a/increment", r#"{"floor":5,"ceiling":4}"#, 400, "invalid-field", "`ceiling`"),
             ("POST", "/a/increment", r#"{"on_bound":"explode","floor":1}"#, 400, "invalid-field", "saturate"),
+            ("POST", "/a/increment", r#"{"on_bound":false,"floor":1}"#, 400, "invalid-field", "`refuse` or `saturate`"),
+            ("POST", "/a/increment", r#"{"on_bound":{"refuse":null},"floor":1}"#, 400, "invalid-field", "`on_bound`"),
             ("POST", "/a/increment", r#"{"on_bound":"refuse"}"#, 400, "invalid-field", "`floor` or `ceiling`"),
         ],
     );
@@ -165,7 +167,7 @@ fn a_bad_parameter_is_refused() {
             ("GET", "?key=a&keys=b", "", 400, "invalid-parameter", "use one of them"),
             ("GET", "?key=a&prefix=b", "", 400, "invalid-parameter", "`key`"),
             ("GET", "?limit=-1", "", 400, "invalid-parameter", "`limit`"),
-            ("GET", "?limit=1&limit=2", "", 400, "invalid-parameter", "twice"),
+            ("GET", "?limit=1&limit=2", "", 400, "invalid-parameter", "more than once"),
             ("GET", "?prefx=a", "", 400, "unknown-parameter", "did you mean `prefix`?"),
             ("GET", "?prefix=%ff", "", 400, "invalid-parameter", "`prefix`"),
             ("GET", "?cursor=zz", "", 400, "invalid-cursor", "next_cursor"),
@@ -264,7 +266,70 @@ fn what_is_not_http_does_not_hurt() {
         let answer = server.raw(garbage);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
-    let head = format!("GET /api/v1/counters/a HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(70_000));
-    assert!(server.raw(head.as_bytes()).starts_with("HTTP/1.1 431"));
     assert_eq!(server.value("a"), 0);
+}
+
+/// Asserts that an answer is a whole problem document, and that its type is listed.
+fn assert_is_problem(server: &Server, answer: &str, status: u16, slug: &str) {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer}"));
+    assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    for header in ["content-type: application/problem+json", "connection: close", "date: "] {
+        assert!(head.contains(header), "{header}: {answer}");
+    }
+    assert_eq!(head.matches("content-length: ").count(), 1, "{answer}");
+    assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
+    let problem: serde_json::Value = serde_json::from_str(body).unwrap();
+    let kind = format!("/problems/{slug}");
+    assert_eq!((&problem["type"], &problem["status"]), (&json!(kind), &json!(status)), "{answer}");
+    assert!(problem["title"].is_string() && problem["detail"].is_string(), "{answer}");
+    assert_eq!(server.send("GET", &kind, "").json["status"], status);
+}
+
+#[test]
+fn a_head_that_cannot_be_parsed_is_answered_with_a_problem() {
+    let server = Server::start();
+    let request = |line: &str, headers: &str| format!("{line} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
+    let get = "GET /api/v1/counters/a";
+    let post = "POST /api/v1/counters/a/increment";
+    let malformed = [
+        "GET\r\n\r\n".to_owned(),
+        "G@T / HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned(),
+        "GET / HTTP/9.9\r\nhost: localhost\r\n\r\n".to_owned(),
+        "GET /a b HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned(),
+        request(get, "no colon\r\n"),
+        request(get, "bad name: x\r\n"),
+        request(get, "x: a\0b\r\n"),
+        request(post, "content-length: 1\r\ncontent-length: 2\r\n"),
+        request(post, "content-length: many\r\n"),
+        request(post, "transfer-encoding: unheard-of\r\n"),
+    ];
+    for bytes in malformed {
+        assert_is_problem(&server, &server.raw(bytes.as_bytes()), 400, "malformed-request");
+    }
+    let too_large = [
+        request(get, &format!("x: {}\r\n", "y".repeat(65_536))),
+        request(get, &format!("x: {}\r\n", "y".repeat(1 << 20))),
+        request(&format!("GET /{}", "y".repeat(65_535)), ""),
+        request(get, &"x: y\r\n".repeat(100)),
+    ];
+    for bytes in too_large {
+        assert_is_problem(&server, &server.raw(bytes.as_bytes()), 431, "head-too-large");
+    }
+    assert_eq!(server.raw(request(get, "connection: close\r\n").as_bytes()).matches("HTTP/1.1 200").count(), 1);
+    assert_eq!(server.value("a"), 0);
+}
+
+#[test]
+fn a_head_that_cannot_be_parsed_after_others_is_the_only_one_refused() {
+    let server = Server::start();
+    let empty = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
+    let with_body =
+        "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{\"amount\":1}";
+    for _ in 0..50 {
+        let answer = server.raw(format!("{empty}{with_body}{empty}garbage\r\n\r\n").as_bytes());
+        assert_eq!(answer.matches("HTTP/1.1 200").count(), 3, "{answer}");
+        let last = answer.rfind("HTTP/1.1 ").unwrap();
+        assert_is_problem(&server, &answer[last..], 400, "malformed-request");
+    }
+    assert_eq!(server.value("a"), 150);
 }

@@ -123,9 +123,9 @@ fn a_bound_refuses_or_saturates() {
     let take = |body: &str| server.send("POST", "/api/v1/counters/stock/decrement", body);
     let refused = take(r#"{"amount":5,"floor":0}"#);
     assert_eq!((refused.status, refused.problem(), &refused.json["value"]), (409, "bound", &json!(3)));
-    assert_eq!(refused.json["detail"], "the counter holds 3; taking away 5 would cross its floor of 0");
+    assert_eq!(refused.json["detail"], "the counter holds 3; subtracting 5 would cross its floor of 0");
     let below = take(r#"{"floor":4}"#);
-    let detail = "the counter holds 3; that is below its floor of 4 already, and nothing can be taken away";
+    let detail = "the counter holds 3; that is below its floor of 4 already, so nothing can be subtracted";
     assert_eq!((below.status, &below.json["detail"]), (409, &json!(detail)));
     let saturated = take(r#"{"amount":5,"floor":0,"on_bound":"saturate"}"#);
     assert_eq!((saturated.status, &saturated.json["value"], &saturated.json["applied"]), (200, &json!(0), &json!(-3)));

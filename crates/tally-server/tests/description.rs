@@ -72,8 +72,10 @@ fn every_reference_leads_somewhere() {
 fn every_call_names_the_problems_it_can_meet() {
     let api = described();
     for (method, path, operation) in operations(&api).into_iter().filter(|(_, path, _)| path.starts_with("/api/")) {
-        let expected: &[&str] =
-            if method == "get" { &["400", "421", "500", "503"] } else { &["400", "403", "421", "500", "503", "507"] };
+        let expected: &[&str] = match method {
+            "get" => &["400", "421", "431", "500", "503"],
+            _ => &["400", "403", "421", "431", "500", "503", "507"],
+        };
         for status in expected {
             let content = &operation["responses"][status]["content"]["application/problem+json"];
             assert_eq!(content["schema"]["$ref"], "#/components/schemas/ProblemJson", "{method} {path} {status}");
@@ -106,6 +108,19 @@ fn bodies_are_as_strict_as_the_server() {
     let set = schema("SetValue");
     assert_eq!(set["required"], json!(["value", "reason"]));
     assert_eq!(set["properties"]["expected"]["type"], "integer", "null is refused");
+    let (least, most) = (json!(i64::MIN), json!(i64::MAX));
+    for (name, field) in
+        [("Amount", "floor"), ("BatchItem", "ceiling"), ("SetValue", "value"), ("SetValue", "expected")]
+    {
+        let schema = schema(name);
+        let integer = &schema["properties"][field];
+        assert_eq!((&integer["minimum"], &integer["maximum"]), (&least, &most), "{name} {field}");
+    }
+    assert_eq!(schema("Amount")["properties"]["amount"]["maximum"], most);
+    let delta = schema("Adjust")["properties"]["delta"]["oneOf"].clone();
+    let range = |part: &Value| (part["type"].clone(), part["minimum"].clone(), part["maximum"].clone());
+    let expected = [(json!("integer"), json!(1), most), (json!("integer"), least, json!(-1))];
+    assert_eq!(delta.as_array().unwrap().iter().map(range).collect::<Vec<_>>(), expected, "0 is refused");
     let key = &schema("BatchItem")["properties"]["key"];
     assert_eq!((&key["minLength"], &key["maxLength"]), (&json!(1), &json!(512)));
     for (_, path, operation) in
@@ -116,7 +131,6 @@ fn bodies_are_as_strict_as_the_server() {
     }
 }
 
-/// The schema of a value, with its reference followed.
 /// Whether a schema takes `null`.
 fn may_be_null(schema: &Value) -> bool {
     let is_null = |kind: &Value| kind == "null";
@@ -147,6 +161,7 @@ fn no_field_of_a_body_may_be_null() {
     assert!(seen > 20, "only {seen} fields");
 }
 
+/// The schema of a value, with its reference followed.
 fn followed<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
     let reference = schema["$ref"].as_str().and_then(|reference| reference.strip_prefix('#'));
     reference.map_or(schema, |pointer| api.pointer(pointer).unwrap())
@@ -223,10 +238,14 @@ fn parameters_say_what_they_may_be() {
         let limit = &parameter(&api["paths"][path]["get"], "limit")["schema"];
         assert_eq!((&limit["minimum"], &limit["maximum"]), (&json!(1), &json!(1000)), "{path}");
     }
+    let after = &parameter(&api["paths"]["/api/v1/counters/{key}/ledger"]["get"], "after")["schema"];
+    assert_eq!((&after["minimum"], &after["maximum"]), (&json!(0), &json!(u64::MAX)));
     let listing = &api["paths"]["/api/v1/counters"]["get"];
     for (name, explode) in [("keys", false), ("key", true)] {
         let keys = parameter(listing, name);
         assert_eq!((&keys["style"], &keys["explode"]), (&json!("form"), &json!(explode)), "{keys}");
         assert_eq!((&keys["schema"]["type"], &keys["schema"]["items"]["type"]), (&json!("array"), &json!("string")));
+        let item = &keys["schema"]["items"];
+        assert_eq!((&item["minLength"], &item["maxLength"]), (&json!(1), &json!(512)), "{name}");
     }
 }

@@ -340,7 +340,7 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
     assert_eq!(resp.say("INCR a"), Reply::Integer(1));
     let metrics = server.send("GET", "/metrics", "").text;
     for (verb, count) in [("increment", 1), ("read", 1), ("list", 2)] {
-        let sample = format!("tally_requests_total{{front_door=\"resp\",verb=\"{verb}\",status=\"5xx\"}} {count}");
+        let sample = format!("tally_requests_total{{protocol=\"resp\",verb=\"{verb}\",status=\"5xx\"}} {count}");
         assert!(metrics.lines().any(|line| line == sample), "no {sample}");
     }
 

@@ -63,11 +63,35 @@ fn a_page_that_renames_this_machine_reaches_nothing() {
     }
     assert_eq!(server.value("a"), 0);
     assert_refuses(&server, &["localhost.evil.example", "127.0.0.1.evil.example", "192.0.2.1", "", "a b", "[::2]"]);
-    let twice = "host: localhost\r\nhost: evil.example\r\n";
-    assert_eq!(both_ways(&server, twice), ["421", "421"]);
     let whole = ask(&server, "GET http://evil.example/api/v1/counters/a", "host: localhost\r\n", "");
     assert!(whole.starts_with("HTTP/1.1 421"), "{whole}");
     assert_eq!(server.value("a"), 0);
+}
+
+#[test]
+fn a_request_names_exactly_one_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut reachable = tally();
+    reachable.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
+    reachable.env("TALLY_RESP", "127.0.0.1:0");
+    for server in [Server::start(), Server::start_with(reachable)] {
+        let repeated = ["host: localhost\r\nhost: localhost\r\n", "host: localhost\r\nhost: evil.example\r\n"];
+        for headers in ["", repeated[0], repeated[1]] {
+            assert_eq!(both_ways(&server, headers), ["400", "400"], "{headers}");
+            for call in [INCREMENT, "GET /livez", "GET /docs/", "GET /nothing", "GET http://localhost/livez"] {
+                let answer = ask(&server, call, headers, "");
+                assert!(answer.starts_with("HTTP/1.1 400"), "{call} {headers}: {answer}");
+                assert!(answer.contains("content-type: application/problem+json"), "{call} {headers}: {answer}");
+                assert!(answer.contains(r#""type":"/problems/invalid-host""#), "{call} {headers}: {answer}");
+            }
+        }
+        let old = server.raw(b"GET /api/v1/counters/a HTTP/1.0\r\n\r\n");
+        assert!(old.starts_with("HTTP/1.0 200"), "HTTP/1.0 has no Host: {old}");
+        let old = server.raw(b"GET /livez HTTP/1.0\r\nhost: localhost\r\nhost: localhost\r\n\r\n");
+        assert!(old.starts_with("HTTP/1.0 400"), "{old}");
+        assert_eq!(server.send("GET", "/problems/invalid-host", "").json["status"], 400);
+        assert_eq!(server.value("a"), 0);
+    }
 }
 
 #[test]

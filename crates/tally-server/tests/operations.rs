@@ -50,11 +50,11 @@ fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
     assert!(answer.header("content-type").starts_with("application/openmetrics-text"));
     assert!(!answer.text.contains("secret-key"));
     let samples = samples(&answer.text);
-    let labels = |verb, status| format!(r#"{{front_door="http",verb="{verb}",status="{status}"}}"#);
+    let labels = |verb, status| format!(r#"{{protocol="http",verb="{verb}",status="{status}"}}"#);
     let requests = |verb, status| samples[&format!("tally_requests_total{}", labels(verb, status))];
     assert_eq!((requests("increment", "2xx"), requests("increment", "4xx"), requests("read", "2xx")), (3.0, 1.0, 1.0));
     let count = format!("tally_request_duration_seconds_count{}", labels("increment", "2xx"));
-    let all = r#"tally_request_duration_seconds_bucket{le="+Inf",front_door="http",verb="increment",status="2xx"}"#;
+    let all = r#"tally_request_duration_seconds_bucket{le="+Inf",protocol="http",verb="increment",status="2xx"}"#;
     assert_eq!((samples[&count], samples[all]), (3.0, 3.0));
     assert!(samples.keys().any(|name| name.starts_with("tally_build_info{version=")));
     assert!(samples.keys().any(|name| name.starts_with("tally_journal_")), "the engine's own figures are shown");
@@ -65,7 +65,7 @@ fn redis_commands_are_counted_by_verb_those_of_a_transaction_when_they_are_carri
     let server = Server::start();
     let mut redis = Resp::to(&server);
     let counted = |verb: &str, status: &str| {
-        let name = format!(r#"tally_requests_total{{front_door="resp",verb="{verb}",status="{status}"}}"#);
+        let name = format!(r#"tally_requests_total{{protocol="resp",verb="{verb}",status="{status}"}}"#);
         samples(&server.send("GET", "/metrics", "").text).get(&name).copied().unwrap_or_default()
     };
     for line in ["MULTI", "INCR a", "INCR a", "GET a", "SET a many", "PING"] {

@@ -1,8 +1,7 @@
-//! What a request's address says: the key in its path and the parameters in its query.
+//! Parses the address of a request: the key in its path and the parameters in its query.
 //!
-//! Percent-encoding is decoded here and strictly: `%zz` is an error rather than itself. Keys must be UTF-8 over
-//! HTTP, since answers name them in JSON. In a query `+` stands for a space, as HTML forms and every client
-//! library have it; in a path it stands for itself.
+//! Percent-encoding is decoded strictly: `%zz` is an error. Keys must be UTF-8 over HTTP, because answers have them in
+//! JSON. A `+` is a space in a query, as in HTML forms, and a literal `+` in a path.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -14,18 +13,17 @@ use super::problem::{Kind, Problem};
 use crate::admission;
 use crate::hint::{did_you_mean, shorten};
 
-/// Where every counter lives.
+/// The path of every counter begins with this.
 pub const COUNTERS: &str = "/api/v1/counters/";
 
-/// The key a path names.
+/// The key in a path.
 pub fn key(uri: &Uri) -> Result<Key, Problem> {
     let rest = uri.path().strip_prefix(COUNTERS).unwrap_or_default();
     let segment = rest.split('/').next().unwrap_or_default();
-    key_from(segment, Plus::Itself)
+    key_from(segment, Plus::Literal)
 }
 
-/// The keys of a query, each by itself as sent. `keys=` was split at its commas before, so that `%2C` is a comma within
-/// a key.
+/// Decodes the keys of a query. `keys=` is split at its commas before, so that `%2C` is a comma within a key.
 pub fn keys(encoded: &[&str]) -> Result<Vec<Key>, Problem> {
     encoded.iter().map(|encoded| key_from(encoded, Plus::Space)).collect()
 }
@@ -35,10 +33,10 @@ fn key_from(encoded: &str, plus: Plus) -> Result<Key, Problem> {
     Ok(admission::key(text.as_bytes())?.to_key())
 }
 
-/// What a `+` stands for.
+/// The meaning of `+`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plus {
-    Itself,
+    Literal,
     Space,
 }
 
@@ -61,7 +59,7 @@ fn decode(encoded: &str, plus: Plus) -> Result<Cow<'_, str>, String> {
             other => bytes.push(*other),
         }
     }
-    String::from_utf8(bytes).map(Cow::Owned).map_err(|_| "is not UTF-8 once its percent-encoding is decoded".into())
+    String::from_utf8(bytes).map(Cow::Owned).map_err(|_| "is not UTF-8 after percent-decoding".into())
 }
 
 /// The byte of the two hex digits after a `%`.
@@ -72,23 +70,23 @@ fn decode_escape(digits: &[u8]) -> Result<(u8, &[u8]), String> {
         return Ok((high << 4 | low, tail));
     }
     let shown = String::from_utf8_lossy(&digits[..digits.len().min(2)]);
-    Err(format!("has a broken percent-encoding at `%{shown}`; write a percent sign itself as `%25`"))
+    Err(format!("has an invalid percent-encoding at `%{shown}`; a literal percent sign is `%25`"))
 }
 
 fn hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// The parameters of a query, each known to the call and each given once unless it may be repeated.
+/// The parameters of a query. All are known to the call, and none is repeated unless that is allowed.
 pub struct Query<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Query<'a> {
-    /// Checks the names against those the call takes.
+    /// Parses a query and checks the names against those the call takes.
     pub fn parse(uri: &'a Uri, known: &[&str]) -> Result<Self, Problem> {
         Query::parse_with(uri, known, "")
     }
 
-    /// The same for a call that takes the parameter `repeated` as often as it is given.
+    /// The same for a call whose parameter `repeated` may be repeated.
     pub fn parse_with(uri: &'a Uri, known: &[&str], repeated: &str) -> Result<Self, Problem> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
@@ -97,35 +95,38 @@ impl<'a> Query<'a> {
                 return Err(unknown_parameter(name, known));
             }
             if name != repeated && pairs.iter().any(|(seen, _)| *seen == name) {
-                return Err(Problem::new(Kind::InvalidParameter, format!("`{name}` is given twice; give it once")));
+                return Err(Problem::new(
+                    Kind::InvalidParameter,
+                    format!("`{name}` is given more than once; send it once"),
+                ));
             }
             pairs.push((name, value));
         }
         Ok(Query(pairs))
     }
 
-    /// Refuses a query where a call takes none: a parameter that did nothing would look as if it did.
+    /// Refuses any query, for calls without parameters: ignoring one would hide a mistake.
     pub fn none(uri: &Uri) -> Result<(), Problem> {
         if uri.query().is_none_or(str::is_empty) { Ok(()) } else { Query::parse(uri, &[]).map(|_| ()) }
     }
 
-    /// A parameter as sent.
+    /// A parameter, not decoded.
     pub fn raw(&self, name: &str) -> Option<&'a str> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// Every value of a parameter, as sent.
+    /// Every value of a parameter, not decoded.
     pub fn all(&self, name: &str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(known, _)| *known == name).map(|(_, value)| *value)
     }
 
-    /// A parameter as text.
+    /// A parameter as decoded text.
     pub fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, Problem> {
         let decoded = self.raw(name).map(|raw| decode(raw, Plus::Space)).transpose();
         decoded.map_err(|why| Problem::new(Kind::InvalidParameter, format!("`{name}` {why}")))
     }
 
-    /// A parameter as a number. The range is for the message; admission decides.
+    /// A parameter as a number. `range` is only for the message; admission checks it.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         let Some(raw) = self.raw(name) else { return Ok(None) };
         raw.parse().map(Some).map_err(|_| {

@@ -1,4 +1,4 @@
-//! Answers: the JSON that calls return, in the shapes the contract fixes.
+//! The JSON that calls return.
 
 use std::fmt;
 use std::time::{Duration, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use crate::policy::Consistency;
 use crate::service::Written;
 
-/// Says that an answer is the first one again.
+/// Marks a replayed answer.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 const ANSWER_BYTES: usize = 256;
@@ -30,14 +30,14 @@ pub fn json<T: Serialize>(status: StatusCode, answer: &T) -> Response {
 
 fn put_json<T: Serialize + ?Sized>(body: &mut Vec<u8>, value: &T) {
     let before = body.len();
-    // Writing plain data to memory cannot fail; if it did, a gap would show it.
+    // Writing plain data to memory cannot fail.
     if serde_json::to_writer(&mut *body, value).is_err() {
         body.truncate(before);
     }
 }
 
 fn respond(status: StatusCode, mut body: Vec<u8>) -> Response {
-    // So that a terminal shows the prompt on a line of its own.
+    // A terminal then shows its prompt on a new line.
     body.push(b'\n');
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
@@ -45,29 +45,29 @@ fn respond(status: StatusCode, mut body: Vec<u8>) -> Response {
     response
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Serialize, ToSchema)]
 pub struct WriteAnswer<'a> {
-    /// The counter.
+    /// The key.
     #[schema(example = "likes:post:42")]
     key: &'a str,
-    /// The value afterwards.
+    /// The value after the write.
     value: i64,
-    /// The signed change made.
+    /// The change applied, with its sign.
     applied: i64,
-    /// Whether the request id had been seen: then this is the first answer again.
+    /// Whether the request id was used before, so that this is the first answer again.
     duplicate: bool,
     /// Whether every acknowledged change is in the value.
     exact: bool,
-    /// When the change was made; of a repeated answer, when the first was given.
+    /// When the change was made; for a replayed answer, when the first was given.
     #[schema(value_type = String, format = DateTime)]
     as_of: Timestamp,
-    /// Proof of the write, opaque and reserved: no call takes it yet. Of a repeated answer it may be newer.
+    /// Identifies the write. Opaque and reserved: no call takes it yet. In a replayed answer it may be newer.
     #[schema(value_type = String)]
-    token: Shown<Token>,
-    /// Whether the counter exists afterwards.
+    token: Displayed<Token>,
+    /// Whether the counter exists after the write.
     exists: bool,
-    /// What the acknowledgement means.
+    /// The consistency of the namespace.
     #[schema(value_type = String, example = "eventual")]
     consistency: Consistency,
 }
@@ -83,39 +83,39 @@ impl<'a> WriteAnswer<'a> {
             duplicate: outcome.duplicate,
             exact: true,
             as_of: Timestamp(as_of),
-            token: Shown(token),
+            token: Displayed(token),
             exists: outcome.exists,
             consistency,
         }
     }
 }
 
-/// Many answers to writes, put together by hand. All but key and numbers is the same for nearly every item of a batch;
-/// it is rendered when it changes, because rendering it each time costs more than counting does.
+/// The answers of a batch, written by hand. Everything except the key and the numbers is the same for nearly every item,
+/// and is rendered only when it changes: rendering it each time costs more than counting does.
 pub struct WriteAnswers {
     body: Vec<u8>,
-    /// The end of an answer like the one before, from `duplicate` on.
+    /// The end of the previous answer, from `duplicate` on.
     end: Vec<u8>,
     end_of: Option<(bool, bool, Millis, Token, Consistency)>,
 }
 
 impl WriteAnswers {
-    /// For so many answers.
-    pub fn with_room_for(answers: usize) -> Self {
+    /// Allocates for this many answers.
+    pub fn with_capacity(answers: usize) -> Self {
         WriteAnswers { body: Vec::with_capacity(ANSWER_BYTES * (answers + 1)), end: Vec::new(), end_of: None }
     }
 
-    /// JSON as it is.
+    /// Appends JSON.
     pub fn raw(&mut self, json: &[u8]) {
         self.body.extend_from_slice(json);
     }
 
-    /// Any value.
+    /// Appends a value.
     pub fn value<T: Serialize>(&mut self, value: &T) {
         put_json(&mut self.body, value);
     }
 
-    /// What [`WriteAnswer`] says of a write of `key`.
+    /// Appends the [`WriteAnswer`] of a write of `key`.
     pub fn written(&mut self, key: &str, written: &Written) {
         let Written { outcome, as_of, token, consistency } = *written;
         let end_of = Some((outcome.duplicate, outcome.exists, as_of, token, consistency));
@@ -140,19 +140,19 @@ impl WriteAnswers {
         self.end.drain(..starts);
     }
 
-    /// The whole answer.
+    /// The complete response.
     pub fn into_response(self) -> Response {
         respond(StatusCode::OK, self.body)
     }
 }
 
-/// A counter's value and where it stands.
+/// A reading of a counter.
 #[derive(Serialize, ToSchema)]
 pub struct ReadAnswer<'a> {
-    /// The counter; `null` for a key that is not UTF-8, which `key_hex` then spells out.
+    /// The key; `null` if it is not UTF-8, in which case `key_hex` has it.
     #[schema(required, example = "likes:post:42")]
     key: Option<&'a str>,
-    /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys come in through RESP.
+    /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys are written over RESP.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     key_hex: Option<Hex<'a>>,
@@ -160,26 +160,26 @@ pub struct ReadAnswer<'a> {
     value: i64,
     /// Whether every acknowledged change is in the value.
     exact: bool,
-    /// The moment the value stood.
+    /// The time of the reading.
     #[schema(value_type = String, format = DateTime)]
     as_of: Timestamp,
-    /// How long before the answer that was.
+    /// How old the reading was when it was answered.
     staleness_ms: u64,
     /// Whether the counter exists.
     exists: bool,
-    /// Sub-counters the value is summed from: always 1 in this version.
+    /// The number of sub-counters; always 1 in this version.
     shards: u32,
-    /// First change; `null` when there was none.
+    /// The first change; `null` if there was none.
     #[schema(value_type = Option<String>, required, format = DateTime)]
     created_at: Option<Timestamp>,
-    /// Last change; `null` when there was none.
+    /// The last change; `null` if there was none.
     #[schema(value_type = Option<String>, required, format = DateTime)]
     updated_at: Option<Timestamp>,
-    /// When the counter expires; left out when it does not. A moment after the year 9999 is shown as the last of it.
+    /// When the counter expires; absent if it does not. Times after the year 9999 are shown as its last millisecond.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// What the reading rests on.
+    /// The consistency of the reading.
     #[schema(value_type = String, example = "eventual")]
     consistency: Consistency,
 }
@@ -205,33 +205,33 @@ impl<'a> ReadAnswer<'a> {
     }
 }
 
-/// A reading with the counter's history.
+/// A reading with statistics.
 #[derive(Serialize, ToSchema)]
 pub struct StatsAnswer<'a> {
     #[serde(flatten)]
     reading: ReadAnswer<'a>,
-    /// The value again, under the name the figures below add up to.
+    /// The value again, as the total of the figures below.
     total: i64,
-    /// Everything ever added, corrections included.
+    /// The sum of everything ever added, including corrections.
     increments: u64,
-    /// Everything ever taken away, corrections included, as a positive number.
+    /// The sum of everything ever subtracted, including corrections, as a positive number.
     decrements: u64,
-    /// Lowest value ever held, counting the zero it started from.
+    /// The lowest value ever, including the initial 0.
     min: i64,
-    /// Highest value ever held, counting the zero it started from.
+    /// The highest value ever, including the initial 0.
     max: i64,
-    /// Net change per second over the last second: an estimate by sliding window, corrections left out.
+    /// Net change per second over the last second: a sliding-window estimate, without corrections.
     rate_1s: f64,
-    /// Net change per second over the last minute, likewise.
+    /// Net change per second over the last minute, estimated the same way.
     rate_1m: f64,
-    /// Net change per second over the last hour, likewise.
+    /// Net change per second over the last hour, estimated the same way.
     rate_1h: f64,
-    /// What each sub-counter holds.
+    /// The value of each sub-counter.
     shard_values: &'a [i64],
 }
 
 impl<'a> StatsAnswer<'a> {
-    /// The history of `key`.
+    /// The statistics of `key`.
     pub fn new(key: &'a [u8], stats: &'a Stats, consistency: Consistency) -> Self {
         StatsAnswer {
             reading: ReadAnswer::new(key, &stats.reading, consistency),
@@ -251,23 +251,23 @@ impl<'a> StatsAnswer<'a> {
 /// One correction.
 #[derive(Serialize, ToSchema)]
 pub struct LedgerEntryAnswer<'a> {
-    /// Place in the counter's chain, from 1.
+    /// The number of the entry, from 1.
     seq: u64,
     /// When it was made.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
-    /// What it was: `set`, `reset`, `adjust` or `delete`.
+    /// `set`, `reset`, `adjust` or `delete`.
     #[schema(example = "adjust")]
     kind: &'static str,
     /// Who made it.
     actor: &'a str,
-    /// Why.
+    /// The reason given.
     reason: &'a str,
     /// The value before.
     before: i64,
     /// The value after.
     after: i64,
-    /// SHA-256 of the entry before, in hexadecimal.
+    /// SHA-256 of the previous entry, in hexadecimal.
     #[schema(value_type = String)]
     previous: Hex<'a>,
     /// SHA-256 of this entry and, through `previous`, of all before it.
@@ -303,7 +303,7 @@ impl Serialize for Consistency {
     }
 }
 
-/// A moment as RFC 3339 in UTC, with milliseconds.
+/// A time as RFC 3339 in UTC, with milliseconds.
 struct Timestamp(Millis);
 
 impl Serialize for Timestamp {
@@ -314,10 +314,10 @@ impl Serialize for Timestamp {
     }
 }
 
-/// Whatever can be shown, as a string.
-struct Shown<T>(T);
+/// Anything that implements `Display`, as a JSON string.
+struct Displayed<T>(T);
 
-impl<T: fmt::Display> Serialize for Shown<T> {
+impl<T: fmt::Display> Serialize for Displayed<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
@@ -345,11 +345,11 @@ mod tests {
     use tally_core::outcome::Outcome;
 
     #[test]
-    fn an_answer_among_many_reads_like_one_alone() {
+    fn an_answer_in_a_batch_is_the_same_as_a_single_one() {
         let keys = ["a", "é\n\"\\", ",\"duplicate\":", ""];
-        let mut together = WriteAnswers::with_room_for(1);
-        let mut alone = Vec::new();
-        // Everything changes at its own pace, and sometimes nothing does.
+        let mut together = WriteAnswers::with_capacity(1);
+        let mut single = Vec::new();
+        // Each part changes at its own interval.
         for n in 0..64_u64 {
             let outcome = Outcome {
                 value: [0, -1, i64::MAX, i64::MIN][n as usize % 4],
@@ -363,13 +363,13 @@ mod tests {
             let written = Written { outcome, as_of: outcome.at, token: Token(n / 32), consistency };
             let key = keys[n as usize / 3 % keys.len()];
             together.written(key, &written);
-            put_json(&mut alone, &WriteAnswer::new(key, &written));
+            put_json(&mut single, &WriteAnswer::new(key, &written));
         }
-        assert_eq!(String::from_utf8(together.body).unwrap(), String::from_utf8(alone).unwrap());
+        assert_eq!(String::from_utf8(together.body).unwrap(), String::from_utf8(single).unwrap());
     }
 
     #[test]
-    fn a_key_that_is_not_utf8_is_spelled_out_rather_than_mangled() {
+    fn a_key_that_is_not_utf8_is_shown_in_hexadecimal() {
         let reading = Reading {
             value: 7,
             exists: true,

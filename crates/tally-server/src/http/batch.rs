@@ -1,4 +1,4 @@
-//! Counting many at once: each item succeeds or fails on its own, and is answered in its place.
+//! Batches of increments. Each item succeeds or fails on its own, and results are in the order of the items.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,8 +17,8 @@ use super::address::Query;
 use super::answer::{WriteAnswer, WriteAnswers};
 use super::body::{self, Integer, Object, amount, present};
 use super::counters::{Amount, AtBound, Direction};
-use super::problem::{Asked, Kind, Problem, ProblemJson};
-use super::reference::BatchProblems;
+use super::openapi::BatchProblems;
+use super::problem::{Kind, Problem, ProblemJson, RequestedChange};
 use super::{App, idempotency};
 use crate::admission;
 use crate::service::{Intent, Writes, Written};
@@ -30,7 +30,7 @@ struct Batch<T> {
     increments: Items<T>,
 }
 
-/// As many items as a batch may have; the rest are only counted.
+/// The items of a batch. Those over the limit are only counted.
 struct Items<T> {
     first: Vec<T>,
     count: usize,
@@ -67,7 +67,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
 }
 
 impl<T> Batch<T> {
-    /// The items, if they are neither too few nor too many.
+    /// The items, if their number is within the limits.
     fn admitted(self) -> Result<Vec<T>, Problem> {
         admission::batch_len(self.increments.count)?;
         Ok(self.increments.first)
@@ -78,8 +78,8 @@ impl<T> Batch<T> {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = BatchIncrement)]
-#[allow(dead_code, reason = "what the documentation shows of `Batch`")]
-struct BatchShown<'a> {
+#[allow(dead_code, reason = "the schema of `Batch`")]
+struct BatchSchema<'a> {
     /// 1 to 10,000 increments.
     #[serde(borrow)]
     #[schema(min_items = 1, max_items = 10_000)]
@@ -91,37 +91,37 @@ struct BatchShown<'a> {
 #[serde(deny_unknown_fields)]
 #[schema(as = BatchItem)]
 struct Item<'a> {
-    /// The counter, as it is: not percent-encoded.
+    /// The key, 1 to 512 bytes, not percent-encoded.
     #[serde(borrow)]
     #[schema(min_length = 1, max_length = 512, example = "likes:post:42")]
     key: Cow<'a, str>,
-    /// How much; 1 when left out.
+    /// How much; 1 by default.
     #[serde(default, deserialize_with = "amount")]
     #[schema(value_type = i64, required = false, minimum = 1, default = 1)]
     amount: Option<Integer>,
-    /// Names this increment, so that sending it again counts once.
+    /// A request id of 1 to 255 bytes: a retry with the same id counts once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
-    /// The value may not fall below this.
+    /// The lowest value allowed; not above `ceiling`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     floor: Option<Integer>,
-    /// The value may not rise above this.
+    /// The highest value allowed; not below `floor`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     ceiling: Option<Integer>,
-    /// What happens at a bound; `refuse` when left out.
+    /// What to do at a bound; `refuse` by default. Needs `floor` or `ceiling`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = AtBound, required = false)]
     on_bound: Option<AtBound>,
 }
 
-/// What became of each increment, in their order.
+/// The result of each increment, in order.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "what the documentation shows of what `answer` writes")]
+#[allow(dead_code, reason = "the schema of what `answer` writes")]
 struct BatchAnswer<'a> {
-    /// One per item.
+    /// One per item, in order.
     results: Vec<ItemAnswer<'a>>,
     /// Items applied, including those answered as duplicates.
     succeeded: usize,
@@ -129,57 +129,57 @@ struct BatchAnswer<'a> {
     failed: usize,
 }
 
-/// What became of one increment.
+/// The result of one increment.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum ItemAnswer<'a> {
     /// It was applied.
-    #[allow(dead_code, reason = "what the documentation shows of what `WriteAnswers` writes")]
+    #[allow(dead_code, reason = "the schema of what `WriteAnswers` writes")]
     Written(WriteAnswer<'a>),
     /// It was not.
     Failed {
-        /// The counter, if the item named one.
+        /// The key; `null` if the item has no valid one.
         #[schema(required)]
         key: Option<&'a str>,
-        /// Why.
+        /// The reason.
         error: ProblemJson<'a>,
     },
 }
 
-/// What is known of an item before the engine saw it.
+/// The result of admission for one item.
 enum Verdict<'a> {
     /// It goes to the engine.
-    Admitted(Cow<'a, str>, Asked),
-    /// It does not; the key is named if the item did.
+    Admitted(Cow<'a, str>, RequestedChange),
+    /// It does not; with its key, if it has a valid one.
     Denied(Option<Cow<'a, str>>, Problem),
 }
 
 /// Add to many counters.
 ///
-/// Up to 10,000 increments, applied in order; each succeeds or fails on its own and is answered in its place.
+/// Up to 10,000 increments, applied in order. Each succeeds or fails on its own; results are in the same order.
 #[utoipa::path(
     post, path = "/api/v1/counters/batch-increment", tag = "counters",
-    request_body = BatchShown,
-    responses((status = 200, description = "What became of each, in their order", body = BatchAnswer), BatchProblems),
+    request_body = BatchSchema,
+    responses((status = 200, description = "The result of each increment, in order", body = BatchAnswer), BatchProblems),
 )]
 pub async fn batch_increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     Query::none(&parts.uri)?;
     let instead = "a batch takes no `Idempotency-Key`; give each item its own `request_id`";
     idempotency::refuse_header(&parts.headers, instead)?;
-    // Held until the answer is made: what a body is parsed into takes memory as well.
+    // Held until the answer is built: the parsed items take memory too.
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let mut writes = app.service.writes()?;
     let verdicts = judge_all(&bytes, &mut writes)?;
     answer(&verdicts, writes.submit().await?)
 }
 
-/// Reads the items. Those admitted are among the writes afterwards.
+/// Parses and admits the items. Admitted ones are added to `writes`.
 fn judge_all<'a>(bytes: &'a [u8], writes: &mut Writes<'_>) -> Result<Vec<Verdict<'a>>, Problem> {
-    if let Some(batch) = body::parse_at_once::<Batch<Object<Item<'_>>>>(bytes) {
+    if let Some(batch) = body::try_parse::<Batch<Object<Item<'_>>>>(bytes) {
         return Ok(batch.admitted()?.into_iter().map(|Object(item)| judge(item, writes)).collect());
     }
-    // Something is broken: each item is read by itself, so that a broken one fails alone.
+    // An item is invalid: parse each on its own, so that only that one fails.
     let batch: Batch<&RawValue> = body::parse(bytes)?;
     let judge_raw = |raw: &'a RawValue| match body::parse(raw.get().as_bytes()) {
         Ok(item) => judge(item, writes),
@@ -195,9 +195,9 @@ fn judge<'a>(item: Item<'a>, writes: &mut Writes<'_>) -> Verdict<'a> {
     };
     match admit(&item, key) {
         Ok(intent) => {
-            let asked = Asked::of(&intent);
+            let requested = RequestedChange::of(&intent);
             writes.push(key, intent);
-            Verdict::Admitted(item.key, asked)
+            Verdict::Admitted(item.key, requested)
         }
         Err(problem) => Verdict::Denied(Some(item.key), problem),
     }
@@ -210,7 +210,7 @@ fn admit(item: &Item<'_>, key: KeyRef<'_>) -> Result<Intent, Problem> {
     Ok(Intent { request_id, ..amount.admit(Direction::Up)? })
 }
 
-/// The key of an item that is otherwise unreadable, so that its answer can name it.
+/// The key of an invalid item, for its result.
 fn key_of_broken(raw: &RawValue) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct OnlyKey<'a> {
@@ -221,9 +221,9 @@ fn key_of_broken(raw: &RawValue) -> Option<Cow<'_, str>> {
     admission::key(only.key.as_bytes()).is_ok().then_some(only.key)
 }
 
-/// Written piece by piece: a list of answers first would cost more than counting does.
+/// Written piece by piece: building a list of answers first costs more than counting does.
 fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = Written>) -> Result<Response, Problem> {
-    let mut body = WriteAnswers::with_room_for(verdicts.len());
+    let mut body = WriteAnswers::with_capacity(verdicts.len());
     body.raw(b"{\"results\":[");
     let mut failed = 0;
     for (at, verdict) in verdicts.iter().enumerate() {
@@ -232,10 +232,10 @@ fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = Written>) 
         }
         let refusal = match verdict {
             Verdict::Denied(key, problem) => Some((key.as_deref(), Cow::Borrowed(problem))),
-            Verdict::Admitted(key, asked) => {
-                let no_outcome = || Problem::new(Kind::Internal, "an item came back without an outcome");
+            Verdict::Admitted(key, requested) => {
+                let no_outcome = || Problem::new(Kind::Internal, "the engine returned no outcome for an item");
                 let written = written.next().ok_or_else(no_outcome)?;
-                let refusal = Problem::of_outcome(&written.outcome, asked);
+                let refusal = Problem::of_outcome(&written.outcome, requested);
                 if refusal.is_none() {
                     body.written(key, &written);
                 }

@@ -1,6 +1,6 @@
-//! Bodies: taking them in within bounds, and reading them as JSON with errors that name the field.
+//! Reads request bodies within limits and parses them as JSON, with errors that name the field.
 //!
-//! The content type is not checked: `curl -d '{"amount":5}'` sends a form's, and means JSON.
+//! The content type is not checked, because `curl -d '{"amount":5}'` sends that of a form.
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, header};
@@ -15,16 +15,16 @@ use super::problem::{Kind, Problem};
 use crate::hint::{did_you_mean, shorten};
 use crate::limits::{BATCH_BODIES_BYTES_MAX, BODY_READ_MAX, CALL_BODY_BYTES_MAX};
 
-/// Fields the contract has and this version does not.
+/// Fields reserved for a later version.
 const UNSUPPORTED: [&str; 3] = ["member", "dimensions", "at"];
 const DETAIL_CHARS_MAX: usize = 300;
 
-/// The whole body of a call about one counter, if it is small enough and arrives in time.
+/// Reads the body of a call about one counter, within a size and a time limit.
 pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
     collect_up_to(CALL_BODY_BYTES_MAX, headers, body).await
 }
 
-/// Room for the bodies of batches: all that are in memory at once share it.
+/// Memory that the bodies of all concurrent batches share.
 pub struct BatchRoom(Semaphore);
 
 impl Default for BatchRoom {
@@ -34,12 +34,12 @@ impl Default for BatchRoom {
 }
 
 impl BatchRoom {
-    /// The whole body of a batch. It holds its share of the room for as long as the second part lives.
+    /// Reads the body of a batch. Its memory is reserved until the permit is dropped.
     pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Bytes, SemaphorePermit<'_>), Problem> {
         let expected = announced(headers).unwrap_or(BODY_BYTES_MAX as u64).min(BODY_BYTES_MAX as u64);
         let room = tokio::time::timeout(BODY_READ_MAX, self.0.acquire_many(expected as u32)).await;
         let Ok(Ok(room)) = room else {
-            return Err(Problem::overloaded("too many batches are being read at once"));
+            return Err(Problem::overloaded("too many batches are in progress"));
         };
         Ok((collect_up_to(BODY_BYTES_MAX, headers, body).await?, room))
     }
@@ -53,14 +53,14 @@ async fn collect_up_to(bytes_max: usize, headers: &HeaderMap, body: Body) -> Res
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // A length that is too large is refused before any of it is read.
+    // A body that is too large by its own account is refused before it is read.
     if announced(headers).is_some_and(|length| length > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
     match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, bytes_max).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
-        Ok(Err(error)) => Err(Problem::new(Kind::UnreadableBody, format!("the body did not arrive whole: {error}"))),
+        Ok(Err(error)) => Err(Problem::new(Kind::UnreadableBody, format!("the body is incomplete: {error}"))),
         Err(_) => {
             let detail = format!("the body did not arrive within {} s", BODY_READ_MAX.as_secs());
             Err(Problem::new(Kind::BodyTimeout, detail))
@@ -69,28 +69,28 @@ async fn collect_up_to(bytes_max: usize, headers: &HeaderMap, body: Body) -> Res
 }
 
 fn too_large(bytes_max: usize) -> Problem {
-    let detail = format!("the body has more than the {bytes_max} bytes this call takes; send less, or in parts");
+    let detail = format!("the body has more than the {bytes_max} bytes allowed for this call");
     Problem::new(Kind::BodyTooLarge, detail)
 }
 
-/// A JSON object as the call's fields. An empty body is an empty object where the call allows it.
+/// Parses a JSON object.
 pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
-    parse_at_once(bytes).ok_or_else(|| diagnose::<T>(bytes))
+    try_parse(bytes).ok_or_else(|| diagnose::<T>(bytes))
 }
 
-/// The same, without a word about what is wrong.
-pub fn parse_at_once<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
-    // Checked as a whole, because that is faster than string by string.
+/// The same, without an explanation of what is wrong.
+pub fn try_parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+    // Checking all of it at once is faster than string by string.
     let text = std::str::from_utf8(bytes).ok()?;
     serde_json::from_str::<Object<T>>(text).ok().map(|Object(fields)| fields)
 }
 
-/// The fields of a JSON object, and of nothing else: a struct alone would take an array, field by field, as well.
+/// The fields of a JSON object. A derived struct would also accept an array with its fields in order.
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Asks for an object, whatever is asked of it.
+        /// Requests an object, whatever the visitor requests.
         struct AsObject<D>(D);
 
         impl<'de, D: Deserializer<'de>> Deserializer<'de> for AsObject<D> {
@@ -110,7 +110,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Reads the body again, slowly, to say which field is wrong and what it should be.
+/// Parses the body again, slowly, to name the field that is wrong and what it should be.
 #[cold]
 fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
     let text = match std::str::from_utf8(bytes) {
@@ -132,7 +132,7 @@ fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
         Ok(_) => {
             return match deserializer.end() {
                 Err(error) => invalid_json(&error),
-                Ok(()) => Problem::new(Kind::Internal, "the body was refused without a reason"),
+                Ok(()) => Problem::new(Kind::Internal, "the body was refused for an unknown reason"),
             };
         }
         Err(error) => error,
@@ -143,14 +143,14 @@ fn diagnose<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Problem {
         return invalid_json(&error);
     }
     let message = error.to_string();
-    // Where in the text it stands says less than the field does, and of an item in a batch it would say it wrongly.
+    // The field says more than line and column, which would be wrong for an item of a batch anyway.
     let message = message.split(" at line ").next().unwrap_or_default();
     if let Some(name) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
-        return Problem::new(Kind::MissingField, format!("`{name}` is missing; this call cannot do without it"));
+        return Problem::new(Kind::MissingField, format!("`{name}` is missing; this call requires it"));
     }
     match message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, ")) {
         Some((name, known)) => unknown_field(name, known),
-        // What is wrong with the object as a whole names its field in the message.
+        // The message about an object as a whole already names the field.
         None if path == "." => Problem::new(Kind::InvalidField, shorten(message, DETAIL_CHARS_MAX)),
         None => Problem::new(Kind::InvalidField, shorten(&format!("`{path}`: {message}"), DETAIL_CHARS_MAX)),
     }
@@ -160,10 +160,10 @@ fn invalid_json(error: &serde_json::Error) -> Problem {
     Problem::new(Kind::InvalidJson, shorten(&format!("the body is not JSON: {error}"), DETAIL_CHARS_MAX))
 }
 
-/// `known` is the rest of the message, which names the fields there are between backticks.
+/// `known` is the rest of serde's message, which has the known fields in backticks.
 fn unknown_field(name: &str, known: &str) -> Problem {
     if UNSUPPORTED.contains(&name) {
-        let detail = format!("`{name}` arrives with views; until then leave it out");
+        let detail = format!("`{name}` is not supported in this version; leave it out");
         return Problem::new(Kind::UnsupportedField, detail);
     }
     let hint = did_you_mean(name, known.split('`').skip(1).step_by(2));
@@ -171,26 +171,26 @@ fn unknown_field(name: &str, known: &str) -> Problem {
     Problem::new(Kind::UnknownField, detail)
 }
 
-/// A 64-bit integer, and nothing that merely could be one: not `5.0`, not `1e3`, not `"5"`.
+/// A 64-bit integer, and not `5.0`, `1e3` or `"5"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Integer(pub i64);
 
 impl<'de> Deserialize<'de> for Integer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_i64(IntegerVisitor { least: i64::MIN })
+        deserializer.deserialize_i64(IntegerVisitor { minimum: i64::MIN })
     }
 }
 
-/// Takes any integer; `least` is what the message of one that is none says.
+/// Accepts any integer; `minimum` is only for the message.
 struct IntegerVisitor {
-    least: i64,
+    minimum: i64,
 }
 
 impl Visitor<'_> for IntegerVisitor {
     type Value = Integer;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "an integer from {} to {}", self.least, i64::MAX)
+        write!(f, "an integer from {} to {}", self.minimum, i64::MAX)
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<Integer, E> {
@@ -203,12 +203,12 @@ impl Visitor<'_> for IntegerVisitor {
     }
 }
 
-/// An amount that may be left out but must not be `null`. Admission refuses what is not positive, with a hint.
+/// An amount: optional, but not `null`. Admission refuses what is not positive, with a hint.
 pub fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Integer>, D::Error> {
-    deserializer.deserialize_i64(IntegerVisitor { least: 1 }).map(Some)
+    deserializer.deserialize_i64(IntegerVisitor { minimum: 1 }).map(Some)
 }
 
-/// For a field that may be left out but must not be `null`: forgetting a value and sending none differ.
+/// For a field that is optional, but not `null`.
 pub fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }

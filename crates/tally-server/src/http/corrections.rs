@@ -1,4 +1,4 @@
-//! Corrections: set, reset, adjust and delete, each of them an entry in the counter's ledger; and the ledger.
+//! Corrections: set, reset, adjust and delete. Each adds an entry to the counter's ledger, which is read here too.
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
@@ -13,74 +13,74 @@ use super::answer::{LedgerEntryAnswer, json};
 use super::body::{self, Integer, present};
 use super::counters::{text, write};
 use super::listen::Peer;
-use super::problem::{Kind, Problem};
-use super::reference::{
+use super::openapi::{
     Conflict, DeleteProblems, DeleteQuery, IdInHeader, KeyInPath, LedgerQuery, ReadProblems, WriteAnswered,
     WriteProblems,
 };
+use super::problem::{Kind, Problem};
 use super::{App, idempotency};
 use crate::admission::{self, PAGE_LIMITS};
 use crate::limits::LEDGER_PAGE_BYTES_MAX;
 use crate::service::Intent;
 
-/// The value to set, and why.
+/// The value to set, and the reason.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetValue {
-    /// The value afterwards.
+    /// The new value.
     #[schema(value_type = i64)]
     value: Integer,
-    /// Why, for the ledger.
+    /// The reason, for the ledger: 1 to 1024 bytes.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
-    /// The value that must stand there now: compare-and-set.
+    /// The current value, for compare-and-set.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     expected: Option<Integer>,
-    /// Names the request, so that sending it again corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
-/// Why a counter goes back to zero.
+/// The reason for a reset.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reset {
-    /// Why, for the ledger.
+    /// The reason, for the ledger: 1 to 1024 bytes.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
-    /// Names the request, so that sending it again corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
-/// What to add as a correction, and why.
+/// The correction to add, and the reason.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Adjust {
-    /// What is added; negative to take away, never 0.
+    /// The change; negative to subtract, never 0.
     #[schema(value_type = i64)]
     delta: Integer,
-    /// Why, for the ledger.
+    /// The reason, for the ledger: 1 to 1024 bytes.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
-    /// Names the request, so that sending it again corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
 }
 
-/// The reason kept when a counter is deleted without one.
+/// The reason recorded for a deletion without one.
 const DELETED_WITHOUT_REASON: &str = "deleted without a reason";
 
 /// Set a counter's value.
 ///
-/// With `expected` it is compare-and-set: 409 with the current value if another stands there.
+/// With `expected` it is compare-and-set: 409 with the current value if that differs.
 #[utoipa::path(
     put, path = "/api/v1/counters/{key}", tag = "corrections",
     params(KeyInPath, IdInHeader),
@@ -96,7 +96,7 @@ pub async fn set(State(app): State<App>, request: Request) -> Result<Response, P
     .await
 }
 
-/// Bring a counter back to zero.
+/// Reset a counter to zero.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/reset", tag = "corrections",
     params(KeyInPath, IdInHeader),
@@ -107,7 +107,7 @@ pub async fn reset(State(app): State<App>, request: Request) -> Result<Response,
     correct(&app, request, |input: &Reset, peer| Ok(Change::Reset(admission::correction(peer, &input.reason)?))).await
 }
 
-/// Add to a counter as an audited correction.
+/// Add to a counter, as a correction.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/adjust", tag = "corrections",
     params(KeyInPath, IdInHeader),
@@ -122,31 +122,31 @@ pub async fn adjust(State(app): State<App>, request: Request) -> Result<Response
     .await
 }
 
-/// A body that may name its request.
-trait Named {
+/// A body that may have a request id.
+trait HasRequestId {
     fn request_id(&self) -> Option<&str>;
 }
 
-impl Named for SetValue {
+impl HasRequestId for SetValue {
     fn request_id(&self) -> Option<&str> {
         self.request_id.as_deref()
     }
 }
 
-impl Named for Reset {
+impl HasRequestId for Reset {
     fn request_id(&self) -> Option<&str> {
         self.request_id.as_deref()
     }
 }
 
-impl Named for Adjust {
+impl HasRequestId for Adjust {
     fn request_id(&self) -> Option<&str> {
         self.request_id.as_deref()
     }
 }
 
-/// Reads a correction's body, turns it into a change and makes it.
-async fn correct<T: Named + for<'a> Deserialize<'a>>(
+/// Parses the body of a correction and applies it.
+async fn correct<T: HasRequestId + for<'a> Deserialize<'a>>(
     app: &App,
     request: Request,
     change: impl FnOnce(&T, std::net::IpAddr) -> Result<Change, Problem>,
@@ -162,10 +162,10 @@ async fn correct<T: Named + for<'a> Deserialize<'a>>(
     write(app, &key, Intent { change, request_id, details: None }).await
 }
 
-/// Remove a counter. Its ledger stays.
+/// Delete a counter. Its ledger stays.
 ///
-/// The removal is an entry of the ledger; `reason` is optional. Removing a counter that does not exist changes nothing,
-/// leaves no entry and is answered 200 with `exists: false` and `applied: 0`.
+/// The deletion is an entry in the ledger; `reason` is optional. Deleting a counter that does not exist changes nothing,
+/// adds no entry and is answered 200 with `exists: false` and `applied: 0`.
 #[utoipa::path(
     delete,
     path = "/api/v1/counters/{key}",
@@ -179,11 +179,11 @@ pub async fn delete(State(app): State<App>, request: Request) -> Result<Response
     let query = Query::parse(&parts.uri, &["reason"])?;
     let has_body = parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     if has_body || parts.headers.contains_key(header::TRANSFER_ENCODING) {
-        return Err(Problem::new(Kind::UnexpectedBody, "send the reason of a deletion as `?reason=`, without a body"));
+        return Err(Problem::new(Kind::UnexpectedBody, "a deletion takes no body; send its reason as `?reason=`"));
     }
     let reason = query.text("reason")?;
     if reason.as_deref() == Some("") {
-        let detail = format!("`reason` is empty; leave it out, or say in 1 to {REASON_BYTES_MAX} bytes why");
+        let detail = format!("`reason` is empty; leave it out, or give 1 to {REASON_BYTES_MAX} bytes");
         return Err(Problem::new(Kind::InvalidReason, detail));
     }
     let why = admission::correction(Peer::of(&parts.extensions), reason.as_deref().unwrap_or(DELETED_WITHOUT_REASON))?;
@@ -198,14 +198,14 @@ struct LedgerAnswer<'a> {
     key: &'a str,
     /// One page of corrections.
     entries: Vec<LedgerEntryAnswer<'a>>,
-    /// What to send as `after` for the next page; `null` at the end.
+    /// `after` of the next page; `null` on the last page.
     #[schema(required)]
     next: Option<u64>,
 }
 
-/// The corrections of a counter, oldest first, hash-chained.
+/// List the corrections of a counter, oldest first.
 ///
-/// `hash` is SHA-256 over `previous` and the fields of the entry, so that anyone who holds the entries can verify them.
+/// Entries are hash-chained: `hash` is the SHA-256 of `previous` and the fields of the entry, so they can be verified.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/ledger", tag = "corrections",
     params(KeyInPath, LedgerQuery),
@@ -216,13 +216,13 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
     let query = Query::parse(request.uri(), &["after", "limit"])?;
     let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
-    // One more than asked for tells whether there is another page.
+    // One more than the page holds shows whether there is another page.
     let mut entries = app.service.ledger(key.clone(), after, limit + 1).await?;
     let found = entries.len();
     entries.truncate(limit);
     let mut bytes = 0;
     entries.retain(|entry| {
-        // At least one, and then as many as a page has room for.
+        // At least one, then as many as fit.
         let fits = bytes < LEDGER_PAGE_BYTES_MAX;
         bytes += entry.actor.len() + entry.reason.len();
         fits

@@ -1,9 +1,11 @@
-//! Counting: increment, decrement, and reading one counter.
+//! Increment, decrement, and reads of one counter.
+
+use std::fmt;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
-use serde::Deserialize;
+use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use tally_core::event::{Change, OnBound};
 use tally_core::key::Key;
 use tally_core::reading::Reading;
@@ -12,47 +14,72 @@ use utoipa::ToSchema;
 use super::address::{self, Query};
 use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
 use super::body::{self, Integer, amount, present};
-use super::problem::{Asked, Kind, Problem};
-use super::reference::{Conflict, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
+use super::openapi::{Conflict, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
+use super::problem::{Kind, Problem, RequestedChange};
 use super::{App, idempotency};
 use crate::admission;
 use crate::policy::Consistency;
 use crate::service::{Freshness, Intent};
 
-/// How much to add or take away. An empty body means 1.
-#[derive(Default, Deserialize, ToSchema)]
+/// How much to add or subtract. An empty body means 1.
+#[derive(Default, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Amount {
-    /// How much; 1 when left out.
+    /// How much; 1 by default.
     #[serde(default, deserialize_with = "amount")]
     #[schema(value_type = i64, required = false, minimum = 1, default = 1, example = 5)]
     pub amount: Option<Integer>,
-    /// Names the request, so that sending it again counts once.
+    /// A request id of 1 to 255 bytes: a retry with the same id counts once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     pub request_id: Option<String>,
-    /// The value may not fall below this.
+    /// The lowest value allowed; not above `ceiling`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     pub floor: Option<Integer>,
-    /// The value may not rise above this.
+    /// The highest value allowed; not below `floor`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     pub ceiling: Option<Integer>,
-    /// What happens at a bound; `refuse` when left out.
+    /// What to do at a bound; `refuse` by default. Needs `floor` or `ceiling`.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = AtBound, required = false)]
     pub on_bound: Option<AtBound>,
 }
 
-/// What happens to a change that would cross a bound.
-#[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+/// What to do with a change that would cross a bound.
+#[derive(Clone, Copy, ToSchema)]
+#[schema(rename_all = "lowercase")]
 pub enum AtBound {
-    /// Nothing changes, and the answer is 409.
+    /// Change nothing and answer 409.
     Refuse,
-    /// The part that fits is applied.
+    /// Apply the part that fits.
     Saturate,
+}
+
+/// Only from a string: a derived implementation would also accept `{"refuse":null}`.
+impl<'de> Deserialize<'de> for AtBound {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AtBoundVisitor;
+
+        impl Visitor<'_> for AtBoundVisitor {
+            type Value = AtBound;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`refuse` or `saturate`")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<AtBound, E> {
+                match text {
+                    "refuse" => Ok(AtBound::Refuse),
+                    "saturate" => Ok(AtBound::Saturate),
+                    other => Err(E::invalid_value(Unexpected::Str(other), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_str(AtBoundVisitor)
+    }
 }
 
 /// Which way an amount moves the value.
@@ -65,7 +92,7 @@ pub enum Direction {
 }
 
 impl Amount {
-    /// The change this asks for, admitted. The request id is left to the caller, who knows the headers.
+    /// The admitted change, without its request id, which may also come from a header.
     pub fn admit(&self, direction: Direction) -> Result<Intent, Problem> {
         let amount = admission::amount(self.amount.map_or(1, |amount| amount.0))?;
         let delta = match direction {
@@ -83,38 +110,38 @@ impl Amount {
 
 /// Add to a counter.
 ///
-/// An empty body adds 1. With a request id, in the body or as `Idempotency-Key`, sending the call again is safe: the
-/// first answer is repeated, a refusal too. `as_of` is then the time of the first answer; `token` may be newer.
+/// An empty body adds 1. With a request id, in the body or as `Idempotency-Key`, a retry is safe: it gets the first
+/// answer again, even if that was a refusal. `as_of` is then the time of the first answer; `token` may be newer.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/increment", tag = "counters",
     params(KeyInPath, IdInHeader),
-    request_body(content = Amount, description = "May be empty: then it is 1"),
+    request_body(content = Amount, description = "An empty body means 1"),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     add(&app, request, Direction::Up).await
 }
 
-/// Take away from a counter.
+/// Subtract from a counter.
 ///
-/// The same as `increment`, subtracting. An empty body takes away 1.
+/// The same as `increment`, subtracting. An empty body subtracts 1.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/decrement", tag = "counters",
     params(KeyInPath, IdInHeader),
-    request_body(content = Amount, description = "May be empty: then it is 1"),
+    request_body(content = Amount, description = "An empty body means 1"),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn decrement(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     add(&app, request, Direction::Down).await
 }
 
-/// Adds or takes away: the hot path. The front door calls it directly, the router for completeness.
+/// Adds or subtracts: the hot path, called without going through axum.
 pub async fn add(app: &App, request: Request, direction: Direction) -> Result<Response, Problem> {
     let (key, intent) = read_amount(request, direction).await?;
     write(app, &key, intent).await
 }
 
-/// What a request asks to count. Only this is kept while the engine works.
+/// Parses the request. Everything else of it is dropped before the engine is called.
 async fn read_amount(request: Request, direction: Direction) -> Result<(Key, Intent), Problem> {
     let (parts, body) = request.into_parts();
     let key = address::key(&parts.uri)?;
@@ -126,11 +153,11 @@ async fn read_amount(request: Request, direction: Direction) -> Result<(Key, Int
     Ok((key, intent))
 }
 
-/// Makes one change and answers it: every single write ends here.
+/// Makes one change and answers it. Every write of a single counter ends here.
 pub async fn write(app: &App, key: &Key, intent: Intent) -> Result<Response, Problem> {
-    let asked = Asked::of(&intent);
+    let requested = RequestedChange::of(&intent);
     let written = app.service.write(key.as_ref(), intent).await?;
-    if let Some(refusal) = Problem::of_outcome(&written.outcome, &asked) {
+    if let Some(refusal) = Problem::of_outcome(&written.outcome, &requested) {
         return Err(refusal);
     }
     let mut response = json(StatusCode::OK, &WriteAnswer::new(text(key)?, &written));
@@ -140,14 +167,14 @@ pub async fn write(app: &App, key: &Key, intent: Intent) -> Result<Response, Pro
     Ok(response)
 }
 
-/// The key as text: over HTTP it came in as UTF-8.
+/// The key as text. Keys in HTTP requests are UTF-8.
 pub fn text(key: &Key) -> Result<&str, Problem> {
     std::str::from_utf8(key.as_bytes()).map_err(|_| Problem::new(Kind::InvalidKey, "the key is not UTF-8"))
 }
 
 /// Read a counter.
 ///
-/// A counter that nobody wrote reads 0 with `exists: false`.
+/// A counter that does not exist reads 0 with `exists: false`.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}", tag = "counters",
     params(KeyInPath),
@@ -179,15 +206,16 @@ async fn read_one(
 ) -> Result<Response, Problem> {
     Query::none(uri)?;
     let readings = app.service.read(vec![key.clone()], freshness).await?;
-    let reading: &Reading = readings.first().ok_or_else(|| Problem::new(Kind::Internal, "no reading came back"))?;
+    let reading: &Reading =
+        readings.first().ok_or_else(|| Problem::new(Kind::Internal, "the engine returned no reading"))?;
     Ok(json(StatusCode::OK, &ReadAnswer::new(key.as_bytes(), reading, consistency)))
 }
 
-/// Read a counter with its history: rates, extremes, and how loaded each sub-counter is.
+/// Read a counter with its statistics: totals, extremes, rates, and the value of each sub-counter.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/stats", tag = "counters",
     params(KeyInPath),
-    responses((status = 200, description = "The reading and the history", body = StatsAnswer), ReadProblems),
+    responses((status = 200, description = "The reading and the statistics", body = StatsAnswer), ReadProblems),
 )]
 pub async fn stats(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;

@@ -1,4 +1,4 @@
-//! Health and metrics: for those who keep the server running.
+//! Health and metrics, for operators.
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -12,10 +12,10 @@ use super::answer::json;
 use super::problem::{Kind, Problem, ProblemJson};
 use crate::metrics;
 
-/// Whether the server can be sent work.
+/// Whether the server accepts requests.
 #[derive(Serialize, ToSchema)]
 struct Readiness {
-    /// Whether to send requests here.
+    /// Whether to send requests to this server.
     ready: bool,
     /// `ready`, `recovering`, `disk-full`, `poisoned` or `closing`.
     #[schema(example = "ready")]
@@ -24,14 +24,14 @@ struct Readiness {
     reads: bool,
     /// Whether writes are answered.
     writes: bool,
-    /// What is going on, and what to do about it.
+    /// An explanation, and what to do.
     detail: String,
 }
 
-/// Whether the process lives.
+/// Whether the process is alive.
 #[utoipa::path(
     get, path = "/livez", tag = "operations",
-    responses((status = 200, description = "It lives", body = String, content_type = "text/plain")),
+    responses((status = 200, description = "Alive", body = String, content_type = "text/plain")),
 )]
 pub async fn livez() -> Response {
     let mut response = "ok".into_response();
@@ -39,14 +39,14 @@ pub async fn livez() -> Response {
     response
 }
 
-/// Whether the server can be sent work.
+/// Whether the server accepts requests.
 ///
-/// 503 while it recovers, when its disk cannot be trusted, and while it closes. A full disk leaves it ready, since
-/// reads go on; the body says that writes do not.
+/// 503 while it is recovering or closing, and when its disk cannot be trusted. With a full disk it stays ready, because
+/// reads still work; `writes` is then false.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
-    responses((status = 200, description = "Send requests here", body = Readiness),
-        (status = 503, description = "Send them elsewhere or later", body = Readiness)),
+    responses((status = 200, description = "Ready", body = Readiness),
+        (status = 503, description = "Not ready", body = Readiness)),
 )]
 pub async fn readyz(State(app): State<App>) -> Response {
     let readiness = of_health(app.service.health());
@@ -63,20 +63,22 @@ fn of_health(health: Health) -> Readiness {
     let neither = |state, detail| Readiness { ready: false, state, reads: false, writes: false, detail };
     match health {
         Health::Ready => {
-            let detail = "reads and writes are answered".into();
+            let detail = "reads and writes work".into();
             Readiness { ready: true, state: "ready", reads: true, writes: true, detail }
         }
         Health::DiskFull => {
-            let detail = "the disk is full: reads go on, writes get 507 until there is room again".into();
+            let detail = "the disk is full: reads work, writes get 507 until there is space again".into();
             Readiness { ready: true, state: "disk-full", reads: true, writes: false, detail }
         }
-        Health::Recovering => neither("recovering", "the journal is being replayed; try again shortly".into()),
-        Health::Poisoned(why) => neither("poisoned", format!("the disk cannot be trusted and the server stops: {why}")),
+        Health::Recovering => neither("recovering", "the journal is being replayed; retry shortly".into()),
+        Health::Poisoned(why) => {
+            neither("poisoned", format!("the disk cannot be trusted and the server is stopping: {why}"))
+        }
         Health::Closing => neither("closing", "the server is shutting down".into()),
     }
 }
 
-/// What the server measures about itself, in the OpenMetrics text format.
+/// Metrics in the OpenMetrics text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
     responses((status = 200, description = "OpenMetrics text", body = String,
@@ -85,7 +87,7 @@ fn of_health(health: Health) -> Readiness {
             content_type = "application/problem+json")),
 )]
 pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
-    let text = metrics::render(&app.doors, &app.service)
+    let text = metrics::render(&app.protocols, &app.service)
         .map_err(|error| Problem::new(Kind::Internal, format!("the metrics could not be written: {error}")))?;
     let mut response = text.into_response();
     let content_type = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");

@@ -1,4 +1,4 @@
-//! The request id of a call: from the `Idempotency-Key` header, the body, or both if they agree.
+//! The request id of a call, from the `Idempotency-Key` header, the body, or both if they agree.
 
 use axum::http::{HeaderMap, HeaderName};
 use tally_core::event::RequestId;
@@ -7,7 +7,7 @@ use tally_core::key::KeyRef;
 use super::problem::{Kind, Problem};
 use crate::admission;
 
-/// The header, as the IETF draft and Stripe have it.
+/// The header name of the IETF draft.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The request id of a call on `key`.
@@ -16,7 +16,7 @@ pub fn request_id(headers: &HeaderMap, body: Option<&str>, key: KeyRef<'_>) -> R
     let id = match (&header, body) {
         (None, None) => return Ok(None),
         (Some(header), Some(body)) if header.as_slice() != body.as_bytes() => {
-            let detail = "the `Idempotency-Key` header and `request_id` in the body differ; send one, or both the same";
+            let detail = "the `Idempotency-Key` header and `request_id` in the body differ; send only one";
             return Err(Problem::new(Kind::RequestIdConflict, detail));
         }
         (Some(header), _) => header.as_slice(),
@@ -25,7 +25,7 @@ pub fn request_id(headers: &HeaderMap, body: Option<&str>, key: KeyRef<'_>) -> R
     Ok(Some(admission::request_id(key, id)?))
 }
 
-/// Refuses the header on a call that cannot honour it.
+/// Refuses the header on a call that does not support it.
 pub fn refuse_header(headers: &HeaderMap, instead: &'static str) -> Result<(), Problem> {
     if headers.contains_key(IDEMPOTENCY_KEY) { Err(invalid(instead)) } else { Ok(()) }
 }
@@ -34,15 +34,15 @@ fn from_header(headers: &HeaderMap) -> Result<Option<Vec<u8>>, Problem> {
     let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(invalid("`Idempotency-Key` is given twice; give it once"));
+        return Err(invalid("`Idempotency-Key` is given more than once; send it once"));
     }
     unquote(value.as_bytes()).map(Some)
 }
 
-/// A quoted id is a structured-field string (RFC 9651); anything else is the id itself.
+/// A quoted id is a structured-field string (RFC 9651); anything else is taken literally.
 fn unquote(value: &[u8]) -> Result<Vec<u8>, Problem> {
     let [b'"', quoted @ ..] = value else { return Ok(value.to_vec()) };
-    let broken = || invalid("`Idempotency-Key` has an opening quote but is not a quoted string");
+    let broken = || invalid("`Idempotency-Key` starts with a quote but is not a valid quoted string");
     let mut id = Vec::with_capacity(quoted.len());
     let mut bytes = quoted.iter();
     loop {

@@ -1,4 +1,4 @@
-//! Listening: connections in, within bounds, until it is time to stop.
+//! Accepts HTTP connections, up to a limit, and drains them on shutdown.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::Door;
+use super::Server;
+use super::parse_errors::{AnswerBody, Connection, Progress};
 use super::problem::{Kind, Problem};
 use crate::accept::{Listening, pause_after, prepare};
 use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
@@ -26,7 +27,7 @@ use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
 pub struct Peer(IpAddr);
 
 impl Peer {
-    /// Nobody in particular.
+    /// For requests that came from no socket.
     pub fn unknown() -> Self {
         Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
@@ -37,10 +38,10 @@ impl Peer {
     }
 }
 
-/// Accepts connections until `stopping` says how long those open may take to finish.
+/// Accepts connections until `stopping` resolves, to the time that open ones have to finish.
 pub async fn listen(
     listener: TcpListener,
-    door: Arc<Door>,
+    server: Arc<Server>,
     connections_max: usize,
     stopping: impl Future<Output = Duration>,
 ) -> Listening {
@@ -51,8 +52,8 @@ pub async fn listen(
             biased;
             drain_max = &mut stopping => break drain_max,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) if door.metrics.connections() >= connections_max as u64 => refuse(&door, stream),
-                Ok((stream, peer)) => serve(&door, stream, peer, &graceful),
+                Ok((stream, _)) if server.metrics.connections() >= connections_max as u64 => refuse(&server, stream),
+                Ok((stream, peer)) => serve(&server, stream, peer, &graceful),
                 Err(error) => pause_after(&error).await,
             },
         }
@@ -64,23 +65,33 @@ pub async fn listen(
     }
 }
 
-/// Serves one connection on a task of its own.
-fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &GracefulShutdown) {
+/// Serves one connection on its own task.
+fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &GracefulShutdown) {
     if let Err(error) = prepare(&stream) {
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
-    let door = Arc::clone(door);
-    let open = door.metrics.connection();
+    let server = Arc::clone(server);
+    let open = server.metrics.connection();
+    let progress = Progress::default();
+    let io = TokioIo::new(Connection::new(stream, progress.clone()));
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
-        let door = Arc::clone(&door);
-        async move { Ok::<_, Infallible>(door.answer(request.map(Body::new), Peer(peer.ip())).await) }
+        let server = Arc::clone(&server);
+        let answering = progress.begin();
+        async move {
+            let response = server.answer(request.map(Body::new), Peer(peer.ip())).await;
+            Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, answering)))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_READ_MAX)
         .max_header_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), answer);
+        // A client may shut down its sending side and still wait for its answers. The price is that hyper does not read
+        // while a request is answered, so a client that is gone is noticed only when the answer is written. That is
+        // soon, because every handler has a time limit; and a write that has begun is never cancelled half-way.
+        .half_close(true)
+        .serve_connection(io, answer);
     let watched = graceful.watch(connection);
     tokio::spawn(async move {
         if let Err(error) = watched.await {
@@ -90,16 +101,15 @@ fn serve(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr, graceful: &Grace
     });
 }
 
-/// Tells one connection too many that it is, without waiting for it.
-fn refuse(door: &Door, stream: TcpStream) {
-    door.metrics.connection_refused();
-    let told = stream.into_std().and_then(|mut stream| stream.write_all(refusal().as_bytes()));
-    tracing::debug!(?told, "a connection was turned away: too many are open");
+/// Answers a connection over the limit with 503 and closes it, without waiting for its request.
+fn refuse(server: &Server, stream: TcpStream) {
+    server.metrics.connection_refused();
+    let written = stream.into_std().and_then(|mut stream| stream.write_all(refusal().as_bytes()));
+    tracing::debug!(?written, "a connection was refused: too many are open");
 }
 
 fn refusal() -> String {
-    let problem = Problem::new(Kind::TooManyConnections, "close some, or reuse them");
-    let body = serde_json::to_string(&problem.json(None)).unwrap_or_default() + "\n";
+    let body = Problem::new(Kind::TooManyConnections, "close some, or reuse them").to_line();
     format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
          connection: close\r\ncontent-length: {}\r\n\r\n{body}",

@@ -1,7 +1,7 @@
-//! Many counters in one call: those named, or those with a prefix, page by page.
+//! Reads many counters in one call: those named, or a listing by prefix, page by page.
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use serde::Serialize;
 use tally_core::key::Key;
@@ -12,27 +12,28 @@ use utoipa::ToSchema;
 use super::App;
 use super::address::{self, Query};
 use super::answer::{Hex, ReadAnswer, json};
+use super::openapi::{ListingQuery, ReadProblems};
 use super::problem::{Kind, Problem};
-use super::reference::{ListingQuery, ReadProblems};
 use crate::admission::{self, PAGE_LIMITS};
+use crate::metrics::Verb;
 use crate::service::Freshness;
 
-/// Counters, in the order asked or in key order.
+/// Counters, in the order of the request or in key order.
 #[derive(Serialize, ToSchema)]
 struct CountersAnswer<'a> {
     /// One reading per counter.
     counters: Vec<ReadAnswer<'a>>,
-    /// What to send as `cursor` for the next page; `null` at the end.
+    /// `cursor` of the next page; `null` on the last page.
     #[schema(required)]
     next_cursor: Option<String>,
 }
 
 /// Read many counters, or list them.
 ///
-/// With `keys`, the counters named, in that order: keys are separated by commas, and a comma within a key is
-/// `%2C`. With `key`, given once for each counter, the same; a comma is then part of the key however it is encoded.
-/// Otherwise those whose key begins with `prefix`, in key order, page by page. A key that is not UTF-8 is listed with
-/// `key: null` and its bytes in `key_hex`.
+/// `keys` reads the counters named, in that order; they are separated by commas, and a comma within a key is `%2C`.
+/// `key`, repeated for each counter, does the same, and a comma is part of the key however it is encoded. Without either,
+/// counters are listed by `prefix` in key order, page by page. A key that is not UTF-8 is listed with `key: null` and its
+/// bytes in `key_hex`.
 #[utoipa::path(
     get, path = "/api/v1/counters", tag = "counters",
     params(ListingQuery),
@@ -52,9 +53,16 @@ pub async fn counters(State(app): State<App>, request: Request) -> Result<Respon
     }
 }
 
+/// Counted as `many` if the query names counters, otherwise as `list`.
+pub fn verb(uri: &Uri) -> Verb {
+    let names_keys = |pair: &str| pair.starts_with("keys=") || pair.starts_with("key=");
+    let many = uri.query().is_some_and(|query| query.split('&').any(names_keys));
+    if many { Verb::Many } else { Verb::List }
+}
+
 async fn many(app: &App, query: &Query<'_>, encoded: &[&str]) -> Result<Response, Problem> {
     if ["prefix", "limit", "cursor"].iter().any(|name| query.raw(name).is_some()) {
-        let detail = "`keys` or `key` reads the counters it names; it goes with no `prefix`, `limit` or `cursor`";
+        let detail = "`keys` and `key` cannot be combined with `prefix`, `limit` or `cursor`";
         return Err(Problem::new(Kind::InvalidParameter, detail));
     }
     admission::keys_len(encoded.len())?;
@@ -78,9 +86,9 @@ fn answer<'a>(app: &App, key: &'a Key, reading: &Reading) -> ReadAnswer<'a> {
     ReadAnswer::new(key.as_bytes(), reading, app.service.consistency(key.as_ref()))
 }
 
-/// A cursor is the last key of the page before, in hexadecimal; callers need not know.
+/// A cursor is the last key of the previous page in hexadecimal. That is not part of the API.
 fn decode_cursor(cursor: &str) -> Result<Key, Problem> {
-    let invalid = || Problem::new(Kind::InvalidCursor, "send `next_cursor` of the page before, as it is");
+    let invalid = || Problem::new(Kind::InvalidCursor, "send `next_cursor` of the previous page unchanged");
     let digits = cursor.as_bytes();
     if !digits.len().is_multiple_of(2) {
         return Err(invalid());

@@ -1,9 +1,10 @@
-//! The HTTP front door: routes, and what every request passes on its way in and out.
+//! The HTTP protocol: what every request passes on its way in and out.
 
 mod address;
 mod answer;
 mod batch;
 mod body;
+mod browsers;
 mod corrections;
 mod counters;
 mod docs;
@@ -11,11 +12,10 @@ mod health;
 mod idempotency;
 mod listen;
 mod listing;
-mod origin;
+mod openapi;
+mod parse_errors;
 mod problem;
-mod rebinding;
-mod reference;
-mod verb;
+mod routes;
 
 use std::sync::Arc;
 
@@ -24,85 +24,104 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
 use tower::ServiceExt as _;
-use utoipa::OpenApi as _;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
-use crate::metrics::{DoorMetrics, Stopwatch, Verb};
+use crate::metrics::{ProtocolMetrics, Stopwatch, Verb};
 use crate::service::Service;
 use counters::Direction;
 use listen::Peer;
 use problem::{Kind, Problem};
+use routes::Found;
 
+pub use browsers::Hosts;
 pub use listen::listen;
-pub use rebinding::Hosts;
 
 /// What every handler can reach.
 #[derive(Clone)]
 pub struct App {
     /// Counters.
     pub service: Arc<Service>,
-    /// What every front door measures.
-    pub doors: Arc<[Arc<DoorMetrics>]>,
+    /// The metrics of every protocol.
+    pub protocols: Arc<[Arc<ProtocolMetrics>]>,
     /// Memory for the bodies of batches.
     pub batch_room: Arc<body::BatchRoom>,
 }
 
-/// The front door: every route over one service.
-pub struct Door {
+/// Answers HTTP requests over one service.
+pub struct Server {
     app: App,
     hosts: Hosts,
-    router: Router,
-    metrics: Arc<DoorMetrics>,
+    routes: routes::Table,
+    /// The pages at `/docs`, and the 404 of any other path that is not a route.
+    docs: Router,
+    metrics: Arc<ProtocolMetrics>,
 }
 
-impl Door {
-    /// Opens every route over `service`, to requests sent to one of `hosts`; `metrics` are this door's own, and among
-    /// those of all `doors`.
-    pub fn new(service: Arc<Service>, hosts: Hosts, metrics: Arc<DoorMetrics>, doors: Arc<[Arc<DoorMetrics>]>) -> Self {
-        let app = App { service, doors, batch_room: Arc::default() };
-        Door { router: router(app.clone()), app, hosts, metrics }
+impl Server {
+    /// Serves requests that were sent to one of `hosts`. `metrics` are those of HTTP, and among those of all
+    /// `protocols`.
+    pub fn new(
+        service: Arc<Service>,
+        hosts: Hosts,
+        metrics: Arc<ProtocolMetrics>,
+        protocols: Arc<[Arc<ProtocolMetrics>]>,
+    ) -> Self {
+        let app = App { service, protocols, batch_room: Arc::default() };
+        let routes = routes::all();
+        let docs = docs::pages(routes.described())
+            .fallback(not_found)
+            .method_not_allowed_fallback(async |request: Request| routes::method_not_allowed(request.method()));
+        Server { routes: routes.with_state(&app), docs, app, hosts, metrics }
     }
 
-    /// Answers one request: route, name the place of a problem, measure.
+    /// Answers one request: route it, put its path into a problem, measure it.
     async fn answer(&self, request: Request, peer: Peer) -> Response {
         let stopwatch = Stopwatch::start();
-        let verb = verb::of(request.method(), request.uri());
+        let found = self.routes.find(request.method(), request.uri());
+        let verb = if let Found::Handler(verb, _) = found { verb } else { Verb::Other };
         let address = request.uri().path_and_query().cloned();
-        let mut response = match (self.admit(&request), verb) {
-            (Err(problem), _) => problem.into_response(),
-            // The hot path: what the router would find is known already, and finding it costs as much as counting.
-            (Ok(()), Verb::Increment) => counters::add(&self.app, request, Direction::Up).await.into_response(),
-            (Ok(()), Verb::Decrement) => counters::add(&self.app, request, Direction::Down).await.into_response(),
-            (Ok(()), _) => self.route(request, peer).await,
+        let mut response = match self.admit(&request) {
+            Ok(()) => self.dispatch(found, request, peer).await,
+            Err(problem) => problem.into_response(),
         };
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             let path = address.as_ref().map_or("", |address| address.path());
-            response = placed(&problem, path, &response);
+            response = render(&problem, path, &response);
         }
         self.metrics.request(verb, response.status().as_u16(), &stopwatch);
         response
     }
 
-    /// Whether the request may go on, whatever it asks for: what every path through the door begins with.
+    /// Checks that apply to every request, whatever its route.
     fn admit(&self, request: &Request) -> Result<(), Problem> {
-        self.hosts.admit(request.uri(), request.headers())?;
-        origin::admit(request.method(), request.headers())
+        self.hosts.admit(request.version(), request.uri(), request.headers())?;
+        browsers::admit_origin(request.method(), request.headers())
     }
 
-    async fn route(&self, mut request: Request, peer: Peer) -> Response {
-        request.extensions_mut().insert(peer);
-        match self.router.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
+    async fn dispatch(&self, found: Found<'_>, mut request: Request, peer: Peer) -> Response {
+        match found {
+            // The hot path: axum's boxed handlers cost about as much as counting does.
+            Found::Handler(Verb::Increment, _) => {
+                counters::add(&self.app, request, Direction::Up).await.into_response()
+            }
+            Found::Handler(Verb::Decrement, _) => {
+                counters::add(&self.app, request, Direction::Down).await.into_response()
+            }
+            Found::Handler(_, handler) => {
+                request.extensions_mut().insert(peer);
+                handler.call(request).await
+            }
+            Found::OtherMethods(allow) => routes::wrong_method(request.method(), &allow),
+            Found::Nothing => match self.docs.clone().oneshot(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            },
         }
     }
 }
 
-/// Writes a problem out with the path it happened at.
-fn placed(problem: &Problem, path: &str, bare: &Response) -> Response {
+/// Renders a problem with the path of its request. `bare` is the response that carried it.
+fn render(problem: &Problem, path: &str, bare: &Response) -> Response {
     if problem.kind == Kind::Unreadable || problem.kind == Kind::Internal {
         tracing::error!(path, detail = problem.detail(), "a request failed");
     } else {
@@ -115,47 +134,14 @@ fn placed(problem: &Problem, path: &str, bare: &Response) -> Response {
     response
 }
 
-fn router(app: App) -> Router {
-    let (router, described) = OpenApiRouter::with_openapi(docs::Described::openapi())
-        .routes(routes!(counters::increment))
-        .routes(routes!(counters::decrement))
-        .routes(routes!(batch::batch_increment))
-        .routes(routes!(counters::read, corrections::set, corrections::delete))
-        .routes(routes!(counters::exact))
-        .routes(routes!(counters::stats))
-        .routes(routes!(listing::counters))
-        .routes(routes!(corrections::reset))
-        .routes(routes!(corrections::adjust))
-        .routes(routes!(corrections::ledger))
-        .routes(routes!(health::livez))
-        .routes(routes!(health::readyz))
-        .routes(routes!(health::show_metrics))
-        .routes(routes!(docs::problems))
-        .routes(routes!(docs::problem))
-        .split_for_parts();
-    // A counter may have this name as well.
-    let named_like_the_batch = get(counters::read).put(corrections::set).delete(corrections::delete);
-    router
-        .route("/api/v1/counters/batch-increment", named_like_the_batch)
-        .merge(docs::routes(described))
-        .fallback(nothing_here)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
-}
-
-async fn nothing_here(request: Request<Body>) -> Problem {
+async fn not_found(request: Request<Body>) -> Problem {
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix(address::COUNTERS)
         && (rest.is_empty() || rest.starts_with('/'))
     {
         return Problem::new(Kind::InvalidKey, "the key is empty; a key has 1 to 512 bytes");
     }
-    Problem::new(Kind::NotFound, "there is no such call; `/docs` shows those there are, and a `/` in a key is `%2F`")
-}
-
-async fn wrong_method(request: Request<Body>) -> Problem {
-    let detail = format!("{} is not a method of this address; `Allow` names those there are", request.method());
-    Problem::new(Kind::MethodNotAllowed, detail)
+    Problem::new(Kind::NotFound, "no such path; `/docs` lists every call; a `/` in a key is written `%2F`")
 }
 
 #[cfg(test)]
@@ -166,17 +152,18 @@ mod tests {
     use axum::http::StatusCode;
     use http_body_util::BodyExt;
 
-    fn door() -> (Arc<Service>, Door) {
+    fn server() -> (Arc<Service>, Server) {
         let service = Arc::new(Service::new(Policies::default()));
-        let metrics = DoorMetrics::new("http");
-        (Arc::clone(&service), Door::new(service, Hosts::Any, Arc::clone(&metrics), [metrics].into()))
+        let metrics = ProtocolMetrics::new("http");
+        (Arc::clone(&service), Server::new(service, Hosts::Any, Arc::clone(&metrics), [metrics].into()))
     }
 
-    fn ask(door: &Door, method: &str, path: &str) -> (Response, serde_json::Value) {
-        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    fn ask(server: &Server, method: &str, path: &str) -> (Response, serde_json::Value) {
+        let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        let request = request.body(Body::empty()).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let (parts, body) = door.answer(request, Peer::unknown()).await.into_parts();
+            let (parts, body) = server.answer(request, Peer::unknown()).await.into_parts();
             let bytes = body.collect().await.unwrap().to_bytes();
             let json = serde_json::from_slice(&bytes).unwrap_or_default();
             (Response::from_parts(parts, Body::empty()), json)
@@ -184,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn while_the_journal_is_replayed_every_call_is_asked_to_come_back() {
-        let (_, door) = door();
+    fn while_the_journal_is_replayed_every_call_is_answered_503() {
+        let (_, server) = server();
         let calls = [
             ("POST", "/api/v1/counters/a/increment"),
             ("GET", "/api/v1/counters/a"),
@@ -195,34 +182,36 @@ mod tests {
             ("DELETE", "/api/v1/counters/a"),
         ];
         for (method, path) in calls {
-            let (response, json) = ask(&door, method, path);
+            let (response, json) = ask(&server, method, path);
             assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
             assert_eq!(response.headers()[header::RETRY_AFTER], "1", "{path}");
             assert_eq!((&json["type"], &json["outcome"]), (&"/problems/recovering".into(), &"none".into()), "{path}");
         }
-        assert_eq!(ask(&door, "GET", "/livez").0.status(), StatusCode::OK);
-        assert_eq!(ask(&door, "GET", "/metrics").0.status(), StatusCode::OK);
-        let (ready, json) = ask(&door, "GET", "/readyz");
+        assert_eq!(ask(&server, "GET", "/livez").0.status(), StatusCode::OK);
+        assert_eq!(ask(&server, "GET", "/metrics").0.status(), StatusCode::OK);
+        let (ready, json) = ask(&server, "GET", "/readyz");
         assert_eq!((ready.status(), &json["state"]), (StatusCode::SERVICE_UNAVAILABLE, &"recovering".into()));
     }
 
     #[test]
-    fn a_server_that_closes_is_not_ready() {
-        let (service, door) = door();
+    fn a_closing_server_is_not_ready() {
+        let (service, server) = server();
         service.begin_closing();
-        let (ready, json) = ask(&door, "GET", "/readyz");
+        let (ready, json) = ask(&server, "GET", "/readyz");
         assert_eq!((ready.status(), &json["state"]), (StatusCode::SERVICE_UNAVAILABLE, &"closing".into()));
     }
 
     #[test]
-    fn limits_are_told_as_they_are() {
-        let told = |kind: Kind, limit: usize| kind.meaning().contains(&limit.to_string());
-        assert!(told(Kind::TooManyConnections, crate::limits::CONNECTIONS_MAX));
-        assert!(told(Kind::BatchTooLarge, tally_core::limits::CALL_EVENTS_MAX));
+    fn documented_limits_are_the_real_ones() {
+        let says = |kind: Kind, limit: usize| kind.meaning().contains(&limit.to_string());
+        assert!(says(Kind::TooManyConnections, crate::limits::CONNECTIONS_MAX));
+        assert!(says(Kind::BatchTooLarge, tally_core::limits::CALL_EVENTS_MAX));
+        assert!(says(Kind::HeadTooLarge, crate::limits::HEAD_BYTES_MAX));
+        assert!(says(Kind::HeadTooLarge, crate::limits::HEADERS_MAX));
     }
 
     #[test]
-    fn every_kind_of_problem_has_a_slug_of_its_own() {
+    fn problem_slugs_are_unique() {
         let mut slugs: Vec<_> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
         slugs.sort_unstable();
         slugs.dedup();

@@ -1,7 +1,7 @@
-//! Problems: every error a caller can see, as RFC 9457 `application/problem+json`.
+//! Every error a client can get, as `application/problem+json` (RFC 9457).
 //!
-//! The slugs in `type` are part of the API: they are never renamed. A handler returns a [`Problem`]; the outermost
-//! layer knows the request's path and writes it out as `instance`.
+//! The slugs in `type` are part of the API and never renamed. A handler returns a [`Problem`]; the server adds the path
+//! of the request as `instance`.
 
 use std::borrow::Cow;
 
@@ -19,15 +19,15 @@ use crate::service::{Failure, Intent};
 
 use super::answer::IDEMPOTENT_REPLAYED;
 
-/// Declares every kind of problem with its slug, status and title, what it means and what to do next.
+/// Declares the kinds of problems: slug, status, title, meaning, and what to do next.
 macro_rules! kinds {
     ($($kind:ident = $slug:literal, $status:ident, $title:literal, $meaning:literal, $next:literal;)*) => {
-        /// What kind of problem it is.
+        /// A kind of problem.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind { $(#[doc = $title] $kind,)* }
 
         impl Kind {
-            /// Every kind there is.
+            /// Every kind.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
 
             /// The `type` of the problem.
@@ -35,17 +35,17 @@ macro_rules! kinds {
                 match self { $(Kind::$kind => concat!("/problems/", $slug),)* }
             }
 
-            /// What it means, in a few words.
+            /// A short summary.
             pub fn title(self) -> &'static str {
                 match self { $(Kind::$kind => $title,)* }
             }
 
-            /// The status it is answered with.
+            /// The HTTP status.
             pub fn status(self) -> StatusCode {
                 match self { $(Kind::$kind => StatusCode::$status,)* }
             }
 
-            /// What it means, in a sentence.
+            /// What happened.
             pub fn meaning(self) -> &'static str {
                 match self { $(Kind::$kind => $meaning,)* }
             }
@@ -59,124 +59,134 @@ macro_rules! kinds {
 }
 
 kinds! {
-    InvalidKey = "invalid-key", BAD_REQUEST, "The key cannot name a counter",
-        "A key has 1 to 512 bytes and, over HTTP, is UTF-8 with its percent-encoding intact.",
+    InvalidKey = "invalid-key", BAD_REQUEST, "The key is invalid",
+        "A key has 1 to 512 bytes and, over HTTP, is UTF-8 with valid percent-encoding.",
         "Correct the key; in a path write `/` as `%2F` and `%` as `%25`.";
     InvalidJson = "invalid-json", BAD_REQUEST, "The body is not JSON",
-        "The body could not be parsed; `detail` says where it stops being JSON.",
+        "The body could not be parsed; `detail` says where the error is.",
         "Send one JSON object, such as `{\"amount\":5}`.";
-    InvalidField = "invalid-field", BAD_REQUEST, "A field has a value it cannot have",
+    InvalidField = "invalid-field", BAD_REQUEST, "A field has an invalid value",
         "A field has the wrong type or a value outside its range; `detail` names it.",
         "Correct the field; integers are written without quotes, fraction or exponent.";
     MissingField = "missing-field", BAD_REQUEST, "A field is missing",
         "The call needs a field that the body does not have; `detail` names it.",
         "Add the field.";
-    UnknownField = "unknown-field", BAD_REQUEST, "The body has a field this call does not take",
-        "A field that did nothing would look as if it did, so it is refused.",
-        "Correct the name, or leave the field out; `/docs` lists those there are.";
+    UnknownField = "unknown-field", BAD_REQUEST, "The body has an unknown field",
+        "Unknown fields are refused, because ignoring them would hide mistakes.",
+        "Correct the name, or leave the field out; `/docs` lists the fields.";
     UnsupportedField = "unsupported-field", BAD_REQUEST, "The field is not supported yet",
         "The field is reserved for a later version.",
         "Leave it out.";
-    InvalidAmount = "invalid-amount", BAD_REQUEST, "The amount cannot be counted",
-        "An amount is an integer from 1 to 9223372036854775807; the call says which way. A `delta` is any but 0.",
+    InvalidAmount = "invalid-amount", BAD_REQUEST, "The amount is invalid",
+        "An amount is an integer from 1 to 9223372036854775807. A `delta` is any 64-bit integer except 0.",
         "Send a positive amount to `increment` or `decrement`.";
     InvalidReason = "invalid-reason", BAD_REQUEST, "A correction needs a reason",
-        "Each correction is kept in the counter's ledger with a reason of 1 to 1024 bytes.",
-        "Say why in `reason`.";
-    InvalidRequestId = "invalid-request-id", BAD_REQUEST, "The request id cannot be used",
-        "A request id has 1 to 255 bytes, is given once, and stands in a place the call reads.",
-        "Correct it; a batch takes one `request_id` for each item.";
-    RequestIdConflict = "request-id-conflict", BAD_REQUEST, "Header and body name different request ids",
-        "`Idempotency-Key` and `request_id` are two places for the same thing.",
-        "Send one of them, or both the same.";
-    InvalidParameter = "invalid-parameter", BAD_REQUEST, "A query parameter has a value it cannot have",
-        "`detail` names the parameter and what it may be.",
+        "Each correction is recorded in the ledger with a reason of 1 to 1024 bytes.",
+        "Give a `reason`.";
+    InvalidRequestId = "invalid-request-id", BAD_REQUEST, "The request id is invalid",
+        "A request id has 1 to 255 bytes and is given once. A batch does not take it as a header.",
+        "Correct it; in a batch, give each item its own `request_id`.";
+    RequestIdConflict = "request-id-conflict", BAD_REQUEST, "Header and body have different request ids",
+        "`Idempotency-Key` and `request_id` mean the same, so they must be equal.",
+        "Send only one of them.";
+    InvalidParameter = "invalid-parameter", BAD_REQUEST, "A query parameter has an invalid value",
+        "`detail` names the parameter and the values allowed.",
         "Correct the parameter.";
-    UnknownParameter = "unknown-parameter", BAD_REQUEST, "The call does not take this query parameter",
-        "A parameter that did nothing would look as if it did, so it is refused.",
+    UnknownParameter = "unknown-parameter", BAD_REQUEST, "The query parameter is unknown",
+        "Unknown parameters are refused, because ignoring them would hide mistakes.",
         "Correct the name, or leave the parameter out.";
-    InvalidCursor = "invalid-cursor", BAD_REQUEST, "The cursor was not handed out by this call",
-        "A cursor is what the page before said in `next_cursor`.",
-        "Send `next_cursor` as it is, or leave `cursor` out to begin again.";
+    InvalidCursor = "invalid-cursor", BAD_REQUEST, "The cursor is invalid",
+        "A cursor is the `next_cursor` of the previous page.",
+        "Send `next_cursor` unchanged, or leave `cursor` out to start over.";
     UnexpectedBody = "unexpected-body", BAD_REQUEST, "The call takes no body",
-        "A body that did nothing would look as if it did, so it is refused.",
+        "A body is refused, because ignoring it would hide a mistake.",
         "Leave the body out; a deletion takes its reason as `?reason=`.";
-    UnreadableBody = "unreadable-body", BAD_REQUEST, "The body did not arrive",
-        "The connection broke, or the body was not sent as its headers say.",
-        "Send the request again, under the same request id if it has one.";
+    UnreadableBody = "unreadable-body", BAD_REQUEST, "The body is incomplete",
+        "The connection ended, or the body does not match its headers.",
+        "Send the request again, with the same request id if it has one.";
     BatchEmpty = "batch-empty", BAD_REQUEST, "The batch has no items",
         "A batch has 1 to 10000 items.",
         "Put at least one item into `increments`.";
     BatchTooLarge = "batch-too-large", PAYLOAD_TOO_LARGE, "The batch has too many items",
-        "A batch has 1 to 10000 items. None of these was applied.",
+        "A batch has 1 to 10000 items. None was applied.",
         "Send several batches.";
     BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, "The body is too large",
         "A call about one counter takes 16 KiB, a batch 16 MiB.",
-        "Send less, or in parts.";
+        "Send less at once.";
     BodyTimeout = "body-timeout", REQUEST_TIMEOUT, "The body took too long to arrive",
         "A body must arrive within 30 seconds. Nothing changed.",
         "Send the request again.";
-    NotFound = "not-found", NOT_FOUND, "There is nothing at this address",
+    NotFound = "not-found", NOT_FOUND, "There is no such path",
         "No call has this path.",
-        "See `/docs` for the calls there are; a `/` in a key is `%2F`.";
-    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "The address does not take this method",
-        "The path is right and the method is not.",
-        "Use a method that the `Allow` header names.";
+        "See `/docs` for every call; a `/` in a key is `%2F`.";
+    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "The path does not have this method",
+        "The path exists, but not with this method.",
+        "Use a method from the `Allow` header.";
+    MalformedRequest = "malformed-request", BAD_REQUEST, "The request is not valid HTTP",
+        "The request line or a header could not be parsed, or the length of the body is contradictory. Nothing changed, \
+         and the connection is closed.",
+        "Correct the request; percent-encode spaces and control characters in its address.";
+    HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large",
+        "Request line and headers together have at most 65536 bytes and 100 headers. Nothing changed, and the \
+         connection is closed.",
+        "Send fewer or shorter headers, or read fewer counters in one call.";
+    InvalidHost = "invalid-host", BAD_REQUEST, "The request does not name one host",
+        "An HTTP/1.1 request has exactly one `Host` header. Nothing changed.",
+        "Send `Host` once.";
     MisdirectedHost = "misdirected-host", MISDIRECTED_REQUEST, "The request was sent to a host that is not this server",
-        "On a loopback address the server answers to names of its own machine and to those it is told of, so that no \
-         page can reach it by renaming it. Nothing changed.",
+        "On a loopback address the server answers only to its machine's own names and to allowed hosts, as a protection \
+         against DNS rebinding. Nothing changed.",
         "Call it as `localhost` or `127.0.0.1`, or start it with `--allowed-host` and the name.";
     CrossOrigin = "cross-origin", FORBIDDEN, "A page of another origin may not change counters",
-        "A browser says in `Origin` which page sent the request, and it is none of this server's. Nothing changed.",
+        "The `Origin` header names a page that is not this server's own. Nothing changed.",
         "Call Tally from your own server, or serve the page from the same host and port.";
     IdempotencyMismatch = "idempotency-mismatch", UNPROCESSABLE_ENTITY, "The request id was used for something else",
-        "A request id belongs to one request: in its namespace it was used before for another key, call, \
-         amount, bound, expected value or reason. Nothing changed.",
-        "Use a new id for a new request; to repeat the old one, send it exactly as before.";
+        "A request id belongs to one request. This one was used before in the namespace for another key, call, amount, \
+         bound, expected value or reason. Nothing changed.",
+        "Use a new id for a new request; to retry the old one, send it unchanged.";
     Overflow = "overflow", CONFLICT, "The value would leave the range of a 64-bit integer",
-        "A value lies between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is what stands.",
+        "Values are between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is the current value.",
         "Count less, or correct the counter first.";
     Bound = "bound", CONFLICT, "The value would cross its floor or ceiling",
-        "The change named a bound and would have crossed it. Nothing changed; `value` is what stands.",
-        "Ask for less, or send `\"on_bound\":\"saturate\"` to take the part that fits. Under a request id \
-         the refusal is remembered: use a new id to try again.";
-    UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not hold the expected value",
-        "Somebody else changed the counter since it was read. Nothing changed; `value` is what stands.",
-        "Look at `value`, decide again, and send it as `expected`, under a new request id.";
+        "The change would have crossed the bound it was sent with. Nothing changed; `value` is the current value.",
+        "Change less, or send `\"on_bound\":\"saturate\"` to apply the part that fits. The refusal is remembered with \
+         its request id: use a new one to try again.";
+    UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not have the expected value",
+        "The counter was changed since it was read. Nothing changed; `value` is the current value.",
+        "Check `value`, and retry with it as `expected` and a new request id.";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open",
-        "The server keeps as many connections as its file descriptors allow, at most 16384 of each protocol. \
-         Nothing changed.",
+        "The limit depends on the file descriptors of the server and is at most 16384 per protocol. Nothing changed.",
         "Close some, or reuse them; raise `ulimit -n` of the server.";
-    Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server has too much to do",
+    Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server is overloaded",
         "Nothing changed.",
-        "Try again after the seconds in `Retry-After`.";
+        "Retry after the seconds in `Retry-After`.";
     Recovering = "recovering", SERVICE_UNAVAILABLE, "The server is replaying its journal",
-        "After a start the server first recovers what was acknowledged. Nothing changed.",
-        "Try again after the seconds in `Retry-After`; `/readyz` says when it is done.";
+        "After a start the server first replays its journal. Nothing changed.",
+        "Retry after the seconds in `Retry-After`; `/readyz` says when it is ready.";
     Closing = "closing", SERVICE_UNAVAILABLE, "The server is shutting down",
         "Nothing changed.",
-        "Try again once it is back.";
-    Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped since its disk cannot be trusted",
-        "A flush failed or stored data was found damaged, and nothing is acknowledged on such a disk. Nothing changed.",
-        "Look after the disk, run `tally check` on the data directory, and restart the server.";
-    OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "Whether the change was made is not known",
-        "The change was under way when the disk failed: it may or may not survive.",
-        "Send the request again under the same request id; without one it may count twice.";
-    DiskFull = "disk-full", INSUFFICIENT_STORAGE, "There is no room on the disk",
-        "Writes are refused before they happen, and reads go on. Nothing changed.",
-        "Make room; writes are taken again by themselves.";
+        "Retry when it is back.";
+    Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped because its disk cannot be trusted",
+        "A flush failed or stored data is damaged, so nothing more is acknowledged. Nothing changed.",
+        "Check the disk, run `tally check` on the data directory, and restart the server.";
+    OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
+        "The disk failed during the change: it may or may not survive.",
+        "Retry with the same request id; without one it may count twice.";
+    DiskFull = "disk-full", INSUFFICIENT_STORAGE, "The disk is full",
+        "Writes are refused; reads still work. Nothing changed.",
+        "Free some space; writes then work again without a restart.";
     Unreadable = "unreadable", INTERNAL_SERVER_ERROR, "Stored data could not be read",
-        "A file of the data directory is damaged or cannot be read. Nothing changed.",
-        "Stop the server and run `tally check` on its data directory.";
+        "A file in the data directory is damaged or cannot be read. Nothing changed.",
+        "Stop the server and run `tally check` on the data directory.";
     Internal = "internal", INTERNAL_SERVER_ERROR, "The server failed",
-        "This should not happen. Nothing changed.",
+        "This is a bug. Nothing changed.",
         "Report it, with the log around that time.";
 }
 
-/// One problem, before it knows where it happened.
+/// A problem, without the path of its request.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What kind it is.
+    /// Its kind.
     pub kind: Kind,
     detail: Cow<'static, str>,
     value: Option<i64>,
@@ -184,69 +194,68 @@ pub struct Problem {
     retry_after_s: Option<u32>,
 }
 
-/// A problem as callers see it.
+/// A problem as clients see it.
 #[derive(Serialize, ToSchema)]
 pub struct ProblemJson<'a> {
     /// A stable name for the kind of problem.
     #[schema(example = "/problems/invalid-amount")]
     r#type: &'a str,
-    /// What the kind means, in a few words.
+    /// A short summary of the type.
     title: &'a str,
     /// The HTTP status.
     #[schema(example = 400)]
     status: u16,
-    /// What is wrong here, and what to do about it.
+    /// What is wrong with this request, and what to do.
     detail: &'a str,
     /// The path of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     instance: Option<&'a str>,
-    /// The current value, when it is the reason.
+    /// The current value, if it is the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<i64>,
     /// `none`: nothing changed. `unknown`: the change may or may not survive; retry with the same request id.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<&'static str>,
-    /// Whether this is the first answer to the request id again.
+    /// `true` if the request id was used before and this is the first answer again.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
 }
 
-/// What a refusal that is repeated says besides.
+/// Appended to the detail of a replayed refusal.
 const REFUSED_BEFORE: &str =
-    ". This request id was refused before; the first answer is repeated; use a new id to try again";
+    ". This request id was refused before and gets the same answer again; use a new id to try again";
 
-/// What a write asked for, as far as its refusal has to say.
+/// The parts of a write that the message of a refusal needs.
 #[derive(Clone, Copy)]
-pub struct Asked {
+pub struct RequestedChange {
     delta: i64,
     bounds: Option<Bounds>,
     expected: Option<i64>,
 }
 
-impl Asked {
-    /// What an intent asks for.
+impl RequestedChange {
+    /// The parts of an intent.
     pub fn of(intent: &Intent) -> Self {
         let (delta, expected) = match &intent.change {
             Change::Add(delta) => (*delta, None),
             Change::Set { when: Condition::Equals(expected), .. } => (0, Some(*expected)),
             _ => (0, None),
         };
-        Asked { delta, bounds: intent.details.as_ref().and_then(|details| details.bounds), expected }
+        RequestedChange { delta, bounds: intent.details.as_ref().and_then(|details| details.bounds), expected }
     }
 
-    /// Which bound the change would cross, from `value`. A bound stops movement towards it alone, so the direction says
-    /// which.
+    /// The bound that the change would cross from `value`. A bound only stops movement towards it, so the sign decides.
     fn crossing(&self, value: i64) -> String {
         let amount = self.delta.unsigned_abs();
         match self.bounds {
             Some(Bounds { floor: Some(floor), .. }) if self.delta < 0 && value < floor => {
-                format!("that is below its floor of {floor} already, and nothing can be taken away")
+                format!("that is below its floor of {floor} already, so nothing can be subtracted")
             }
             Some(Bounds { floor: Some(floor), .. }) if self.delta < 0 => {
-                format!("taking away {amount} would cross its floor of {floor}")
+                format!("subtracting {amount} would cross its floor of {floor}")
             }
             Some(Bounds { ceiling: Some(ceiling), .. }) if self.delta > 0 && value > ceiling => {
-                format!("that is above its ceiling of {ceiling} already, and nothing can be added")
+                format!("that is above its ceiling of {ceiling} already, so nothing can be added")
             }
             Some(Bounds { ceiling: Some(ceiling), .. }) if self.delta > 0 => {
                 format!("adding {amount} would cross its ceiling of {ceiling}")
@@ -257,12 +266,12 @@ impl Asked {
 }
 
 impl Problem {
-    /// A problem with what is wrong and what to do about it.
+    /// A problem; `detail` says what is wrong and what to do.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Problem { kind, detail: detail.into(), value: None, duplicate: false, retry_after_s: None }
     }
 
-    /// Too much to do at the moment: nothing changed, and trying again soon may help.
+    /// The server is overloaded; a retry soon may work.
     pub fn overloaded(detail: &'static str) -> Self {
         Problem::new(Kind::Overloaded, detail).retry_after_s(1)
     }
@@ -271,18 +280,18 @@ impl Problem {
         Problem { retry_after_s: Some(seconds), ..self }
     }
 
-    /// The refusal an outcome carries, if it carries one.
-    pub fn of_outcome(outcome: &Outcome, asked: &Asked) -> Option<Problem> {
+    /// The refusal in an outcome, if there is one.
+    pub fn of_outcome(outcome: &Outcome, requested: &RequestedChange) -> Option<Problem> {
         let value = outcome.value;
         let (kind, detail) = match outcome.refusal? {
             Refusal::Overflow => (
                 Kind::Overflow,
                 format!("the counter holds {value}; the change would leave the range of a 64-bit integer"),
             ),
-            Refusal::Bound => (Kind::Bound, format!("the counter holds {value}; {}", asked.crossing(value))),
+            Refusal::Bound => (Kind::Bound, format!("the counter holds {value}; {}", requested.crossing(value))),
             Refusal::NotExpected => {
-                let expected = asked.expected.map_or_else(|| "what".to_owned(), |expected| format!("{expected} as"));
-                (Kind::UnexpectedValue, format!("the counter holds {value}, not {expected} `expected` says"))
+                let expected = requested.expected.map_or_else(String::new, |expected| format!(" {expected}"));
+                (Kind::UnexpectedValue, format!("the counter holds {value}, not the expected value{expected}"))
             }
             Refusal::PayloadMismatch => {
                 let detail = "this request id was used before in this namespace, for another key, call, amount, \
@@ -294,7 +303,7 @@ impl Problem {
         Some(Problem { value: Some(value), duplicate: outcome.duplicate, ..Problem::new(kind, detail) })
     }
 
-    /// The problem as callers see it.
+    /// The problem as clients see it.
     pub fn json<'a>(&'a self, instance: Option<&'a str>) -> ProblemJson<'a> {
         let outcome = match self.kind {
             Kind::OutcomeUnknown => Some("unknown"),
@@ -313,7 +322,12 @@ impl Problem {
         }
     }
 
-    /// What is wrong here.
+    /// The problem without the path of a request, as a line of JSON.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(&self.json(None)).unwrap_or_default() + "\n"
+    }
+
+    /// What is wrong with the request.
     pub fn detail(&self) -> &str {
         &self.detail
     }
@@ -336,7 +350,7 @@ impl Problem {
     }
 }
 
-/// Carries the problem to the outermost layer, which renders it.
+/// Carries the problem to the server, which renders it with the path of the request.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.kind.status().into_response();

@@ -10,7 +10,7 @@ use tally_engine::clock::{Clock, SystemClock};
 
 use super::clients::Clients;
 use super::cursors::Cursors;
-use crate::metrics::{DoorMetrics, Stopwatch};
+use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::service::Service;
 
 /// The Redis front door.
@@ -26,7 +26,7 @@ pub struct Door {
     /// Bytes of answers that sockets did not take.
     pub unread: Room,
     /// What it measures.
-    pub metrics: Arc<DoorMetrics>,
+    pub metrics: Arc<ProtocolMetrics>,
     /// What the server was started with, for `INFO` and `CONFIG GET`.
     pub about: About,
     /// Since the start.
@@ -72,7 +72,7 @@ pub struct About {
 
 impl Door {
     /// A door to the service.
-    pub fn new(service: Arc<Service>, metrics: Arc<DoorMetrics>, about: About) -> Self {
+    pub fn new(service: Arc<Service>, metrics: Arc<ProtocolMetrics>, about: About) -> Self {
         Door {
             service,
             clients: Clients::default(),

@@ -18,7 +18,7 @@ use crate::limits::{
     RESP_SEGMENT_BYTES, RESP_SEGMENT_BYTES_MAX, RESP_SEGMENT_EVENTS, RESP_SEGMENT_EVENTS_MAX, RESP_SEGMENT_PARTS,
     RESP_SEGMENT_PARTS_MAX,
 };
-use crate::metrics::{DoorMetrics, Stopwatch, Verb};
+use crate::metrics::{ProtocolMetrics, Stopwatch, Verb};
 use crate::service::{Failure, Service};
 
 /// Commands of many connections on their way to the engine.
@@ -68,7 +68,7 @@ impl Counts {
         self.since.get_or_insert_with(Stopwatch::start);
     }
 
-    fn tell(&mut self, metrics: &DoorMetrics, failed: bool) {
+    fn tell(&mut self, metrics: &ProtocolMetrics, failed: bool) {
         let Some(since) = self.since.take() else { return };
         let through = (&mut self.through, if failed { FAILED } else { OK });
         for (counts, status) in [through, (&mut self.refused, REFUSED), (&mut self.unserved, FAILED)] {
@@ -242,7 +242,7 @@ impl Turn {
     }
 
     /// Submits everything and answers every connection once it is settled. What is left is empty and can be used again.
-    pub async fn run(&mut self, service: &Service, metrics: &DoorMetrics) {
+    pub async fn run(&mut self, service: &Service, metrics: &ProtocolMetrics) {
         let mut settled = Vec::with_capacity(self.segments.len());
         let mut submitted = Vec::with_capacity(self.segments.len());
         for Segment { events, durability, continues } in self.segments.drain(..) {

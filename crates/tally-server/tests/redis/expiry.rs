@@ -53,7 +53,7 @@ fn the_description_says_that_only_counters_that_expire_have_an_expiry() {
     let schema = server.send("GET", "/openapi.json", "").json["components"]["schemas"]["ReadAnswer"].clone();
     let described = &schema["properties"]["expires_at"];
     assert_eq!((&described["type"], &described["format"]), (&json!("string"), &json!("date-time")));
-    assert!(described["description"].as_str().is_some_and(|text| text.contains("left out")), "{described}");
+    assert!(described["description"].as_str().is_some_and(|text| text.contains("absent if")), "{described}");
     let required = schema["required"].as_array().unwrap();
     assert!(required.contains(&json!("updated_at")) && !required.contains(&json!("expires_at")), "{required:?}");
 }

@@ -1,0 +1,214 @@
+//! Gives the answers that hyper writes by itself a body: a problem document like every other error.
+//!
+//! hyper refuses a head that it cannot parse before any service is called, with a 400 or 431 and no body, and has
+//! no hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
+//! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`Connection`] watches
+//! what is written instead: the service and its answers hold an [`Answering`] until hyper has taken the whole body. What
+//! is written while nobody holds one, and everything before was flushed, can only be hyper's own answer, and it is the
+//! last one of the connection. If hyper still buffers an earlier answer, because the client does not read, its own goes
+//! out without a body.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use super::problem::{Kind, Problem};
+use crate::limits::{HEAD_BYTES_MAX, HEADERS_MAX, LINGER_MAX};
+
+/// Nothing is being answered, and every answer was flushed.
+const IDLE: u8 = 0;
+/// A request is being answered.
+const ANSWERING: u8 = 1;
+/// The answer was handed over as a whole, but may not have been flushed.
+const HANDED_OVER: u8 = 2;
+
+/// Where a connection is between its requests. Only the connection's own task uses it.
+#[derive(Clone, Default)]
+pub struct Progress(Arc<AtomicU8>);
+
+impl Progress {
+    /// A request has been parsed.
+    pub fn begin(&self) -> Answering {
+        self.0.store(ANSWERING, Relaxed);
+        Answering(self.clone())
+    }
+}
+
+/// Lives from the moment a request is parsed until its answer was handed over.
+pub struct Answering(Progress);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.0.store(HANDED_OVER, Relaxed);
+    }
+}
+
+/// The body of an answer.
+pub struct AnswerBody {
+    body: Body,
+    _answering: Answering,
+}
+
+impl AnswerBody {
+    /// Ends `answering` when hyper drops the body.
+    pub fn new(body: Body, answering: Answering) -> Self {
+        AnswerBody { body, _answering: answering }
+    }
+}
+
+impl HttpBody for AnswerBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection that adds a body to the answers hyper writes by itself.
+pub struct Connection {
+    stream: TcpStream,
+    progress: Progress,
+    /// What is left to write of the answer to a head that could not be parsed.
+    refusal: Option<Bytes>,
+    /// Set once the answer was sent and the sending side closed.
+    lingering: Option<Pin<Box<Sleep>>>,
+}
+
+impl Connection {
+    /// Wraps a stream; the service has to report to `progress`.
+    pub fn new(stream: TcpStream, progress: Progress) -> Self {
+        Connection { stream, progress, refusal: None, lingering: None }
+    }
+
+    /// Takes `head` over if it is an answer of hyper's own.
+    fn take_over(&mut self, head: &[u8]) -> bool {
+        if self.refusal.is_some() {
+            return true;
+        }
+        if self.progress.0.load(Relaxed) != IDLE {
+            return false;
+        }
+        self.refusal = with_body(head);
+        self.refusal.is_some()
+    }
+
+    fn poll_refusal(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(left) = self.refusal.as_mut().filter(|left| !left.is_empty()) {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let _ = left.split_to(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads on for a while. Closing a socket with unread input resets it, and a client that is still sending its
+    /// oversized head would lose the answer.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let lingering = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER_MAX)));
+        if lingering.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut discarded = [0; 4096];
+        loop {
+            let mut buffer = ReadBuf::new(&mut discarded);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {}
+                _ => return Poll::Ready(()),
+            }
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.take_over(buf) {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        // A head is never split: hyper builds it in one piece.
+        if self.take_over(bufs.iter().find(|buf| !buf.is_empty()).map_or(&[], |buf| buf)) {
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_refusal(cx))?;
+        // hyper flushes the stream once it has written all that it had buffered.
+        let _ = self.progress.0.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.lingering.is_none() {
+            ready!(self.poll_refusal(cx))?;
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        }
+        if self.refusal.is_some() {
+            ready!(self.poll_linger(cx));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The answer that begins with `head`, with a problem document as its body; `None` if `head` is not that of an error
+/// without a body.
+fn with_body(head: &[u8]) -> Option<Bytes> {
+    const NO_BODY: &str = "content-length: 0\r\n";
+    let head = std::str::from_utf8(head).ok()?;
+    let problem = match head.strip_prefix("HTTP/1.1 ")?.get(..3)? {
+        "431" => Problem::new(
+            Kind::HeadTooLarge,
+            format!("request line and headers have more than {HEAD_BYTES_MAX} bytes or {HEADERS_MAX} headers"),
+        ),
+        "400" => Problem::new(
+            Kind::MalformedRequest,
+            "the request line or a header cannot be parsed; percent-encode spaces and control characters",
+        ),
+        _ => return None,
+    };
+    let (before, after) = head.split_once(NO_BODY)?;
+    let body = problem.to_line();
+    let length = body.len();
+    let whole = format!("{before}content-type: application/problem+json\r\ncontent-length: {length}\r\n{after}{body}");
+    Some(whole.into())
+}

@@ -1,0 +1,281 @@
+//! Every route, listed once: a handler and the verb its requests are counted under.
+//!
+//! Method and path are written at the handler, in its `#[utoipa::path]`. Dispatch, the OpenAPI description and the
+//! metrics all follow from [`all`], so none of them can have a route that another lacks.
+
+use axum::extract::Request;
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::MethodRouter;
+use tower::ServiceExt as _;
+use utoipa::OpenApi as _;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::{Components, OpenApi};
+use utoipa_axum::router::UtoipaMethodRouter;
+use utoipa_axum::routes;
+
+use super::problem::{Kind, Problem};
+use super::{App, batch, corrections, counters, docs, health, listing, openapi};
+use crate::metrics::Verb;
+
+/// Every route. To add one, write its handler and list it here.
+pub fn all() -> Routes {
+    Routes::new()
+        .add(Verb::Increment, routes!(counters::increment))
+        .add(Verb::Decrement, routes!(counters::decrement))
+        .add(Verb::BatchIncrement, routes!(batch::batch_increment))
+        .add(Verb::Read, routes!(counters::read))
+        .add(Verb::Set, routes!(corrections::set))
+        .add(Verb::Delete, routes!(corrections::delete))
+        .add(Verb::Exact, routes!(counters::exact))
+        .add(Verb::Stats, routes!(counters::stats))
+        .add_by_uri(listing::verb, routes!(listing::counters))
+        .add(Verb::Reset, routes!(corrections::reset))
+        .add(Verb::Adjust, routes!(corrections::adjust))
+        .add(Verb::Ledger, routes!(corrections::ledger))
+        .add(Verb::Other, routes!(health::livez))
+        .add(Verb::Other, routes!(health::readyz))
+        .add(Verb::Other, routes!(health::show_metrics))
+        .add(Verb::Other, routes!(docs::problems))
+        .add(Verb::Other, routes!(docs::problem))
+}
+
+/// Routes before they have a state.
+pub struct Routes {
+    routes: Vec<Route<App>>,
+    described: OpenApi,
+}
+
+/// One method of one path.
+struct Route<S> {
+    method: Method,
+    /// A segment in braces matches any segment that is not empty.
+    template: String,
+    verb: VerbOf,
+    handler: MethodRouter<S>,
+}
+
+enum VerbOf {
+    Always(Verb),
+    Uri(fn(&Uri) -> Verb),
+}
+
+impl Routes {
+    fn new() -> Self {
+        Routes { routes: Vec::new(), described: openapi::Document::openapi() }
+    }
+
+    fn add(self, verb: Verb, route: UtoipaMethodRouter<App>) -> Self {
+        self.add_with(|| VerbOf::Always(verb), route)
+    }
+
+    /// For a route that is counted under several verbs.
+    fn add_by_uri(self, verb: fn(&Uri) -> Verb, route: UtoipaMethodRouter<App>) -> Self {
+        self.add_with(|| VerbOf::Uri(verb), route)
+    }
+
+    fn add_with(mut self, verb: impl Fn() -> VerbOf, route: UtoipaMethodRouter<App>) -> Self {
+        let (schemas, paths, handler) = route;
+        for (template, item) in paths.paths {
+            for (method, _) in operations(&item) {
+                let (template, handler) = (template.clone(), handler.clone());
+                self.routes.push(Route { method, template, verb: verb(), handler });
+            }
+            match self.described.paths.paths.get_mut(&template) {
+                Some(described) => described.merge_operations(item),
+                None => drop(self.described.paths.paths.insert(template, item)),
+            }
+        }
+        self.described.components.get_or_insert_with(Components::new).schemas.extend(schemas);
+        self
+    }
+
+    /// The OpenAPI description.
+    pub fn described(&self) -> OpenApi {
+        let mut described = self.described.clone();
+        openapi::finish(&mut described);
+        described
+    }
+
+    /// Routes that can be called.
+    pub fn with_state(self, app: &App) -> Table {
+        let with_state = |route: Route<App>| Route {
+            method: route.method,
+            template: route.template,
+            verb: route.verb,
+            handler: route.handler.with_state(app.clone()),
+        };
+        let mut routes: Vec<_> = self.routes.into_iter().map(with_state).collect();
+        // A literal segment goes before a parameter: `batch-increment` is also a key, for other methods.
+        routes.sort_by_key(|route| route.template.matches('{').count());
+        Table(routes)
+    }
+}
+
+/// Finds the route of a request.
+pub struct Table(Vec<Route<()>>);
+
+/// What a request's method and path lead to.
+pub enum Found<'a> {
+    /// A handler.
+    Handler(Verb, Handler<'a>),
+    /// A path that has other methods; they are listed for `Allow`.
+    OtherMethods(String),
+    /// No path of the table.
+    Nothing,
+}
+
+/// The handler of a route.
+pub struct Handler<'a>(&'a MethodRouter<()>);
+
+impl Table {
+    /// Looks a request up. Runs on every request and allocates only for an error.
+    pub fn find(&self, method: &Method, uri: &Uri) -> Found<'_> {
+        // Whatever answers GET answers HEAD.
+        let wanted = if method == Method::HEAD { &Method::GET } else { method };
+        let path = uri.path();
+        match self.0.iter().find(|route| route.method == *wanted && route.matches(path)) {
+            Some(route) => Found::Handler(route.verb.of(uri), Handler(&route.handler)),
+            None => self.other_methods(path),
+        }
+    }
+
+    fn other_methods(&self, path: &str) -> Found<'_> {
+        let mut allow = Vec::new();
+        for route in self.0.iter().filter(|route| route.matches(path)) {
+            allow.push(route.method.as_str());
+            if route.method == Method::GET {
+                allow.push("HEAD");
+            }
+        }
+        if allow.is_empty() { Found::Nothing } else { Found::OtherMethods(allow.join(",")) }
+    }
+}
+
+impl<S> Route<S> {
+    fn matches(&self, path: &str) -> bool {
+        let mut segments = path.split('/');
+        let fits = |wanted: &str| match segments.next() {
+            Some(segment) if wanted.starts_with('{') => !segment.is_empty(),
+            Some(segment) => segment == wanted,
+            None => false,
+        };
+        self.template.split('/').all(fits) && segments.next().is_none()
+    }
+}
+
+impl VerbOf {
+    fn of(&self, uri: &Uri) -> Verb {
+        match self {
+            VerbOf::Always(verb) => *verb,
+            VerbOf::Uri(verb) => verb(uri),
+        }
+    }
+}
+
+impl Handler<'_> {
+    /// Answers the request.
+    pub async fn call(self, request: Request) -> Response {
+        match self.0.clone().oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// The answer to a method that a path does not have; `allow` lists those it has.
+pub fn wrong_method(method: &Method, allow: &str) -> Response {
+    let mut response = method_not_allowed(method).into_response();
+    if let Ok(allow) = HeaderValue::from_str(allow) {
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
+}
+
+/// The problem with a method that a path does not have.
+pub fn method_not_allowed(method: &Method) -> Problem {
+    let detail = format!("{method} is not a method of this path; `Allow` lists the methods it has");
+    Problem::new(Kind::MethodNotAllowed, detail)
+}
+
+/// The operations of a path.
+fn operations(item: &PathItem) -> impl Iterator<Item = (Method, &Operation)> {
+    let all = [
+        (Method::GET, &item.get),
+        (Method::PUT, &item.put),
+        (Method::POST, &item.post),
+        (Method::DELETE, &item.delete),
+        (Method::PATCH, &item.patch),
+    ];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::policy::Policies;
+    use crate::service::Service;
+
+    fn table() -> Table {
+        let service = Arc::new(Service::new(Policies::default()));
+        all().with_state(&App { service, protocols: Arc::new([]), batch_room: Arc::default() })
+    }
+
+    fn verb(table: &Table, method: &Method, uri: &str) -> Option<Verb> {
+        match table.find(method, &uri.parse().unwrap()) {
+            Found::Handler(verb, _) => Some(verb),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn what_is_described_is_what_can_be_called_and_nothing_is_listed_twice() {
+        let routes = all();
+        let described = routes.described();
+        let described: BTreeSet<_> = described
+            .paths
+            .paths
+            .iter()
+            .flat_map(|(template, item)| operations(item).map(|(method, _)| (method.to_string(), template.clone())))
+            .collect();
+        let called: Vec<_> =
+            routes.routes.iter().map(|route| (route.method.to_string(), route.template.clone())).collect();
+        assert_eq!(called.iter().cloned().collect::<BTreeSet<_>>(), described);
+        assert_eq!(called.len(), described.len());
+    }
+
+    #[test]
+    fn every_described_call_on_counters_has_a_verb_of_its_own() {
+        let table = table();
+        let mut seen = Vec::new();
+        for route in table.0.iter().filter(|route| route.template.starts_with("/api/")) {
+            let path = route.template.replace("{key}", "k");
+            let verb = verb(&table, &route.method, &path).unwrap();
+            assert!(verb != Verb::Other && !seen.contains(&verb), "{verb:?} {path}");
+            seen.push(verb);
+        }
+        assert!(seen.len() > 10);
+    }
+
+    #[test]
+    fn a_literal_segment_goes_before_a_parameter_for_its_own_method_only() {
+        let table = table();
+        let path = "/api/v1/counters/batch-increment";
+        assert_eq!(verb(&table, &Method::POST, path), Some(Verb::BatchIncrement));
+        assert_eq!(verb(&table, &Method::GET, path), Some(Verb::Read));
+        assert_eq!(verb(&table, &Method::HEAD, path), Some(Verb::Read));
+        match table.find(&Method::PATCH, &path.parse().unwrap()) {
+            Found::OtherMethods(allow) => assert_eq!(allow, "POST,GET,HEAD,PUT,DELETE"),
+            _ => panic!("PATCH is not a method of a counter"),
+        }
+        for path in ["/api/v1/counters/", "/api/v1/counters//exact", "/api/v1/counters/a/b/c", "/livez/"] {
+            assert!(matches!(table.find(&Method::GET, &path.parse().unwrap()), Found::Nothing), "{path}");
+        }
+        assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?keys=a"), Some(Verb::Many));
+        assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?prefix=a"), Some(Verb::List));
+    }
+}
