@@ -12,7 +12,7 @@ use tally_contract::block_on;
 use tally_core::batch::Events;
 use tally_core::event::{Change, RequestId};
 use tally_core::key::KeyRef;
-use tally_core::surface::{Durability, Engine};
+use tally_core::surface::{Engine, SubmitOptions};
 use tally_engine::Embedded;
 use tally_sim::Rng;
 
@@ -98,7 +98,7 @@ fn submit_until(engine: &Embedded, work: Work, seed: u64, stop: &AtomicBool, don
 
 fn submit(engine: &Embedded, events: Events) -> Call<'_> {
     Box::pin(async move {
-        let receipt = engine.submit(events, Durability::Flushed).await.map_err(|error| Failure::new(&error))?;
+        let receipt = engine.submit(events, SubmitOptions::default()).await.map_err(|error| Failure::new(&error))?;
         let refused = receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some() || outcome.applied != 1);
         if refused { Err(Failure::new(&"an increment was refused")) } else { Ok(()) }
     })

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tally_contract::block_on;
 use tally_core::key::KeyRef;
 use tally_core::limits::MEMORY_BYTES_DEFAULT;
-use tally_core::surface::{Durability, Engine};
+use tally_core::surface::{Engine, SubmitOptions};
 use tally_engine::clock::SystemClock;
 use tally_engine::disk::{Disk, RealDisk};
 use tally_engine::{Embedded, Machine, Nudge, Settings, Step};
@@ -96,7 +96,7 @@ fn fill(engine: &Embedded, counters: u64) -> Result<(), Failure> {
             }
             number += 1;
         }
-        block_on(engine.submit(events, Durability::Flushed)).map_err(|error| Failure::new(&error))?;
+        block_on(engine.submit(events, SubmitOptions::default())).map_err(|error| Failure::new(&error))?;
     }
     Ok(())
 }
@@ -205,7 +205,8 @@ fn touch(machine: &Machine, counters: u64, changed: u64) -> Result<(), Failure> 
                 machine.tend_journal();
             }
         };
-        block_on(machine.submit(events, Durability::Flushed, drive)).map_err(|error| Failure::new(&error))?;
+        block_on(machine.submit(events, tally_engine::Durability::Flushed, drive))
+            .map_err(|error| Failure::new(&error))?;
     }
     Ok(())
 }

@@ -82,8 +82,7 @@ pub fn delta(delta: i64) -> Result<i64, Denied> {
 pub fn correction(peer: IpAddr, reason: &str) -> Result<Correction, Denied> {
     match reason.len() {
         0 => Err(Denied::ReasonEmpty),
-        1..=REASON_BYTES_MAX => Ok(Correction { actor: actor(peer), reason: reason.into() }),
-        n => Err(Denied::ReasonTooLong(n)),
+        n => Correction::new(&actor(peer), reason).map_err(|_| Denied::ReasonTooLong(n)),
     }
 }
 

@@ -12,10 +12,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use tally_core::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
+use tally_engine::StoredClock;
 use tracing::level_filters::LevelFilter;
 
 use crate::hint::did_you_mean;
 use crate::host::Host;
+use crate::limits::RESP_THREADS_MAX;
 use crate::policy::{Consistency, Policies};
 
 pub use environment::warnings as environment_warnings;
@@ -58,6 +60,10 @@ pub struct Typed {
     pub log_level: Option<Setting>,
     /// Whether to serve others without authentication.
     pub insecure: Option<Setting>,
+    /// Threads of the Redis protocol.
+    pub threads: Option<Setting>,
+    /// Whether to take a stored clock back to the system's.
+    pub reset_clock: Option<Setting>,
     /// Hosts to answer to besides those of the machine, each by itself.
     pub allowed_hosts: Vec<Setting>,
     /// The consistency of each namespace, by name.
@@ -76,6 +82,8 @@ impl Typed {
             log: self.log.or(lower.log),
             log_level: self.log_level.or(lower.log_level),
             insecure: self.insecure.or(lower.insecure),
+            threads: self.threads.or(lower.threads),
+            reset_clock: self.reset_clock.or(lower.reset_clock),
             allowed_hosts: if self.allowed_hosts.is_empty() { lower.allowed_hosts } else { self.allowed_hosts },
             // Only the file can name namespaces.
             namespaces: lower.namespaces,
@@ -111,6 +119,10 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// The policy of each namespace.
     pub policies: Policies,
+    /// Threads of the Redis protocol; `None` leaves the number to the server.
+    pub threads: Option<usize>,
+    /// What to do about a stored clock that is ahead of the system's.
+    pub stored_clock: StoredClock,
 }
 
 /// A setting that stops the start.
@@ -146,6 +158,11 @@ pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
         log: validate_log(typed.log.as_ref())?,
         log_level: validate_log_level(typed.log_level.as_ref())?,
         policies: validate_namespaces(&typed.namespaces)?,
+        threads: typed.threads.as_ref().map(validate_threads).transpose()?,
+        stored_clock: match validate_switch("reset_clock", typed.reset_clock.as_ref())? {
+            true => StoredClock::Reset,
+            false => StoredClock::Keep,
+        },
     })
 }
 
@@ -178,11 +195,21 @@ enum Exposure {
 }
 
 fn validate_insecure(typed: Option<&Setting>) -> Result<Exposure, ConfigError> {
+    Ok(if validate_switch("insecure", typed)? { Exposure::Insecure } else { Exposure::LoopbackOnly })
+}
+
+/// A setting that is on or off; off unless it is typed.
+fn validate_switch(key: &str, typed: Option<&Setting>) -> Result<bool, ConfigError> {
     match typed.map(|setting| (setting, setting.text.as_str())) {
-        Some((_, "true" | "1" | "yes" | "on")) => Ok(Exposure::Insecure),
-        None | Some((_, "false" | "0" | "no" | "off")) => Ok(Exposure::LoopbackOnly),
-        Some((setting, _)) => Err(unusable("insecure", setting, "write true or false")),
+        Some((_, "true" | "1" | "yes" | "on")) => Ok(true),
+        None | Some((_, "false" | "0" | "no" | "off")) => Ok(false),
+        Some((setting, _)) => Err(unusable(key, setting, "write true or false")),
     }
+}
+
+fn validate_threads(setting: &Setting) -> Result<usize, ConfigError> {
+    let threads = setting.text.trim().parse().ok().filter(|threads| (1..=RESP_THREADS_MAX).contains(threads));
+    threads.ok_or_else(|| unusable("threads", setting, &format!("write a number from 1 to {RESP_THREADS_MAX}")))
 }
 
 fn validate_address(

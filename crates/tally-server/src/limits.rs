@@ -58,7 +58,9 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Most threads that serve Redis connections.
-pub const RESP_WORKERS_MAX: usize = 16;
+pub const RESP_THREADS_MAX: usize = 64;
+/// Most of them unless told otherwise.
+pub const RESP_THREADS_DEFAULT_MAX: usize = 16;
 /// Bytes read from a Redis connection at once.
 pub const RESP_READ_BYTES: usize = 64 << 10;
 /// Most commands of one Redis connection under way at once; further ones wait until these are answered.

@@ -126,7 +126,11 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
 
 /// Recovers the data directory off the runtime, with a bar on the terminal.
 async fn open(config: &Config) -> Result<Embedded, ServeError> {
-    let engine_config = tally_engine::Config { data: config.data.clone(), memory_bytes: config.memory_bytes };
+    let engine_config = tally_engine::Config {
+        data: config.data.clone(),
+        memory_bytes: config.memory_bytes,
+        clock: config.stored_clock,
+    };
     let opened = tokio::task::spawn_blocking(move || {
         let bar = progress::bytes("recovering");
         let opened = Embedded::open(&engine_config, &mut |done, total| progress::show(&bar, done, total));
@@ -203,7 +207,7 @@ impl Listeners {
                 address,
             };
             let door = Arc::new(resp::Door::new(Arc::clone(service), resp_metrics, about));
-            let threads = resp::Threads::start(&door)?;
+            let threads = resp::Threads::start(&door, config.threads)?;
             listeners.push(Listener::open(|stopping| resp::listen(listener, door, threads, stopping)));
             resp_address = Some(address);
         }

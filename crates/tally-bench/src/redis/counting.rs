@@ -4,7 +4,7 @@ use std::io::Write;
 
 use tally_core::batch::{Events, SlotOutcome, encode};
 use tally_core::key::KeyRef;
-use tally_core::outcome::Outcome;
+use tally_core::outcome::Outcomes;
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
 
@@ -17,7 +17,7 @@ const SEED: u64 = 1;
 pub struct Counting {
     partition: Partition,
     events: Events,
-    outcomes: Vec<Outcome>,
+    outcomes: Outcomes,
     frame: Vec<u8>,
     /// Values that were not answered yet.
     values: std::vec::IntoIter<i64>,
@@ -30,7 +30,7 @@ impl Counting {
         Counting {
             partition: Partition::new(SEED),
             events: Events::new(SEED),
-            outcomes: Vec::new(),
+            outcomes: Outcomes::default(),
             frame: Vec::new(),
             values: Vec::new().into_iter(),
             watch: Stopwatch::start(),
@@ -61,8 +61,8 @@ impl Counting {
         self.partition.apply(now, self.events.batch(), &mut self.outcomes);
         self.frame.clear();
         encode(self.events.batch(), now, &mut self.frame);
-        let of_slot = |slot| SlotOutcome { outcome: self.outcomes[slot], base: 0, joined: true };
-        let values: Vec<i64> = self.events.outcomes(of_slot).map(|outcome| outcome.map_or(0, |of| of.value)).collect();
+        let of_slot = |slot| SlotOutcome { outcome: self.outcomes.slots()[slot], base: 0, split: None };
+        let values: Vec<i64> = self.events.outcomes(of_slot).map(|outcome| outcome.value).collect();
         self.values = values.into_iter();
         self.events.clear();
         &self.frame

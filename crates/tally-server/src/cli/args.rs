@@ -88,6 +88,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", env = "TALLY_INSECURE", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub insecure: Option<String>,
+    /// Threads that serve the Redis protocol [default: one for every two cores]
+    #[arg(long, value_name = "N", env = "TALLY_THREADS")]
+    pub threads: Option<String>,
+    /// If the data directory's clock is ahead of the system's, set it back
+    #[arg(long, value_name = "BOOL", env = "TALLY_RESET_CLOCK", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true")]
+    pub reset_clock: Option<String>,
     /// A host to answer to on a loopback address, besides localhost, 127.0.0.1 and [::1]; may be given more than once
     #[arg(long, value_name = "HOST", env = "TALLY_ALLOWED_HOSTS", value_delimiter = ',')]
     pub allowed_host: Vec<String>,

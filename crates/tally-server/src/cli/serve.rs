@@ -46,6 +46,8 @@ fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
         log: setting(matches, "log"),
         log_level: setting(matches, "log_level"),
         insecure: setting(matches, "insecure"),
+        threads: setting(matches, "threads"),
+        reset_clock: setting(matches, "reset_clock"),
         allowed_hosts: settings(matches, "allowed_host"),
         namespaces: Vec::new(),
     };

@@ -3,7 +3,7 @@
 use crate::hint::did_you_mean;
 
 /// The settings of a server.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 11] = [
     "TALLY_DATA",
     "TALLY_HTTP",
     "TALLY_RESP",
@@ -12,6 +12,8 @@ const SETTINGS: [&str; 9] = [
     "TALLY_LOG",
     "TALLY_LOG_LEVEL",
     "TALLY_INSECURE",
+    "TALLY_THREADS",
+    "TALLY_RESET_CLOCK",
     "TALLY_ALLOWED_HOSTS",
 ];
 

@@ -8,8 +8,19 @@ use super::{ConfigError, Setting, Source, Typed};
 use crate::hint::did_you_mean;
 use crate::limits::CONFIG_BYTES_MAX;
 
-const KEYS: [&str; 9] =
-    ["data", "http", "resp", "memory", "log", "log_level", "insecure", "allowed_hosts", "namespaces"];
+const KEYS: [&str; 11] = [
+    "data",
+    "http",
+    "resp",
+    "memory",
+    "log",
+    "log_level",
+    "insecure",
+    "threads",
+    "reset_clock",
+    "allowed_hosts",
+    "namespaces",
+];
 const NAMESPACE_KEYS: [&str; 1] = ["consistency"];
 
 /// Reads the settings a file types.
@@ -39,6 +50,8 @@ fn parse(text: &str, path: &Path) -> Result<Typed, ConfigError> {
             "log" => typed.log = Some(file.text(key, value)?),
             "log_level" => typed.log_level = Some(file.text(key, value)?),
             "insecure" => typed.insecure = Some(file.truth(key, value)?),
+            "threads" => typed.threads = Some(file.number(key, value)?),
+            "reset_clock" => typed.reset_clock = Some(file.truth(key, value)?),
             "allowed_hosts" => typed.allowed_hosts = file.list(key, value)?,
             "namespaces" => typed.namespaces = file.namespaces(value)?,
             unknown => return Err(file.unknown(unknown, unknown, &KEYS)),
@@ -69,6 +82,13 @@ impl File<'_> {
             Value::String(text) => Ok(self.setting(text)),
             Value::Integer(bytes) => Ok(self.setting(bytes.to_string())),
             other => Err(self.wrong(key, other, "a size such as \"1GiB\"")),
+        }
+    }
+
+    fn number(&self, key: &str, value: &Value) -> Result<Setting, ConfigError> {
+        match value {
+            Value::Integer(number) => Ok(self.setting(number.to_string())),
+            other => Err(self.wrong(key, other, "a number")),
         }
     }
 

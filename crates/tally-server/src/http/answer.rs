@@ -56,8 +56,10 @@ pub struct WriteAnswer<'a> {
     /// The change applied, with its sign.
     applied: i64,
     /// Whether the request id was used before, so that this is the first answer again.
-    duplicate: bool,
-    /// Whether every acknowledged change is in the value.
+    /// `null` if that is not known yet.
+    #[schema(required)]
+    duplicate: Option<bool>,
+    /// Whether the value is exact: decided and not estimated.
     exact: bool,
     /// When the change was made; for a replayed answer, when the first was given.
     #[schema(value_type = String, format = DateTime)]
@@ -69,23 +71,23 @@ pub struct WriteAnswer<'a> {
     exists: bool,
     /// The consistency of the namespace.
     #[schema(value_type = String, example = "eventual")]
-    consistency: Consistency,
+    consistency: &'static str,
 }
 
 impl<'a> WriteAnswer<'a> {
     /// The answer to a write of `key`.
     pub fn new(key: &'a str, written: &Written) -> Self {
-        let Written { outcome, as_of, token, consistency } = *written;
+        let Written { outcome, as_of, token, consistency } = written.clone();
         WriteAnswer {
             key,
             value: outcome.value,
             applied: outcome.applied,
             duplicate: outcome.duplicate,
-            exact: true,
+            exact: outcome.exact,
             as_of: Timestamp(as_of),
             token: Displayed(token),
             exists: outcome.exists,
-            consistency,
+            consistency: consistency.name(),
         }
     }
 }
@@ -96,7 +98,7 @@ pub struct WriteAnswers {
     body: Vec<u8>,
     /// The end of the previous answer, from `duplicate` on.
     end: Vec<u8>,
-    end_of: Option<(bool, bool, Millis, Token, Consistency)>,
+    end_of: Option<(Option<bool>, bool, bool, Millis, Token, Consistency)>,
 }
 
 impl WriteAnswers {
@@ -117,8 +119,8 @@ impl WriteAnswers {
 
     /// Appends the [`WriteAnswer`] of a write of `key`.
     pub fn written(&mut self, key: &str, written: &Written) {
-        let Written { outcome, as_of, token, consistency } = *written;
-        let end_of = Some((outcome.duplicate, outcome.exists, as_of, token, consistency));
+        let Written { outcome, as_of, token, consistency } = written.clone();
+        let end_of = Some((outcome.duplicate, outcome.exact, outcome.exists, as_of, token, consistency));
         if self.end_of != end_of {
             self.end_of = end_of;
             self.render_end(written);
@@ -181,7 +183,7 @@ pub struct ReadAnswer<'a> {
     expires_at: Option<Timestamp>,
     /// The consistency of the reading.
     #[schema(value_type = String, example = "eventual")]
-    consistency: Consistency,
+    consistency: &'static str,
 }
 
 impl<'a> ReadAnswer<'a> {
@@ -200,7 +202,7 @@ impl<'a> ReadAnswer<'a> {
             created_at: reading.created_at.map(Timestamp),
             updated_at: reading.updated_at.map(Timestamp),
             expires_at: reading.expires_at.map(Timestamp),
-            consistency,
+            consistency: consistency.name(),
         }
     }
 }
@@ -294,12 +296,6 @@ impl<'a> LedgerEntryAnswer<'a> {
             previous: Hex(&entry.previous),
             hash: Hex(&entry.hash),
         }
-    }
-}
-
-impl Serialize for Consistency {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

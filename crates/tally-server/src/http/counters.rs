@@ -161,7 +161,7 @@ pub async fn write(app: &App, key: &Key, intent: Intent) -> Result<Response, Pro
         return Err(refusal);
     }
     let mut response = json(StatusCode::OK, &WriteAnswer::new(text(key)?, &written));
-    if written.outcome.duplicate {
+    if written.outcome.is_duplicate() {
         response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response)
@@ -183,7 +183,7 @@ pub fn text(key: &Key) -> Result<&str, Problem> {
 pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
     let consistency = app.service.consistency(key.as_ref());
-    read_one(&app, request.uri(), key, Freshness::ByPolicy, consistency).await
+    read_one(&app, request.uri(), key, Freshness::default(), consistency).await
 }
 
 /// Read a counter, reflecting everything acknowledged before the call.
@@ -194,7 +194,7 @@ pub async fn read(State(app): State<App>, request: Request) -> Result<Response, 
 )]
 pub async fn exact(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
-    read_one(&app, request.uri(), key, Freshness::Exact, Consistency::Exact).await
+    read_one(&app, request.uri(), key, Freshness::exact(), Consistency::Exact).await
 }
 
 async fn read_one(

@@ -67,7 +67,7 @@ async fn many(app: &App, query: &Query<'_>, encoded: &[&str]) -> Result<Response
     }
     admission::keys_len(encoded.len())?;
     let keys = address::keys(encoded)?;
-    let readings = app.service.read(keys.clone(), Freshness::ByPolicy).await?;
+    let readings = app.service.read(keys.clone(), Freshness::default()).await?;
     let counters = keys.iter().zip(&readings).map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None }))
 }

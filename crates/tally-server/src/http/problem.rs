@@ -172,6 +172,9 @@ kinds! {
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
         "The disk failed during the change: it may or may not survive.",
         "Retry with the same request id; without one it may count twice.";
+    TooStale = "too-stale", SERVICE_UNAVAILABLE, "The reading asked for is not available",
+        "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` asks for.",
+        "Retry after the seconds in `Retry-After`, or ask for less.";
     DiskFull = "disk-full", INSUFFICIENT_STORAGE, "The disk is full",
         "Writes are refused; reads still work. Nothing changed.",
         "Free some space; writes then work again without a restart.";
@@ -298,9 +301,10 @@ impl Problem {
                     bound, expected value or reason; use a new id for a new request";
                 return Some(Problem::new(Kind::IdempotencyMismatch, detail));
             }
+            Refusal::NoRoom => return Some(Problem::from(Failure::Engine(EngineError::DiskFull))),
         };
-        let detail = if outcome.duplicate { detail + REFUSED_BEFORE } else { detail };
-        Some(Problem { value: Some(value), duplicate: outcome.duplicate, ..Problem::new(kind, detail) })
+        let detail = if outcome.is_duplicate() { detail + REFUSED_BEFORE } else { detail };
+        Some(Problem { value: Some(value), duplicate: outcome.is_duplicate(), ..Problem::new(kind, detail) })
     }
 
     /// The problem as clients see it.
@@ -384,6 +388,8 @@ impl From<Failure> for Problem {
             Failure::Engine(EngineError::Poisoned(_)) => Problem::new(Kind::Poisoned, detail).retry_after_s(5),
             Failure::Engine(EngineError::Closing) => Problem::new(Kind::Closing, detail).retry_after_s(1),
             Failure::Engine(EngineError::Unreadable(_)) => Problem::new(Kind::Unreadable, detail),
+            Failure::Engine(EngineError::TooLarge) => Problem::new(Kind::BodyTooLarge, detail),
+            Failure::Engine(EngineError::TooStale(_)) => Problem::new(Kind::TooStale, detail).retry_after_s(1),
             Failure::Engine(EngineError::OutcomeUnknown(_)) => {
                 let advice = "; with a request id, sending the same request again is safe";
                 Problem::new(Kind::OutcomeUnknown, detail + advice).retry_after_s(1)

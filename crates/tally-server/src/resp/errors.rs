@@ -20,7 +20,11 @@ pub fn failure(failure: &Failure) -> String {
         Failure::Engine(error) => match error {
             EngineError::DiskFull => format!("MISCONF {error}"),
             EngineError::OutcomeUnknown(_) => format!("UNKNOWN {error}"),
-            EngineError::Poisoned(_) | EngineError::Closing | EngineError::Unreadable(_) => format!("ERR {error}"),
+            EngineError::Poisoned(_)
+            | EngineError::Closing
+            | EngineError::Unreadable(_)
+            | EngineError::TooLarge
+            | EngineError::TooStale(_) => format!("ERR {error}"),
         },
     }
 }

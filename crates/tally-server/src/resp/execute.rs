@@ -1,6 +1,5 @@
 //! What a request comes to: events in the turn, a reply that is known at once, or a command for later.
 
-use tally_core::surface::Durability;
 use tally_core::time::Millis;
 
 use super::clients::Client;
@@ -17,6 +16,7 @@ use super::wire::{Args, Limits, Parsed, Parser, Sent};
 use super::{about, settings};
 use crate::limits::{RESP_REPEATS_MAX, RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
 use crate::metrics::Verb;
+use crate::policy::Consistency;
 
 const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
 
@@ -104,8 +104,7 @@ pub fn plan(
 fn add(door: &Door, command: Command, (args, sent): (Args<'_>, Sent<'_>), turn: &mut Turn) -> Option<Next> {
     let delta = op::delta(command, args)?.ok()?;
     let key = op::key(args).ok()?;
-    let durability = door.service.consistency(key).durability();
-    let events = turn.events(&door.service, durability).ok()?;
+    let events = turn.events(&door.service, door.service.consistency(key)).ok()?;
     let times = sent.times(RESP_REPEATS_MAX);
     events.add_times(key, delta, times);
     turn.count_times(verb(command), times);
@@ -123,10 +122,13 @@ fn operate(
 ) -> Option<Result<Plan, (Went, Refused)>> {
     let refused = |text| (Went::Refused, text);
     Some(Op::read(command, args, asker)?.map_err(refused).and_then(|op| {
-        let durability = op.durability(&door.service);
+        let consistency = op.consistency(&door.service);
         let unserved = |error| (Went::Unserved, Refused::from(failure(&error)));
-        let events = turn.events(&door.service, durability).map_err(unserved)?;
-        op.push(events, asker).map_err(refused)
+        let events = match op.is_read() {
+            true => turn.read_events(&door.service, consistency),
+            false => turn.events(&door.service, consistency),
+        };
+        op.push(events.map_err(unserved)?, asker).map_err(refused)
     }))
 }
 
@@ -234,7 +236,7 @@ fn exec(door: &Door, client: &Client, session: &mut Session, turn: &mut Turn, as
     let mut replies = Turn::default();
     // What each command asks for, and its reply.
     let mut plans: Vec<(Verb, Result<Plan, Refused>)> = Vec::with_capacity(transaction.commands);
-    let events = match turn.events(&door.service, Durability::Flushed) {
+    let events = match turn.events(&door.service, Consistency::Exact) {
         Ok(events) => events,
         Err(error) => {
             let text = failure(&error);

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::door::Door;
 use super::worker::{Accepted, Worker};
 use crate::accept::{Listening, pause_after, prepare};
-use crate::limits::{RESP_KEEPALIVE, RESP_WORKERS_MAX};
+use crate::limits::{RESP_KEEPALIVE, RESP_THREADS_DEFAULT_MAX};
 
 /// The workers' threads.
 pub struct Threads(Vec<Thread>);
@@ -28,11 +28,11 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts a worker for every other core. HTTP, checkpoints and the system's own work on the network need the rest,
-    /// and the fewer workers there are, the more each flush covers.
-    pub fn start(door: &Arc<Door>) -> io::Result<Self> {
+    /// Starts this many threads, or one for every two cores: HTTP, checkpoints and the system's own work on the network
+    /// need the rest, and the fewer threads there are, the more each flush covers.
+    pub fn start(door: &Arc<Door>, threads: Option<usize>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let workers = (cores / 2).clamp(1, RESP_WORKERS_MAX);
+        let workers = threads.unwrap_or_else(|| (cores / 2).clamp(1, RESP_THREADS_DEFAULT_MAX));
         (0..workers).map(|number| start(number, door)).collect::<io::Result<Vec<_>>>().map(Threads)
     }
 }

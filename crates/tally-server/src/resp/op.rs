@@ -4,10 +4,9 @@
 
 use tally_core::batch::Events;
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Details, Expiry, ExpiryCondition, Look, OnBound, RequestId,
+    AddExpiry, Bounds, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Look, OnBound, RequestId,
 };
 use tally_core::key::KeyRef;
-use tally_core::surface::Durability;
 use tally_core::time::Millis;
 
 use super::commands::Command;
@@ -15,6 +14,7 @@ use super::errors::{NOT_AN_INTEGER, SYNTAX, invalid_expiry, shown};
 use super::plan::{Clock, Plan};
 use super::wire::{Args, integer};
 use crate::admission;
+use crate::policy::Consistency;
 use crate::service::Service;
 
 /// What a command does, its arguments read and admitted.
@@ -34,7 +34,7 @@ pub enum Op<'a> {
     /// Sets, and perhaps tells what was there before.
     Set { key: KeyRef<'a>, value: i64, when: Condition, expiry: Expiry, before: bool },
     /// Sets or removes an expiry.
-    Expire { key: KeyRef<'a>, at: Option<Millis>, when: ExpiryCondition },
+    Expire { key: KeyRef<'a>, at: Option<Deadline>, when: ExpiryCondition },
 }
 
 /// Who asks and when.
@@ -74,31 +74,37 @@ impl<'a> Op<'a> {
             }),
             Command::Set => set(args, asker),
             Command::IncrEx => bounded(args, asker),
-            Command::Expire => expire(args, Unit::Seconds, asker.now, "expire"),
-            Command::PExpire => expire(args, Unit::Millis, asker.now, "pexpire"),
-            Command::ExpireAt => expire(args, Unit::Seconds, Millis(0), "expireat"),
-            Command::PExpireAt => expire(args, Unit::Millis, Millis(0), "pexpireat"),
+            Command::Expire => expire(args, Unit::Seconds, Since::Batch(asker.now), "expire"),
+            Command::PExpire => expire(args, Unit::Millis, Since::Batch(asker.now), "pexpire"),
+            Command::ExpireAt => expire(args, Unit::Seconds, Since::Epoch, "expireat"),
+            Command::PExpireAt => expire(args, Unit::Millis, Since::Epoch, "pexpireat"),
             Command::Persist => key(args).map(|key| Op::Expire { key, at: None, when: ExpiryCondition::Always }),
             Command::TallyAdd => tally_add(args),
             _ => return None,
         })
     }
 
-    /// What its answer has to rest on: the most that any of its keys asks.
+    /// The consistency of its answer: the strongest that any of its keys asks for.
     #[inline]
-    pub fn durability(&self, service: &Service) -> Durability {
+    pub fn consistency(&self, service: &Service) -> Consistency {
         match self {
             Op::Add { key, .. }
             | Op::AddWith { key, .. }
             | Op::Look { key, .. }
             | Op::Take { key }
             | Op::Set { key, .. }
-            | Op::Expire { key, .. } => service.consistency(*key).durability(),
+            | Op::Expire { key, .. } => service.consistency(*key),
             Op::Looks { keys, .. } | Op::Remove { keys, .. } => {
                 let all = keys.iter().skip(1).filter_map(|key| KeyRef::new(key).ok());
-                all.map(|key| service.consistency(key).durability()).max().unwrap_or(Durability::Flushed)
+                all.map(|key| service.consistency(key)).max().unwrap_or_default()
             }
         }
+    }
+
+    /// Whether it changes nothing.
+    #[inline]
+    pub fn is_read(&self) -> bool {
+        matches!(self, Op::Look { .. } | Op::Looks { .. })
     }
 
     /// Adds its events, and says how its reply follows from them.
@@ -225,12 +231,27 @@ impl Unit {
     }
 }
 
-/// The moment `count` units after `base`. What lies before time began is gone at once.
-fn moment(unit: Unit, count: i64, base: Millis, command: &str) -> Result<Millis, Refused> {
-    let base = i64::try_from(base.0).unwrap_or(i64::MAX);
-    let at = unit.millis(count).and_then(|millis| millis.checked_add(base));
-    let at = at.ok_or_else(|| invalid_expiry(command))?;
-    Ok(Millis(u64::try_from(at).unwrap_or(0)))
+/// What a time counts from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Since {
+    /// The batch that applies the command. The time is the server's, about which a duration must not overflow.
+    Batch(Millis),
+    /// The Unix epoch.
+    Epoch,
+}
+
+/// `count` units from then on. What lies before that means at once.
+fn deadline(unit: Unit, count: i64, since: Since, command: &str) -> Result<Deadline, Refused> {
+    let millis = unit.millis(count).ok_or_else(|| invalid_expiry(command))?;
+    let positive = u64::try_from(millis).unwrap_or(0);
+    match since {
+        Since::Epoch => Ok(Deadline::At(Millis(positive))),
+        Since::Batch(now) => {
+            let now = i64::try_from(now.0).unwrap_or(i64::MAX);
+            millis.checked_add(now).ok_or_else(|| invalid_expiry(command))?;
+            Ok(Deadline::After(positive))
+        }
+    }
 }
 
 /// An option `EX`, `PX`, `EXAT` or `PXAT` with its count, which must be positive.
@@ -254,12 +275,12 @@ impl<'a> ExpiryOption<'a> {
         Some((found.1, found.2))
     }
 
-    fn moment(&self, now: Millis, command: &str) -> Result<Millis, Refused> {
+    fn deadline(&self, now: Millis, command: &str) -> Result<Deadline, Refused> {
         let count = integer(self.count).ok_or(NOT_AN_INTEGER)?;
         if count <= 0 {
             return Err(invalid_expiry(command).into());
         }
-        moment(self.unit, count, if self.is_relative { now } else { Millis(0) }, command)
+        deadline(self.unit, count, if self.is_relative { Since::Batch(now) } else { Since::Epoch }, command)
     }
 }
 
@@ -289,14 +310,14 @@ fn set(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
         }
     }
     let expiry = match expiry {
-        Some(option) => Expiry::At(option.moment(asker.now, "set")?),
+        Some(option) => Expiry::At(option.deadline(asker.now, "set")?),
         None if keep => Expiry::Keep,
         None => Expiry::Never,
     };
     Ok(Op::Set { key: key(args)?, value: value(args, 2)?, when, expiry, before })
 }
 
-fn expire<'a>(args: Args<'a>, unit: Unit, base: Millis, command: &str) -> Result<Op<'a>, Refused> {
+fn expire<'a>(args: Args<'a>, unit: Unit, since: Since, command: &str) -> Result<Op<'a>, Refused> {
     let (mut nx, mut xx, mut gt, mut lt) = (false, false, false, false);
     for word in args.iter().skip(3) {
         let options: [(&[u8], &mut bool); 4] = [(b"NX", &mut nx), (b"XX", &mut xx), (b"GT", &mut gt), (b"LT", &mut lt)];
@@ -315,7 +336,7 @@ fn expire<'a>(args: Args<'a>, unit: Unit, base: Millis, command: &str) -> Result
         (_, true, ..) => ExpiryCondition::IfSome,
         _ => ExpiryCondition::Always,
     };
-    let at = moment(unit, number(args, 2)?, base, command)?;
+    let at = deadline(unit, number(args, 2)?, since, command)?;
     Ok(Op::Expire { key: key(args)?, at: Some(at), when })
 }
 
@@ -369,7 +390,7 @@ fn bounded(args: Args<'_>, asker: Asker) -> Result<Op<'_>, Refused> {
         return Err("ERR LBOUND can't be greater than UBOUND".into());
     }
     let expiry = match expiry {
-        Some(option) => Some(AddExpiry { at: Some(option.moment(asker.now, "increx")?), only_if_none }),
+        Some(option) => Some(AddExpiry { at: Some(option.deadline(asker.now, "increx")?), only_if_none }),
         None if persist => Some(AddExpiry { at: None, only_if_none: false }),
         None => None,
     };

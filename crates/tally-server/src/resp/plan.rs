@@ -106,7 +106,7 @@ impl Plan {
                 reply.integers(first, delta, applied);
                 (applied..times).for_each(|_| reply.error(OVERFLOW));
             }
-            (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.duplicate => {
+            (Plan::Written, [changed]) if changed.refusal == Some(Refusal::Overflow) && changed.is_duplicate() => {
                 reply.error(
                     "ERR increment or decrement would overflow; this ID was refused before, use a new ID to try again",
                 );
@@ -188,9 +188,12 @@ fn written(changed: &Outcome, reply: &mut Reply<'_>) {
     reply.bulk(b"applied");
     reply.integer(changed.applied);
     reply.bulk(b"duplicate");
-    reply.boolean(changed.duplicate);
+    match changed.duplicate {
+        Some(duplicate) => reply.boolean(duplicate),
+        None => reply.null(),
+    }
     reply.bulk(b"exact");
-    reply.boolean(true);
+    reply.boolean(changed.exact);
     reply.bulk(b"as_of");
     reply.integer(i64::try_from(changed.at.0).unwrap_or(i64::MAX));
 }

@@ -181,8 +181,8 @@ impl Reader {
     fn take(&mut self, input: &[u8]) -> (Took, usize) {
         let worker = Rc::clone(&self.worker);
         worker.with_turn(|turn| {
-            turn.begin_share();
-            let mut share = Share { from: turn.plans(), bytes_from: turn.reply_bytes(), version: self.session.version };
+            turn.begin(&self.connection, self.session.version);
+            let bytes_before = turn.reply_bytes();
             // What arrived together came at one time.
             let now = worker.door.now();
             self.connection.client.heard(now);
@@ -192,7 +192,7 @@ impl Reader {
                 if left.is_empty() {
                     break Took::All;
                 }
-                if commands >= RESP_SHARE_COMMANDS_MAX || turn.reply_bytes() - share.bytes_from > RESP_SHARE_BYTES_MAX {
+                if commands >= RESP_SHARE_COMMANDS_MAX || turn.reply_bytes() - bytes_before > RESP_SHARE_BYTES_MAX {
                     break Took::Pause;
                 }
                 match self.parser.next(left, &Limits::KNOWN) {
@@ -204,9 +204,7 @@ impl Reader {
                         let request = (args, Sent { request, behind });
                         let next =
                             execute::plan(&worker.door, &self.connection.client, &mut self.session, request, now, turn);
-                        if self.session.version != share.version {
-                            share.hand(turn, &self.connection, self.session.version);
-                        }
+                        turn.set_version(self.session.version);
                         match next {
                             Next::Go => {}
                             Next::GoBehind(times) => {
@@ -230,7 +228,7 @@ impl Reader {
             } else {
                 took
             };
-            share.hand(turn, &self.connection, self.session.version);
+            turn.end();
             self.parser.trim();
             self.connection.client.used(commands as u64);
             (took, taken)
@@ -264,23 +262,5 @@ impl Reader {
 fn refuse(turn: &mut Turn, version: Version, error: ProtocolError) {
     if let Some(text) = error.text() {
         turn.reply(version, |reply| reply.error(&text));
-    }
-}
-
-/// The commands of one connection that speak one version.
-struct Share {
-    from: usize,
-    bytes_from: usize,
-    version: Version,
-}
-
-impl Share {
-    fn hand(&mut self, turn: &mut Turn, connection: &Rc<Connection>, version: Version) {
-        if turn.plans() > self.from {
-            connection.begin();
-            turn.share(connection, self.version, self.from);
-        }
-        self.from = turn.plans();
-        self.version = version;
     }
 }

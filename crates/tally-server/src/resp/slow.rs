@@ -4,7 +4,8 @@ use tally_core::batch::Events;
 use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::limits::PAGE_ITEMS_MAX;
-use tally_core::surface::{Durability, PageRequest};
+use tally_core::outcome::Refusal;
+use tally_core::surface::{EngineError, PageRequest};
 
 use super::clients::Client;
 use super::commands::Command;
@@ -17,6 +18,7 @@ use super::turn::{FAILED, OK};
 use super::wire::{Args, integer};
 use crate::admission;
 use crate::metrics::{Stopwatch, Verb};
+use crate::policy::Consistency;
 use crate::service::{Failure, Freshness};
 
 /// How many counters `SCAN` looks at when nothing is said.
@@ -99,8 +101,8 @@ fn flush(args: Args<'_>) -> Result<Slow, Refused> {
 fn tally_read(args: Args<'_>) -> Result<Slow, Refused> {
     let key = admission::key(args.get(1).unwrap_or_default()).map_err(|denied| format!("ERR {denied}"))?;
     let freshness = match args.get(2) {
-        None => Freshness::ByPolicy,
-        Some(word) if args.len() == 3 && word.eq_ignore_ascii_case(b"EXACT") => Freshness::Exact,
+        None => Freshness::default(),
+        Some(word) if args.len() == 3 && word.eq_ignore_ascii_case(b"EXACT") => Freshness::exact(),
         Some(_) => return Err(SYNTAX.into()),
     };
     Ok(Slow::Read { key: key.to_key(), freshness })
@@ -193,7 +195,10 @@ async fn run_flush(door: &Door, client: &Client, reply: &mut Reply<'_>) -> Resul
         for (key, _) in &page.items {
             events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
         }
-        door.service.submit(events, Durability::Flushed).await?;
+        let receipt = door.service.submit(events, Consistency::Exact).await?;
+        if receipt.outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
+            return Err(EngineError::DiskFull.into());
+        }
         after = page.next;
         if after.is_none() {
             break;
