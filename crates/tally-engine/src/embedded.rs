@@ -1,8 +1,9 @@
 //! The embedded engine: the machine and the threads that drive it.
 //!
-//! Three threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
+//! Four threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
 //! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
-//! The *merger* fills memory after a restart and then keeps the store's runs few.
+//! The *merger* fills memory after a restart and then keeps the store's runs few. The *marker* records how far the
+//! journal is durable.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -10,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+mod mark;
 
 use tally_core::batch::Events;
 use tally_core::key::Key;
@@ -64,6 +67,10 @@ struct Shared {
     merger: Signal,
     /// The journal was flushed further.
     flushed: Signal,
+    /// The journal was flushed further than `journal.end` says.
+    unmarked: Signal,
+    /// The engine stops, so marking need not wait.
+    unmarked_stop: Signal,
     /// The flusher stops once nothing waits for it.
     draining: AtomicBool,
     /// The other threads stop.
@@ -76,7 +83,8 @@ impl Embedded {
     /// Opens the directory, recovers what it holds and starts the engine's threads. `progress` hears how many of
     /// how many journal bytes have been replayed.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
-        let dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
+        crate::lock::check_files()?;
+        let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
         let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
         let settings = Settings {
             memory_bytes: config.memory_bytes.max(MEMORY_BYTES_MIN),
@@ -84,11 +92,13 @@ impl Embedded {
             ..Settings::default()
         };
         let machine = Machine::open(disk, Arc::new(SystemClock::new()), settings, progress)?;
+        dir_lock.claim()?;
         let shared = Arc::new(Shared::new(machine, Some(dir_lock)));
         for (name, duty) in [
             ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
             ("tally-checkpoint", Shared::checkpoint_until_stopped),
             ("tally-merge", Shared::merge_until_stopped),
+            ("tally-mark", Shared::mark_until_stopped),
         ] {
             let handle = start(name, duty, &shared)?;
             lock(&shared.threads).push(handle);
@@ -111,7 +121,8 @@ impl Embedded {
         shared.machine.store.stop_merging();
         let threads = std::mem::take(&mut *lock(&shared.threads));
         // The flusher first: while it drains it may need a checkpoint to make room.
-        for (thread, stop) in threads.into_iter().zip([&shared.draining, &shared.stopping, &shared.stopping]) {
+        for (number, thread) in threads.into_iter().enumerate() {
+            let stop = if number == 0 { &shared.draining } else { &shared.stopping };
             stop.store(true, Ordering::Release);
             shared.nudge_all();
             // A thread that panicked has poisoned the engine already.
@@ -153,6 +164,8 @@ impl Shared {
             checkpoint_now: AtomicBool::new(false),
             merger: Signal::default(),
             flushed: Signal::default(),
+            unmarked: Signal::default(),
+            unmarked_stop: Signal::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
@@ -169,7 +182,9 @@ impl Shared {
     }
 
     fn nudge_all(&self) {
-        for signal in [&self.flusher, &self.checkpointer, &self.merger, &self.flushed] {
+        for signal in
+            [&self.flusher, &self.checkpointer, &self.merger, &self.flushed, &self.unmarked, &self.unmarked_stop]
+        {
             signal.set();
         }
     }
@@ -249,6 +264,7 @@ impl Shared {
 
     fn after_flush(&self) {
         self.flushed.set();
+        self.unmarked.set();
         if self.machine.journal_lag() >= self.machine.settings.checkpoint_journal_bytes {
             self.checkpointer.set();
         }

@@ -5,7 +5,10 @@ mod checkpoint;
 pub mod clock;
 pub mod disk;
 mod embedded;
+mod identity;
 pub mod journal;
+mod layout;
+pub mod limits;
 mod lock;
 mod machine;
 mod measure;
@@ -15,4 +18,5 @@ mod ticket;
 
 pub use checkpoint::{Checkpoint, Step};
 pub use embedded::{Config, Embedded};
+pub use identity::DirId;
 pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Swept, Warmth};

@@ -7,6 +7,7 @@
 //! Locks are taken in this order: writer, state, open batch.
 
 mod census;
+mod mark;
 mod read;
 mod recover;
 mod seal;
@@ -322,7 +323,7 @@ impl Machine {
     /// since, so the journal still ends where it did.
     fn begin_writing(&self, flushing: &mut Flushing) {
         let end = self.state.lock().applied;
-        match recover::begin_writing(&self.disk, end, self.store.position(), &self.settings) {
+        match recover::begin_writing(&self.disk, end, &self.store, &self.settings) {
             Ok(Some(writer)) => {
                 self.state.lock().tail = Tail::new(writer.plan());
                 flushing.writer = Some(writer);
