@@ -345,9 +345,11 @@ fn invalid(what: String) -> io::Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::super::{Tail, recover};
     use super::*;
-    use crate::disk::RealDisk;
+    use crate::disk::{DiskFile, RealDisk};
 
     const SEGMENT: u64 = 256;
     const ID: DirId = DirId::new(5);
@@ -445,6 +447,104 @@ mod tests {
         assert_eq!(writer.write(&mut frame).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert!(writer.sync().is_err());
         assert!(writer.prepare_next().is_err());
+    }
+
+    /// A disk whose files, once it is broken, refuse every sync with the name they were opened under.
+    struct Breaking {
+        disk: RealDisk,
+        broken: Arc<AtomicBool>,
+    }
+
+    struct BreakingFile {
+        file: Arc<dyn DiskFile>,
+        name: String,
+        broken: Arc<AtomicBool>,
+    }
+
+    impl Breaking {
+        fn file(&self, name: &str, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+            Arc::new(BreakingFile { file, name: name.to_owned(), broken: Arc::clone(&self.broken) })
+        }
+    }
+
+    impl Disk for Breaking {
+        fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+            Ok(self.file(name, self.disk.open(name)?))
+        }
+
+        fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+            Ok(self.file(name, self.disk.create(name)?))
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.disk.remove(name)
+        }
+
+        fn names(&self) -> io::Result<Vec<String>> {
+            self.disk.names()
+        }
+
+        fn sync_names(&self) -> io::Result<()> {
+            self.disk.sync_names()
+        }
+    }
+
+    impl DiskFile for BreakingFile {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.file.read_at(offset, buf)
+        }
+
+        fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.file.write_at(offset, data)
+        }
+
+        fn allocate(&self, len: u64) -> io::Result<()> {
+            self.file.allocate(len)
+        }
+
+        fn truncate(&self, len: u64) -> io::Result<()> {
+            self.file.truncate(len)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            if self.broken.load(Ordering::Relaxed) {
+                Err(io::Error::other(self.name.clone()))
+            } else {
+                self.file.sync()
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_flush_names_the_segment_by_the_name_it_has_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let broken = Arc::new(AtomicBool::new(false));
+        let disk = Arc::new(Breaking { disk: RealDisk::new(dir.path()).unwrap(), broken: Arc::clone(&broken) });
+        for rolls in [0, 1] {
+            broken.store(false, Ordering::Relaxed);
+            let base = Position(4096 * rolls);
+            let mut writer = Writer::create(disk.clone(), base, SEGMENT, Salt::new(7), ID).unwrap();
+            let mut tail = Tail::new(writer.plan());
+            let mut base = base;
+            for _ in 0..rolls * 2 {
+                if tail.append(|out| out.resize(out.len() + 120, 1)).unwrap().rolls {
+                    base = writer.flushed();
+                }
+                flush(&mut writer, &mut tail);
+            }
+            tail.append(|out| out.extend_from_slice(b"lost")).unwrap();
+            broken.store(true, Ordering::Relaxed);
+            let error = writer.flush(&mut tail.take(Group::default())).unwrap_err();
+            assert_eq!(error.to_string(), segment_name(base));
+        }
     }
 
     #[test]
