@@ -1,6 +1,6 @@
 //! A data directory that is incomplete, damaged at its end, or in use: the server refuses it, and `check` says the same.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod harness;
 

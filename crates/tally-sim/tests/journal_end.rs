@@ -220,6 +220,30 @@ fn damage_behind_the_record_costs_at_most_what_came_after_it() {
 }
 
 #[test]
+fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value() {
+    let mut refused = 0;
+    for seed in seeds() {
+        let case = format!("TALLY_SEED={seed}");
+        let mut rng = Rng::new(seed);
+        let killed = killed(&mut rng, 0);
+        let names: Vec<&String> = killed.files.keys().filter(|name| !name.ends_with(".run")).collect();
+        for name in names {
+            let mut files = killed.files.clone();
+            let bytes = files.get_mut(name).unwrap();
+            // Most of a segment may be unused.
+            let used = if rng.one_in(2) { bytes.len().min(400) } else { bytes.len() };
+            let bit = rng.below(used as u64 * 8);
+            bytes[bit as usize / 8] ^= 1 << (bit % 8);
+            match killed.examine(&files, &case) {
+                Some(found) => assert_eq!(found, killed.end.1, "{case}: bit {bit} of {name}"),
+                None => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 0);
+}
+
+#[test]
 fn a_record_that_is_damaged_itself_falls_back_to_the_one_before_and_without_either_the_start_is_refused() {
     let mut rng = Rng::new(7);
     let killed = killed(&mut rng, 0);
