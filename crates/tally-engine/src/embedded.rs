@@ -5,14 +5,14 @@
 //! The *merger* fills memory after a restart and then keeps the store's runs few. The *marker* records how far the
 //! journal is durable.
 
+mod mark;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-mod mark;
 
 use tally_core::batch::Events;
 use tally_core::key::Key;
@@ -70,7 +70,7 @@ struct Shared {
     /// The journal was flushed further than `journal.end` says.
     unmarked: Signal,
     /// The engine stops, so marking need not wait.
-    unmarked_stop: Signal,
+    marker_stop: Signal,
     /// The flusher stops once nothing waits for it.
     draining: AtomicBool,
     /// The other threads stop.
@@ -83,7 +83,7 @@ impl Embedded {
     /// Opens the directory, recovers what it holds and starts the engine's threads. `progress` hears how many of
     /// how many journal bytes have been replayed.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
-        crate::lock::check_files()?;
+        crate::lock::check_files(config.memory_bytes.max(MEMORY_BYTES_MIN))?;
         let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
         let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
         let settings = Settings {
@@ -165,7 +165,7 @@ impl Shared {
             merger: Signal::default(),
             flushed: Signal::default(),
             unmarked: Signal::default(),
-            unmarked_stop: Signal::default(),
+            marker_stop: Signal::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
@@ -183,7 +183,7 @@ impl Shared {
 
     fn nudge_all(&self) {
         for signal in
-            [&self.flusher, &self.checkpointer, &self.merger, &self.flushed, &self.unmarked, &self.unmarked_stop]
+            [&self.flusher, &self.checkpointer, &self.merger, &self.flushed, &self.unmarked, &self.marker_stop]
         {
             signal.set();
         }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::disk::naming;
 use crate::journal::end::END_FILE;
 use crate::layout;
-use crate::limits::FILES_MIN;
+use crate::limits::files_needed;
 use crate::machine::OpenError;
 use crate::store::MANIFEST_FILE;
 
@@ -107,13 +107,13 @@ impl DirLock {
 }
 
 /// Refuses to start with fewer file descriptors than the engine needs: it would fail at a checkpoint, long after.
-pub(crate) fn check_files() -> Result<(), OpenError> {
+pub(crate) fn check_files(memory_bytes: u64) -> Result<(), OpenError> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    expect_files(limit.unwrap_or(u64::MAX))
+    expect_files(files_needed(memory_bytes), limit.unwrap_or(u64::MAX))
 }
 
-fn expect_files(limit: u64) -> Result<(), OpenError> {
-    if limit < FILES_MIN as u64 { Err(OpenError::Files { needed: FILES_MIN, limit }) } else { Ok(()) }
+fn expect_files(needed: usize, limit: u64) -> Result<(), OpenError> {
+    if limit < needed as u64 { Err(OpenError::Files { needed, limit }) } else { Ok(()) }
 }
 
 /// Opens `tally.lock`; nothing if there is none.
@@ -164,6 +164,8 @@ fn named<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use tally_core::limits::MEMORY_BYTES_DEFAULT;
 
     use super::*;
 
@@ -237,8 +239,10 @@ mod tests {
 
     #[test]
     fn too_few_file_descriptors_are_refused_with_both_numbers() {
-        expect_files(FILES_MIN as u64).unwrap();
-        let error = expect_files(32).unwrap_err().to_string();
-        assert!(error.contains(&format!("needs {FILES_MIN} file descriptors")) && error.contains("is 32"), "{error}");
+        let needed = files_needed(MEMORY_BYTES_DEFAULT);
+        expect_files(needed, needed as u64).unwrap();
+        let error = expect_files(needed, 32).unwrap_err().to_string();
+        assert!(error.contains("needs 126 file descriptors") && error.contains("is 32"), "{error}");
+        assert_eq!(files_needed(64 << 30), needed - 32 + 2048, "a larger memory makes more runs");
     }
 }

@@ -24,8 +24,8 @@ pub use recover::OpenError;
 pub use seal::Seal;
 use tally_core::batch::{Combiner, Events, Placed, key_hash};
 use tally_core::limits::{
-    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES, FLUSH_HERE_EVENTS_MAX,
-    FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
+    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, CHECKPOINT_JOURNAL_BYTES, FLUSH_HERE_EVENTS_MAX, FLUSH_HERE_MICROS_MAX,
+    MEMORY_BYTES_DEFAULT, SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
 };
 use tally_core::outcome::{Outcome, Receipt, Token};
 use tally_core::partition::Partition;
@@ -72,7 +72,7 @@ impl Settings {
 
     /// Captured bytes gathered before they are sorted and written.
     pub(crate) fn capture_bytes(&self) -> usize {
-        CAPTURE_BYTES_MAX.min(self.memory_bytes as usize / 32)
+        crate::limits::capture_bytes(self.memory_bytes)
     }
 
     /// What the partition may hold: the budget less buffers for capture, encoding and the rest of the process.

@@ -30,7 +30,7 @@ impl Shared {
     fn wait_for_pause(&self) {
         for _ in 0..MARK_BUSY_MS / MARK_IDLE_MS {
             let before = self.machine.flushed();
-            self.unmarked_stop.wait_up_to(Duration::from_millis(MARK_IDLE_MS));
+            self.marker_stop.wait_up_to(Duration::from_millis(MARK_IDLE_MS));
             if self.machine.flushed() == before || self.is_stopping() {
                 return;
             }

@@ -17,9 +17,11 @@
 //!
 //! * **Damage to what was flushed after `journal.end` was last written, with no sound frame of a later flush behind it.**
 //!   It looks exactly like a write that the power cut tore. The engine writes `journal.end` when no flush has followed
-//!   for [`MARK_IDLE_MS`](crate::limits::MARK_IDLE_MS), at least every
-//!   [`MARK_BUSY_MS`](crate::limits::MARK_BUSY_MS) under load, and whenever it begins a segment, so this is the time
-//!   before a crash in which a flipped bit, a zeroed page or a truncation at the end of a frame goes unnoticed.
+//!   for [`MARK_IDLE_MS`](crate::limits::MARK_IDLE_MS), about every
+//!   [`MARK_BUSY_MS`](crate::limits::MARK_BUSY_MS) under load, and whenever it begins a segment. What was flushed in that
+//!   time before a crash is where a flipped bit, a zeroed page or a cut at the end of a frame goes unnoticed.
+//! * **An empty directory but for a manifest that names nothing.** That is what a crash in the first start leaves. With
+//!   `tally.lock` beside it, which a start that succeeded has written, it is damage.
 //! * **The newer record of `journal.end` and the end of the journal damaged together.** The file then counts as torn
 //!   itself, and its older record speaks for less.
 //! * **The whole directory put back to an earlier state**, or a copy of it in its place: everything in it agrees.
