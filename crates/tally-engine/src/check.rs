@@ -7,6 +7,7 @@ use tally_core::batch::{Batch, decode};
 
 use crate::disk::{Disk, RealDisk};
 use crate::journal::{self, JournalError};
+use crate::layout;
 use crate::lock::{DirLock, Purpose};
 use crate::machine::OpenError;
 use crate::store::{Store, StoreError};
@@ -77,6 +78,8 @@ impl From<OpenError> for CheckError {
     fn from(error: OpenError) -> Self {
         match error {
             OpenError::InUse { by, .. } => CheckError::InUse { by },
+            OpenError::Store(error) => error.into(),
+            OpenError::Journal(error) => error.into(),
             other => CheckError::Unreadable(other.to_string()),
         }
     }
@@ -91,10 +94,11 @@ pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, 
 
 /// The same for any disk.
 pub fn check_disk(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
+    layout::expect_manifest(disk.as_ref())?;
     let store = Store::verify(disk.as_ref(), progress)?;
     let mut batch = Batch::default();
     let mut decodes = |frame: journal::Frame<'_>| decode(frame.payload, 0, &mut batch).map(|_| ()).map_err(Into::into);
-    let journal = journal::inspect(disk, store.position, &mut decodes, progress)?;
+    let journal = journal::inspect(disk, store.id, store.position, &mut decodes, progress)?;
     Ok(Report {
         segments: journal.segments,
         batches: journal.frames,

@@ -1,8 +1,11 @@
 //! The embedded engine: the machine and the threads that drive it.
 //!
-//! Three threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
+//! Four threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
 //! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
-//! The *merger* fills memory after a restart and then keeps the store's runs few.
+//! The *merger* fills memory after a restart and then keeps the store's runs few. The *marker* records how far the
+//! journal is durable.
+
+mod mark;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -79,6 +82,10 @@ struct Shared {
     merger: Signal,
     /// The journal was flushed further.
     flushed: Signal,
+    /// The journal was flushed further than `journal.end` says.
+    unmarked: Signal,
+    /// The engine stops, so marking need not wait.
+    marker_stop: Signal,
     /// The flusher stops once nothing waits for it.
     draining: AtomicBool,
     /// The other threads stop.
@@ -91,7 +98,8 @@ impl Embedded {
     /// Opens the directory, recovers what it holds and starts the engine's threads. `progress` hears how many of
     /// how many journal bytes have been replayed.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
-        let dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
+        crate::lock::check_files(config.memory_bytes.max(MEMORY_BYTES_MIN))?;
+        let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
         let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
         let settings = Settings {
             memory_bytes: config.memory_bytes.max(MEMORY_BYTES_MIN),
@@ -99,6 +107,7 @@ impl Embedded {
             ..Settings::default()
         };
         let machine = Machine::open(disk, Arc::new(SystemClock), settings, progress)?;
+        dir_lock.claim()?;
         if let Some(ahead_ms) = machine.clock_ahead_ms() {
             if config.clock == StoredClock::Reset {
                 machine.reset_clock().map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -112,6 +121,7 @@ impl Embedded {
             ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
             ("tally-checkpoint", Shared::checkpoint_until_stopped),
             ("tally-merge", Shared::merge_until_stopped),
+            ("tally-mark", Shared::mark_until_stopped),
         ] {
             let handle = start(name, duty, &shared)?;
             lock(&shared.threads).push(handle);
@@ -127,7 +137,8 @@ impl Embedded {
         shared.machine.store.stop_merging();
         let threads = std::mem::take(&mut *lock(&shared.threads));
         // The flusher first: while it drains it may need a checkpoint to make room.
-        for (thread, stop) in threads.into_iter().zip([&shared.draining, &shared.stopping, &shared.stopping]) {
+        for (number, thread) in threads.into_iter().enumerate() {
+            let stop = if number == 0 { &shared.draining } else { &shared.stopping };
             stop.store(true, Ordering::Release);
             shared.nudge_all();
             // A thread that panicked has poisoned the engine already.
@@ -180,6 +191,8 @@ impl Shared {
             checkpoint_now: AtomicBool::new(false),
             merger: Signal::default(),
             flushed: Signal::default(),
+            unmarked: Signal::default(),
+            marker_stop: Signal::default(),
             draining: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
@@ -196,7 +209,9 @@ impl Shared {
     }
 
     fn nudge_all(&self) {
-        for signal in [&self.flusher, &self.checkpointer, &self.merger, &self.flushed] {
+        for signal in
+            [&self.flusher, &self.checkpointer, &self.merger, &self.flushed, &self.unmarked, &self.marker_stop]
+        {
             signal.set();
         }
     }
@@ -276,6 +291,7 @@ impl Shared {
 
     fn after_flush(&self) {
         self.flushed.set();
+        self.unmarked.set();
         if self.machine.journal_lag() >= self.machine.settings.checkpoint_journal_bytes {
             self.checkpointer.set();
         }

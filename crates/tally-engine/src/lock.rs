@@ -1,77 +1,248 @@
 //! The data directory belongs to one process at a time and says which format it has.
+//!
+//! The lock is on the directory itself, which nobody can remove while it is in use. The file `tally.lock` only says
+//! which format the directory has and which process serves it. It is locked too, because the version before looked
+//! there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
-
+use crate::disk::naming;
+use crate::journal::end::END_FILE;
+use crate::layout;
+use crate::limits::files_needed;
 use crate::machine::OpenError;
+use crate::store::MANIFEST_FILE;
 
 const FILE: &str = "tally.lock";
-const FORMAT: &str = "tally-data-format 1";
+/// What the version before wrote.
+const FORMAT_1: &str = "tally-data-format 1";
+/// Such a directory has a manifest and a `journal.end`.
+const FORMAT: &str = "tally-data-format 2";
+const IN_USE_BEFORE: &str = "tally.lock says that the directory was in use";
 
 /// Held for as long as the directory is in use; the system releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    _file: File,
+    dir: PathBuf,
+    _dir_file: File,
+    /// `tally.lock`, if there is one.
+    file: Option<File>,
 }
 
 /// What the lock is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To serve from it: creates what is missing.
+    /// To serve from it.
     Serve,
-    /// To look at it: changes nothing.
+    /// To read it.
     Inspect,
 }
 
 impl DirLock {
+    /// Locks the directory. Changes nothing in it; to serve from it, it is created if need be.
     pub(crate) fn take(dir: &Path, purpose: Purpose) -> Result<DirLock, OpenError> {
-        let serving = purpose == Purpose::Serve;
-        if serving {
-            fs::create_dir_all(dir).map_err(|error| named(dir, &error))?;
+        if purpose == Purpose::Serve {
+            named(dir, fs::create_dir_all(dir))?;
         }
+        let dir_file = named(dir, File::open(dir))?;
         let path = dir.join(FILE);
-        let mut file = OpenOptions::new().read(true).write(serving).create(serving).truncate(false).open(&path);
-        if let Err(error) = &file
-            && error.kind() == io::ErrorKind::NotFound
-        {
-            let what = "this is not a data directory of Tally: it has no tally.lock".to_owned();
-            return Err(OpenError::Format { dir: dir.display().to_string(), what });
-        }
-        let file = file.as_mut().map_err(|error| named(&path, error))?;
+        let mut file = open(&path, purpose)?;
+        let is_ours =
+            lock(dir, &dir_file, purpose)? && file.as_ref().map_or(Ok(true), |file| lock(dir, file, purpose))?;
         let mut text = String::new();
-        let operation =
-            if serving { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-        let locked = flock(&*file, operation);
-        file.read_to_string(&mut text).map_err(|error| named(&path, &error))?;
-        if locked.is_err() {
-            let pid = text.lines().nth(1).unwrap_or_default();
-            let by = if pid.is_empty() { String::new() } else { format!(" ({pid})") };
-            return Err(OpenError::InUse { dir: dir.display().to_string(), by });
+        if let Some(file) = &mut file {
+            named(&path, file.read_to_string(&mut text))?;
         }
-        let first = text.lines().next().unwrap_or_default();
-        if !first.is_empty() && first != FORMAT {
-            let what = format!("its format is {first:?}; this version of Tally reads {FORMAT:?}");
-            return Err(OpenError::Format { dir: dir.display().to_string(), what });
+        if !is_ours {
+            return Err(OpenError::InUse { dir: dir.display().to_string(), by: owner(&text) });
         }
-        if serving {
-            write_owner(file).map_err(|error| named(&path, &error))?;
+        let lock = DirLock { dir: dir.to_owned(), _dir_file: dir_file, file };
+        lock.check_format(&text, purpose)?;
+        Ok(lock)
+    }
+
+    fn check_format(&self, text: &str, purpose: Purpose) -> Result<(), OpenError> {
+        let unusable = |what| Err(OpenError::Format { dir: self.dir.display().to_string(), what });
+        if self.file.is_none() && purpose == Purpose::Inspect {
+            return unusable("this is not a data directory of Tally: it has no tally.lock".to_owned());
         }
-        let file = file.try_clone().map_err(|error| named(&path, &error))?;
-        Ok(DirLock { _file: file })
+        match text.lines().next().unwrap_or_default() {
+            "" | FORMAT_1 => Ok(()),
+            FORMAT if !self.has(MANIFEST_FILE) => Err(layout::missing_manifest(IN_USE_BEFORE).into()),
+            FORMAT if !self.has(END_FILE) => Err(layout::missing_end(IN_USE_BEFORE).into()),
+            FORMAT => Ok(()),
+            other => {
+                unusable(format!("its format is {other:?}; this version of Tally reads {FORMAT_1:?} and {FORMAT:?}"))
+            }
+        }
+    }
+
+    /// Whether there is such a file, be it one that cannot be opened.
+    fn has(&self, name: &str) -> bool {
+        fs::symlink_metadata(self.dir.join(name)).is_ok()
+    }
+
+    /// Writes which process serves the directory and which format it has, now that it is open.
+    pub(crate) fn claim(&mut self) -> Result<(), OpenError> {
+        let path = self.dir.join(FILE);
+        let mut file = match self.file.take() {
+            Some(file) => file,
+            None => {
+                let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+                let file = named(&path, file)?;
+                // Whether it can be locked decides nothing: the directory is ours.
+                lock(&self.dir, &file, Purpose::Serve)?;
+                file
+            }
+        };
+        // A disk without room for the journal may still have the files of the version before.
+        let is_current = self.has(MANIFEST_FILE) && self.has(END_FILE);
+        let format = if is_current { FORMAT } else { FORMAT_1 };
+        named(&path, write_owner(&mut file, format))?;
+        self.file = Some(file);
+        Ok(())
     }
 }
 
-fn write_owner(file: &mut File) -> io::Result<()> {
+/// Refuses to start with fewer file descriptors than the engine needs: it would fail at a checkpoint, long after.
+pub(crate) fn check_files(memory_bytes: u64) -> Result<(), OpenError> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    expect_files(files_needed(memory_bytes), limit.unwrap_or(u64::MAX))
+}
+
+fn expect_files(needed: usize, limit: u64) -> Result<(), OpenError> {
+    if limit < needed as u64 { Err(OpenError::Files { needed, limit }) } else { Ok(()) }
+}
+
+/// Opens `tally.lock`; nothing if there is none.
+fn open(path: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
+    match OpenOptions::new().read(true).write(purpose == Purpose::Serve).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => Ok(None),
+        Err(error) => named(path, Err(error)),
+    }
+}
+
+/// Tries to lock; whether nobody else has.
+fn lock(dir: &Path, file: &File, purpose: Purpose) -> Result<bool, OpenError> {
+    let locked = match purpose {
+        Purpose::Serve => file.try_lock(),
+        Purpose::Inspect => file.try_lock_shared(),
+    };
+    match locked {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => {
+            let what = format!("{} cannot be locked: {error}", dir.display());
+            Err(OpenError::Io(io::Error::new(error.kind(), what)))
+        }
+    }
+}
+
+/// Who holds the directory, in brackets after a space; empty while that process has not written its name yet.
+fn owner(text: &str) -> String {
+    let Some(line) = text.lines().nth(1) else { return String::new() };
+    let pid = line.strip_prefix("process ").and_then(|pid| pid.parse().ok()).and_then(rustix::process::Pid::from_raw);
+    let is_alive = pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
+    if is_alive { format!(" ({line})") } else { String::new() }
+}
+
+fn write_owner(file: &mut File, format: &str) -> io::Result<()> {
     file.rewind()?;
-    let text = format!("{FORMAT}\nprocess {}\n", std::process::id());
+    let text = format!("{format}\nprocess {}\n", std::process::id());
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;
     file.sync_all()
 }
 
-fn named(path: &Path, error: &io::Error) -> OpenError {
-    OpenError::Io(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+fn named<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
+    naming(path, result).map_err(OpenError::Io)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tally_core::limits::MEMORY_BYTES_DEFAULT;
+
+    use super::*;
+
+    fn in_use(taken: Result<DirLock, OpenError>) -> String {
+        match taken {
+            Err(OpenError::InUse { by, .. }) => by,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_directory_whose_lock_file_was_removed_is_still_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut held = DirLock::take(dir.path(), Purpose::Serve).unwrap();
+        held.claim().unwrap();
+        assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Serve)), format!(" (process {})", std::process::id()));
+        fs::remove_file(dir.path().join(FILE)).unwrap();
+        assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Serve)), "");
+        assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Inspect)), "");
+        drop(held);
+        DirLock::take(dir.path(), Purpose::Serve).unwrap();
+    }
+
+    #[test]
+    fn a_server_of_the_version_before_keeps_this_one_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        fs::write(&path, format!("{FORMAT_1}\nprocess 1\n")).unwrap();
+        let old = File::open(&path).unwrap();
+        old.try_lock().unwrap();
+        assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Serve)), " (process 1)");
+        drop(old);
+        DirLock::take(dir.path(), Purpose::Serve).unwrap();
+    }
+
+    #[test]
+    fn taking_a_directory_changes_nothing_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(DirLock::take(dir.path(), Purpose::Serve).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        fs::write(dir.path().join(FILE), "tally-data-format 1\nprocess 4194304999\n").unwrap();
+        drop(DirLock::take(dir.path(), Purpose::Serve).unwrap());
+        let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert_eq!(text, "tally-data-format 1\nprocess 4194304999\n");
+    }
+
+    #[test]
+    fn a_directory_in_use_before_that_has_lost_its_files_is_damaged_and_a_later_format_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let refused = || DirLock::take(dir.path(), Purpose::Inspect).unwrap_err().to_string();
+        file(FILE, "tally-data-format 2\nprocess 1\n");
+        assert!(refused().contains("manifest is damaged at byte 0: the file is missing"), "{}", refused());
+        file(MANIFEST_FILE, "");
+        assert!(refused().contains("journal.end is damaged at byte 0: the file is missing"), "{}", refused());
+        file(END_FILE, "");
+        DirLock::take(dir.path(), Purpose::Inspect).unwrap();
+        file(FILE, "tally-data-format 3\nprocess 1\n");
+        assert!(refused().contains("tally-data-format 3"), "{}", refused());
+    }
+
+    #[test]
+    fn a_lock_file_that_leads_nowhere_is_not_called_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/nowhere/at/all", dir.path().join(FILE)).unwrap();
+        for purpose in [Purpose::Serve, Purpose::Inspect] {
+            let error = DirLock::take(dir.path(), purpose).unwrap_err().to_string();
+            assert!(error.contains("symbolic link to /nowhere/at/all, which does not exist"), "{error}");
+        }
+    }
+
+    #[test]
+    fn too_few_file_descriptors_are_refused_with_both_numbers() {
+        let needed = files_needed(MEMORY_BYTES_DEFAULT);
+        expect_files(needed, needed as u64).unwrap();
+        let error = expect_files(needed, 32).unwrap_err().to_string();
+        assert!(error.contains("needs 126 file descriptors") && error.contains("is 32"), "{error}");
+        assert_eq!(files_needed(64 << 30), needed - 32 + 2048, "a larger memory makes more runs");
+    }
 }

@@ -8,6 +8,7 @@
 
 mod census;
 mod fetch;
+mod mark;
 mod read;
 mod recover;
 mod seal;
@@ -24,9 +25,8 @@ pub use recover::OpenError;
 pub use seal::Seal;
 use tally_core::batch::{Batch, Combiner, Events, Placed, encode, key_hash};
 use tally_core::limits::{
-    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, BATCH_PARTS_SEAL, CAPTURE_BYTES_MAX, CHECKPOINT_JOURNAL_BYTES,
-    CLOCK_AHEAD_REPORTED_MS, FLUSH_HERE_EVENTS_MAX, FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES,
-    UNFLUSHED_BYTES_MAX,
+    BATCH_BYTES_SEAL, BATCH_EVENTS_SEAL, BATCH_PARTS_SEAL, CHECKPOINT_JOURNAL_BYTES, CLOCK_AHEAD_REPORTED_MS,
+    FLUSH_HERE_EVENTS_MAX, FLUSH_HERE_MICROS_MAX, MEMORY_BYTES_DEFAULT, SEGMENT_BYTES, UNFLUSHED_BYTES_MAX,
 };
 use tally_core::outcome::{Outcomes, Receipt, Token};
 use tally_core::partition::Partition;
@@ -74,7 +74,7 @@ impl Settings {
 
     /// Captured bytes gathered before they are sorted and written.
     pub(crate) fn capture_bytes(&self) -> usize {
-        CAPTURE_BYTES_MAX.min(self.memory_bytes as usize / 32)
+        crate::limits::capture_bytes(self.memory_bytes)
     }
 
     /// What the partition may hold: the budget less buffers for capture, encoding and the rest of the process.
@@ -344,7 +344,7 @@ impl Machine {
     /// since, so the journal still ends where it did.
     fn begin_writing(&self, flushing: &mut Flushing) {
         let end = self.state.lock().applied;
-        match recover::begin_writing(&self.disk, end, self.store.position(), &self.settings) {
+        match recover::begin_writing(&self.disk, end, &self.store, &self.settings) {
             Ok(Some(writer)) => {
                 self.state.lock().tail = Tail::new(writer.plan());
                 flushing.writer = Some(writer);

@@ -13,7 +13,7 @@ use tally_core::surface::{Engine, Figure, SubmitOptions};
 use tally_core::time::Millis;
 use tally_engine::disk::RealDisk;
 use tally_engine::store::{Entry, Store};
-use tally_engine::{Config, Embedded};
+use tally_engine::{Config, DirId, Embedded};
 use tempfile::TempDir;
 
 /// Long ago.
@@ -122,7 +122,7 @@ fn a_store_that_does_not_say_how_many_counters_expire_is_counted() {
     let engine = open(&dir);
     submit(&engine, [("a", set(1, FAR)), ("b", set(1, FAR)), ("c", Change::Add(1))]);
     engine.close().unwrap();
-    let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap())).unwrap();
+    let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap()), DirId::new(0)).unwrap();
     let meta = store.get(record::META_KEY).unwrap().unwrap();
     // The version before had the same fields without the last.
     let (number, fields) = meta[1..].split_last().unwrap();

@@ -10,6 +10,7 @@ use tally_core::limits::{
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// File descriptors kept back from connections, for the data directory and the process itself.
 pub const FILES_RESERVED: usize = 128;
+const _: () = assert!(FILES_RESERVED >= tally_engine::limits::files_needed(tally_core::limits::MEMORY_BYTES_DEFAULT));
 /// Fewest connections worth starting with.
 pub const CONNECTIONS_MIN: usize = 16;
 

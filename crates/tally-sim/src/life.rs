@@ -121,7 +121,8 @@ impl<'m> Life<'m> {
             9..=12 => self.seal()?,
             13..=15 => self.flush()?,
             16 => self.flush_here()?,
-            17..=18 => self.tend(),
+            17 => self.tend(),
+            18 => drop(self.machine.mark_end()),
             19..=22 => self.checkpoint()?,
             23 => match self.world.rng.below(3) {
                 0 => self.merge()?,

@@ -13,7 +13,7 @@ use tally_core::record;
 use tally_core::surface::Health;
 use tally_core::time::Millis;
 use tally_engine::store::{Entry, Store};
-use tally_engine::{Durability, Machine, Seal, Settings};
+use tally_engine::{DirId, Durability, Machine, Seal, Settings};
 use tally_sim::life::{Life, at_once};
 use tally_sim::model::{Event, push_all};
 use tally_sim::rng::Rng;
@@ -520,7 +520,7 @@ fn a_store_without_a_count_is_counted() {
     let mut world = world(0);
     let keys = world.workload.keys.clone();
     drop(store_only(&mut world, keys.iter().map(|key| Event::add(key, 1)).collect()));
-    let store = Store::open(world.disk.disk()).unwrap();
+    let store = Store::open(world.disk.disk(), DirId::new(0)).unwrap();
     assert!(store.get(record::META_KEY).unwrap().is_some());
     let mut older = store.checkpoint();
     older.write_run([(record::META_KEY, Entry::Remove)]).unwrap();

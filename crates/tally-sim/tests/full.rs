@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use tally_core::key::{Key, KeyRef};
 use tally_core::outcome::{Receipt, Refusal};
 use tally_core::surface::{EngineError, Health};
+use tally_engine::check::check_disk;
 use tally_engine::{Durability, Machine, Settings, Step};
 use tally_sim::SimDisk;
 use tally_sim::life::at_once;
@@ -121,4 +122,29 @@ fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_
     machine.flush().unwrap();
     let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
     assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "what was refused was not counted");
+}
+
+#[test]
+fn a_first_start_on_a_full_disk_begins_once_there_is_room_and_a_crash_at_any_time_leaves_it_usable() {
+    let settings = Settings { segment_bytes: 1 << 20, seed: 1, ..Settings::default() };
+    for operations in 1..40 {
+        let sim = SimDisk::new(operations);
+        let open = || Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {});
+        sim.set_capacity(100);
+        let machine = open().unwrap();
+        assert_eq!(machine.health(), Health::DiskFull);
+        assert!(sim.contents().keys().all(|name| name.starts_with("manifest")), "{:?}", sim.file_names());
+        sim.set_capacity(u64::MAX);
+        sim.crash_at(sim.operations() + operations);
+        machine.tend_journal();
+        drop(machine);
+        sim.power_cut(operations);
+        check_disk(&sim.disk(), &mut |_, _| {}).unwrap();
+        let machine = open().unwrap();
+        let mut call = submit(&machine, 0);
+        assert!(poll(&mut call).is_pending());
+        machine.seal();
+        machine.flush().unwrap();
+        assert!(matches!(poll(&mut call), Poll::Ready(Ok(_))));
+    }
 }

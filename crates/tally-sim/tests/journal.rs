@@ -8,11 +8,13 @@ use std::io;
 use std::sync::Arc;
 
 use tally_core::time::Position;
+use tally_engine::DirId;
 use tally_engine::disk::{Disk, is_full};
 use tally_engine::journal::{Group, JournalError, NoRoom, OnFrame, Recovered, Salt, Tail, Writer, inspect, recover};
 use tally_sim::{Loss, Rng, SimDisk};
 
 const SEEDS_DEFAULT: u64 = 2_000;
+const ID: DirId = DirId::new(5);
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
@@ -34,9 +36,8 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
     if seeds.end - seeds.start >= 500 {
         // A simulation that never gets into trouble proves nothing.
         println!("{seen:?}");
-        for count in
-            [seen.crashes, seen.recoveries_crashed, seen.torn, seen.rolls, seen.trims, seen.full, seen.failed_syncs]
-        {
+        let Seen { crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks, .. } = seen;
+        for count in [crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks] {
             assert!(count > 20, "{seen:?}");
         }
     }
@@ -124,6 +125,7 @@ struct Seen {
     trims: u64,
     full: u64,
     failed_syncs: u64,
+    marks: u64,
     frames: u64,
 }
 
@@ -195,7 +197,7 @@ impl World {
         if let Some(last) = self.frames.last() {
             assert_eq!(recovered.end, last.end);
         }
-        let writer = match Writer::create(disk, recovered.end, self.segment_bytes, Salt::new(7)) {
+        let writer = match Writer::create(disk, recovered.end, self.segment_bytes, Salt::new(7), ID) {
             Ok(writer) => writer,
             Err(error) => {
                 assert!(self.sim.crashed(), "{error}");
@@ -228,9 +230,9 @@ impl World {
     }
 
     fn step(&mut self, open: &mut Open) -> io::Result<()> {
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0..=5 => {
-                let most = self.segment_bytes - 48;
+                let most = self.segment_bytes - 64;
                 let len = if self.rng.one_in(5) { self.rng.below(most + 1) } else { self.rng.below(64.min(most)) };
                 self.append(open, len as usize);
                 Ok(())
@@ -238,6 +240,11 @@ impl World {
             6..=8 => self.flush(open),
             9 => self.trim(open),
             10 => {
+                // Lost with the crash it met, or written: either way it says no more than is true.
+                self.seen.marks += u64::from(open.writer.end_mark().write().unwrap_or(false));
+                Ok(())
+            }
+            11 => {
                 let slack = self.rng.below(3 * self.segment_bytes);
                 let capacity = if self.rng.one_in(2) { u64::MAX } else { self.sim.used_bytes() + slack };
                 self.sim.set_capacity(capacity);
@@ -309,11 +316,13 @@ impl Seen {
         self.trims += other.trims;
         self.full += other.full;
         self.failed_syncs += other.failed_syncs;
+        self.marks += other.marks;
         self.frames += other.frames;
     }
 }
 
-type Pass = fn(&Arc<dyn Disk>, Position, &mut OnFrame<'_>, &mut dyn FnMut(u64, u64)) -> Result<Recovered, JournalError>;
+type Pass =
+    fn(&Arc<dyn Disk>, DirId, Position, &mut OnFrame<'_>, &mut dyn FnMut(u64, u64)) -> Result<Recovered, JournalError>;
 
 type Replayed = Vec<(Position, Vec<u8>)>;
 
@@ -321,6 +330,7 @@ fn replay(pass: Pass, disk: &Arc<dyn Disk>, from: Position) -> (Result<Recovered
     let mut payloads = Vec::new();
     let result = pass(
         disk,
+        ID,
         from,
         &mut |frame| {
             payloads.push((frame.position, frame.payload.to_vec()));

@@ -6,11 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tally_core::time::Position;
+use tally_engine::DirId;
 use tally_engine::disk::{Disk, is_full};
+use tally_engine::journal::segment::SEGMENT_HEADER_BYTES as HEADER;
 use tally_engine::journal::{Group, JournalError, NoRoom, Recovered, Salt, Tail, Writer, inspect, recover};
 use tally_sim::{Loss, SimDisk};
 
 const SEGMENT: u64 = 512;
+const ID: DirId = DirId::new(5);
 
 type Files = BTreeMap<String, Vec<u8>>;
 type Replayed = Vec<(Position, Vec<u8>)>;
@@ -34,7 +37,7 @@ struct WrittenFrame {
 /// Writes `groups` flush groups of one to three frames each.
 fn written(groups: usize) -> Written {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     let mut frames = Vec::new();
     let mut base = 0;
@@ -43,7 +46,7 @@ fn written(groups: usize) -> Written {
             let payload = vec![0xa0 | group as u8; 49 + 5 * group + index];
             let placed = tail.append(|out| out.extend_from_slice(&payload)).unwrap();
             if placed.rolls {
-                base = placed.position.0 - 24;
+                base = placed.position.0 - HEADER;
             }
             let place = placed.position.0 - base..placed.end.0 - base;
             frames.push(WrittenFrame { group, file: name(base), place, position: placed.position, payload });
@@ -79,14 +82,14 @@ fn recover_all(disk: &Arc<dyn Disk>, from: Position) -> Result<(Recovered, Repla
         replayed.push((frame.position, frame.payload.to_vec()));
         Ok(())
     };
-    let recovered = recover(disk, from, &mut on_frame, &mut |_, _| {})?;
+    let recovered = recover(disk, ID, from, &mut on_frame, &mut |_, _| {})?;
     Ok((recovered, replayed))
 }
 
 /// Inspects, then recovers: both must say the same, and inspecting must leave every byte alone.
 fn examine(sim: &SimDisk, from: Position) -> Result<(Recovered, Replayed), JournalError> {
     let before = sim.contents();
-    let inspected = inspect(&sim.disk(), from, &mut |_| Ok(()), &mut |_, _| {});
+    let inspected = inspect(&sim.disk(), ID, from, &mut |_| Ok(()), &mut |_, _| {});
     assert_eq!(sim.contents(), before, "inspecting changed a file");
     let recovered = recover_all(&sim.disk(), from);
     match (&inspected, &recovered) {
@@ -119,22 +122,28 @@ fn a_sound_journal_replays_every_frame_in_order() {
 }
 
 #[test]
-fn a_file_cut_at_any_byte_of_its_last_three_frames_opens_with_the_earlier_ones_and_goes_on() {
+fn a_file_cut_at_the_end_of_a_frame_opens_and_goes_on_and_one_cut_anywhere_else_is_refused() {
     let written = written(9);
     let last = written.last_file();
     let of_last: Vec<_> = written.frames.iter().filter(|frame| frame.file == last).collect();
-    let first_cut = of_last[of_last.len() - 3].place.start;
-    for length in first_cut..=of_last[of_last.len() - 1].place.end {
+    for length in HEADER..SEGMENT {
         let mut files = written.files.clone();
         files.get_mut(last).unwrap().truncate(length as usize);
         let sim = SimDisk::with_contents(0, &files);
+        let frames_end = of_last.iter().map(|frame| frame.place.end).filter(|end| *end <= length).max();
+        let frames_end = frames_end.unwrap_or(HEADER);
+        if frames_end != length {
+            let (file, offset, what) = damage(&sim, Position(0));
+            assert_eq!((file.as_str(), offset), (last, frames_end), "cut at {length}: {what}");
+            continue;
+        }
         let (recovered, mut replayed) = examine(&sim, Position(0)).unwrap();
         let whole = |frame: &&WrittenFrame| frame.file != last || frame.place.end <= length;
         let expected: Replayed =
             written.frames.iter().filter(whole).map(|frame| (frame.position, frame.payload.clone())).collect();
         assert_eq!(replayed, expected, "cut at {length}");
 
-        let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7)).unwrap();
+        let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
         let mut tail = Tail::new(writer.plan());
         let placed = tail.append(|out| out.extend_from_slice(b"onward")).unwrap();
         flush(&mut writer, &mut tail);
@@ -165,7 +174,7 @@ fn every_flipped_bit_before_the_last_flush_group_is_refused_by_file_and_place() 
 fn used_bytes(written: &Written, before: usize) -> BTreeMap<String, u64> {
     let mut used: BTreeMap<String, u64> = BTreeMap::new();
     for frame in &written.frames {
-        let bytes = used.entry(frame.file.clone()).or_insert(24);
+        let bytes = used.entry(frame.file.clone()).or_insert(HEADER);
         if frame.group < before {
             *bytes = frame.place.end;
         }
@@ -203,7 +212,7 @@ fn damage_in_the_last_flush_group_is_refused_when_a_checkpoint_covers_it() {
 fn a_missing_segment_is_refused_by_name() {
     let written = written(9);
     let segments: Vec<&String> = written.files.keys().filter(|name| name.starts_with("journal-")).collect();
-    for missing in &segments[..segments.len() - 1] {
+    for missing in &segments {
         let mut files = written.files.clone();
         files.remove(*missing);
         let (file, _, what) = damage(&SimDisk::with_contents(0, &files), Position(0));
@@ -218,7 +227,7 @@ fn a_missing_segment_is_refused_by_name() {
 fn segments_wholly_before_the_checkpoint_may_be_missing_or_damaged() {
     let written = written(9);
     let from = written.frames.iter().find(|frame| frame.file == written.last_file()).unwrap().position;
-    let checkpoint = Position(from.0 - 24);
+    let checkpoint = Position(from.0 - HEADER);
     let mut files = written.files.clone();
     files.remove(&name(0));
     files.values_mut().next().unwrap()[40] ^= 1;
@@ -242,6 +251,34 @@ fn a_checkpoint_at_any_frame_replays_what_follows_and_one_inside_a_frame_is_refu
 }
 
 #[test]
+fn a_segment_or_an_end_of_another_directory_is_refused_and_called_so() {
+    let written = written(5);
+    let sim = SimDisk::with_contents(0, &written.files);
+    let other = |id| {
+        let disk = sim.disk();
+        inspect(&disk, id, Position(0), &mut |_| Ok(()), &mut |_, _| {}).map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(other(DirId::new(6)), "journal.end is damaged at byte 0: the file belongs to another data directory");
+    let foreign = SimDisk::new(0);
+    let mut writer = Writer::create(foreign.disk(), Position(0), SEGMENT, Salt::new(7), DirId::new(6)).unwrap();
+    let mut tail = Tail::new(writer.plan());
+    tail.append(|out| out.extend_from_slice(b"foreign")).unwrap();
+    flush(&mut writer, &mut tail);
+    let mut files = written.files.clone();
+    files.insert(name(0), foreign.contents().remove(&name(0)).unwrap());
+    let (file, _, what) = damage(&SimDisk::with_contents(0, &files), Position(0));
+    assert_eq!((file, what.as_str()), (name(0), "the file belongs to another data directory"));
+}
+
+#[test]
+fn a_segment_without_the_file_that_says_where_the_journal_ends_is_refused() {
+    let mut files = written(5).files;
+    files.remove("journal.end");
+    let (file, _, what) = damage(&SimDisk::with_contents(0, &files), Position(0));
+    assert!(file == "journal.end" && what.contains("the file is missing"), "{file}: {what}");
+}
+
+#[test]
 fn a_segment_of_a_newer_format_is_refused_by_name_and_version() {
     let written = written(5);
     let mut files = written.files.clone();
@@ -262,7 +299,7 @@ fn a_frame_that_cannot_be_replayed_is_refused_by_file_and_place() {
     let mut on_frame = |frame: tally_engine::journal::Frame<'_>| {
         if frame.position == refused.position { Err("not a batch".into()) } else { Ok(()) }
     };
-    let error = recover(&disk, Position(0), &mut on_frame, &mut |_, _| {}).unwrap_err();
+    let error = recover(&disk, ID, Position(0), &mut on_frame, &mut |_, _| {}).unwrap_err();
     assert!(
         matches!(&error, JournalError::Refused { file, offset, .. }
             if *file == refused.file && *offset == refused.place.start),
@@ -289,16 +326,16 @@ fn a_torn_tail_is_cut_off_the_file_and_counted() {
 #[test]
 fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_name() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     tail.append(|out| out.extend_from_slice(&[1; 100])).unwrap();
     tail.append(|out| out.extend_from_slice(&[2; 100])).unwrap();
     flush(&mut writer, &mut tail);
-    sim.flip(&name(0), 30 * 8).unwrap();
+    sim.flip(&name(0), (HEADER + 6) * 8).unwrap();
     let (recovered, replayed) = examine(&sim, Position(0)).unwrap();
     assert_eq!((recovered.end, replayed.len()), (Position(0), 0));
 
-    let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     // As long as the torn one was: the frame that followed it must not come alive behind this one.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
@@ -311,7 +348,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
 #[test]
 fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     let mut live: Replayed = Vec::new();
     let mut reused = false;
@@ -325,7 +362,7 @@ fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
         reused |= base > 0 && current[current.len() - 60..].iter().any(|byte| *byte != 0);
         if placed.rolls {
             live.clear();
-            writer.trim(Position(placed.position.0 - 24)).unwrap();
+            writer.trim(Position(placed.position.0 - HEADER)).unwrap();
         }
         live.push((placed.position, vec![number; 40]));
         let found = SimDisk::with_contents(0, &files);
@@ -339,7 +376,7 @@ fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
 #[test]
 fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     sim.set_capacity(sim.used_bytes());
     let mut placed = 0;
@@ -367,7 +404,7 @@ fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again
 #[test]
 fn trimming_alone_makes_room_on_a_full_disk() {
     let sim = SimDisk::new(0);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     sim.set_capacity(sim.used_bytes());
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
@@ -383,7 +420,7 @@ fn trimming_alone_makes_room_on_a_full_disk() {
 #[test]
 fn a_failed_sync_poisons_the_writer_and_a_restart_finds_all_that_was_acknowledged() {
     let sim = SimDisk::new(3);
-    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7)).unwrap();
+    let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     tail.append(|out| out.extend_from_slice(b"acknowledged")).unwrap();
     flush(&mut writer, &mut tail);

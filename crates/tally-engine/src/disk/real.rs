@@ -12,6 +12,15 @@ use super::{Disk, DiskFile};
 #[derive(Debug)]
 pub struct RealDisk {
     dir: PathBuf,
+    access: Access,
+}
+
+/// What files are opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    ReadWrite,
+    /// A read-only medium can still be checked.
+    ReadOnly,
 }
 
 impl RealDisk {
@@ -19,13 +28,13 @@ impl RealDisk {
     pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
-        Ok(RealDisk { dir })
+        Ok(RealDisk { dir, access: Access::ReadWrite })
     }
 
     /// Uses `dir` as it is, for reading.
     #[must_use]
     pub fn existing(dir: impl Into<PathBuf>) -> Self {
-        RealDisk { dir: dir.into() }
+        RealDisk { dir: dir.into(), access: Access::ReadOnly }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -33,23 +42,38 @@ impl RealDisk {
     }
 }
 
-/// Puts the path into the error: "No such file" alone helps nobody.
-fn naming<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
+/// Puts the path into the error, and says what a bare error code does not: "No such file" alone helps nobody.
+pub(crate) fn naming<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| match error.raw_os_error() {
         // Keep the kind visible to callers that tell a full disk from a broken one.
-        Some(_) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+        Some(_) => describe(path, &error, fs::read_link(path).ok().as_deref()),
         None => error,
     })
+}
+
+/// The error of something done to `path`, which is a symbolic link to `target` if there is one.
+fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error {
+    let path = path.display();
+    match (error.kind(), target) {
+        // Not of the kind of a missing file, which may be in order.
+        (io::ErrorKind::NotFound, Some(target)) => {
+            io::Error::other(format!("{path} is a symbolic link to {}, which does not exist", target.display()))
+        }
+        (kind @ io::ErrorKind::ReadOnlyFilesystem, _) => {
+            io::Error::new(kind, format!("{path} cannot be written, it is on a read-only file system: {error}"))
+        }
+        (kind @ io::ErrorKind::PermissionDenied, _) => {
+            let must = "a server must be able to read and write every file of its data directory";
+            io::Error::new(kind, format!("{path}: {error}; {must}"))
+        }
+        (kind, _) => io::Error::new(kind, format!("{path}: {error}")),
+    }
 }
 
 impl Disk for RealDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        // A read-only medium can still be checked.
-        let file = OpenOptions::new().read(true).write(true).open(&path).or_else(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => File::open(&path),
-            _ => Err(error),
-        });
+        let file = OpenOptions::new().read(true).write(self.access == Access::ReadWrite).open(&path);
         Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
     }
 
@@ -148,5 +172,45 @@ impl DiskFile for RealFile {
         if let Ok(flags) = rustix::fs::fcntl_getfl(&self.file) {
             let _ = rustix::fs::fcntl_setfl(&self.file, flags | rustix::fs::OFlags::DIRECT);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_dangling_link_is_not_a_missing_file_and_says_where_it_leads() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("elsewhere");
+        std::os::unix::fs::symlink(&target, dir.path().join("a")).unwrap();
+        for disk in [RealDisk::new(dir.path()).unwrap(), RealDisk::existing(dir.path())] {
+            let error = disk.open("a").err().unwrap();
+            assert_ne!(error.kind(), io::ErrorKind::NotFound);
+            let what = format!("symbolic link to {}, which does not exist", target.display());
+            assert!(error.to_string().contains(&what), "{error}");
+            assert_eq!(disk.open("b").err().unwrap().kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    /// Root may write what nobody else may, so the words are tested without the system.
+    #[test]
+    fn a_file_that_may_not_be_written_is_named_with_what_a_server_needs() {
+        let path = Path::new("/data/manifest");
+        for (code, words) in [(13, "must be able to read and write"), (30, "read-only file system")] {
+            let error = describe(path, &io::Error::from_raw_os_error(code), None).to_string();
+            assert!(error.starts_with("/data/manifest") && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_only_read_opens_files_for_reading_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), b"bytes").unwrap();
+        let file = RealDisk::existing(dir.path()).open("a").unwrap();
+        assert!(file.write_at(0, b"other").is_err());
+        assert_eq!(fs::read(dir.path().join("a")).unwrap(), b"bytes");
     }
 }

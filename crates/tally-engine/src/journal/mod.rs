@@ -8,7 +8,7 @@
 //! ┌────────┬───────┬───────┬─ ─ ─ ─ ─ ─ ─┐        ┌────────┬───────┬─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┐
 //! │ header │ frame │ frame │ zero, stale │        │ header │ frame │ reserved, zero or stale  │
 //! └────────┴───────┴───────┴─ ─ ─ ─ ─ ─ ─┘        └────────┴───────┴─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┘
-//! 0        24              456 ─ the next base ─▶ 456      480
+//! 0        40              456 ─ the next base ─▶ 456      496
 //! ```
 //!
 //! A segment begins exactly where the last frame of the one before ends, so a missing file shows as a gap. A frame
@@ -22,7 +22,8 @@
 //! 3. [`Writer::prepare_next`] reserves the next segment ahead of need;
 //! 4. once a checkpoint covers a segment, [`Writer::trim`] recycles it.
 //!
-//! On start, [`recover`] replays and repairs; [`inspect`] does the same and changes nothing.
+//! On start, [`replay`] reads everything and changes nothing; the [`Repair`] it hands out is applied once all else has
+//! succeeded. [`recover`] does both, [`inspect`] only the first.
 //!
 //! # What makes it safe
 //!
@@ -33,12 +34,15 @@
 //! * **Stale bytes cannot be taken for frames.** A frame carries its own position under its checksum. Positions only
 //!   grow, except that recovery may cut an unflushed tail; it cuts it off the file, durably, before they are reused.
 //! * **A torn tail and damage are told apart.** A frame carries the position up to which all was durable when it was
-//!   written. If a frame after a bad place says that the bad place was durable once, the place is damaged.
+//!   written, and [`journal.end`](end) records it outside the segments. If either says that a bad place was durable once,
+//!   the place is damaged. [`recovery`] says what this cannot tell.
+//! * **A file of another directory is noticed.** Segments and `journal.end` carry the directory's identity.
 //! * **What recovery has shown is durable.** Frames found after a mere process crash may exist only in the page cache;
 //!   recovery writes them once more and syncs before anyone builds on them.
 //!
 //! What is absent: threads, clocks, and any file access that does not go through [`crate::disk::Disk`].
 
+pub mod end;
 pub mod frame;
 mod pages;
 pub mod reader;
@@ -49,7 +53,8 @@ pub mod tail;
 pub mod writer;
 
 pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
-pub use recovery::{FrameError, JournalError, OnFrame, Recovered, inspect, recover};
+pub use recovery::{FrameError, JournalError, OnFrame, Recovered, Repair, inspect, recover, replay};
 pub use segment::remove_before;
+pub(crate) use segment::survey;
 pub use tail::{Group, NoRoom, Placement, Plan, Tail};
 pub use writer::Writer;

@@ -41,6 +41,14 @@ impl Pages {
         Pages { file, len, end: 0, filled, buffer }
     }
 
+    /// Goes on with another handle of the same file, which was opened under the name that it has now.
+    pub fn continue_with(&mut self, file: Arc<dyn DiskFile>) {
+        if self.len.is_multiple_of(PAGE_BYTES) {
+            file.bypass_cache();
+        }
+        self.file = file;
+    }
+
     /// Writes `data` behind what was appended before. The caller has seen to it that it fits.
     pub fn append(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {

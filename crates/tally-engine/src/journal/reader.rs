@@ -8,7 +8,7 @@ use tally_core::time::Position;
 use super::frame::{
     FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frame, FrameFault, FrameHeader, Salt, decode_frame, find_claim,
 };
-use super::segment::{HeaderFault, SEGMENT_HEADER_BYTES, check_header};
+use super::segment::{Header, HeaderFault, SEGMENT_HEADER_BYTES, check_header};
 use crate::disk::DiskFile;
 
 /// Bytes read at once. A larger frame is read whole.
@@ -54,11 +54,14 @@ impl SegmentReader {
         (self.file, self.buffer)
     }
 
-    /// Checks the segment's header. Frames can be read after it was found sound.
-    pub fn header(&mut self) -> io::Result<Result<(), HeaderFault>> {
+    /// Reads the segment's header. Frames can be read after it was found sound.
+    pub fn header(&mut self) -> io::Result<Result<Header, HeaderFault>> {
         let base = self.base;
-        let salt = check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base);
-        Ok(salt.map(|salt| self.salt = salt))
+        let header = check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base);
+        if let Ok(header) = &header {
+            self.salt = header.salt;
+        }
+        Ok(header)
     }
 
     /// The frame at `offset`, if a sound one stands there.

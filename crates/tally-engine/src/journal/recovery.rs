@@ -1,19 +1,45 @@
 //! What a start does with the journal: replay every frame, cut a torn tail, refuse anything that is damaged.
 //!
 //! Every segment but the last must lead, frame by frame, exactly to the base of the next. In the last one, the first
-//! place without a sound frame ends the journal, unless a sound frame further on says that the place was durable
-//! when it was written: then acknowledged data is gone, and the journal is damaged rather than torn. Zero bytes and
-//! frames of a segment's earlier life after the end are normal.
+//! place without a sound frame ends the journal. Zero bytes and frames of a segment's earlier life after the end are
+//! normal. Any of these makes it damage instead, because acknowledged data is gone:
+//! * a sound frame further on says that the place was durable when it was written;
+//! * [`journal.end`](super::end) says that everything up to a later position was flushed, or that a later segment
+//!   existed;
+//! * the file is shorter than the segment's header says and does not end with a frame: only recovery shortens a
+//!   segment, and only after the frames before the cut are durable;
+//! * a checkpoint covers the place.
+//!
+//! [`replay`] changes nothing. What it found to repair is done by [`Repair::apply`], once everything else about the
+//! start has succeeded.
+//!
+//! # What remains undetectable
+//!
+//! * **Damage to what was flushed after `journal.end` was last written, with no sound frame of a later flush behind it.**
+//!   It looks exactly like a write that the power cut tore. The engine writes `journal.end` when no flush has followed
+//!   for [`MARK_IDLE_MS`](crate::limits::MARK_IDLE_MS), about every
+//!   [`MARK_BUSY_MS`](crate::limits::MARK_BUSY_MS) under load, and whenever it begins a segment. What was flushed in that
+//!   time before a crash is where a flipped bit, a zeroed page or a cut at the end of a frame goes unnoticed.
+//! * **An empty directory but for a manifest that names nothing.** That is what a crash in the first start leaves. With
+//!   `tally.lock` beside it, which a start that succeeded has written, it is damage.
+//! * **The newer record of `journal.end` and the end of the journal damaged together.** The file then counts as torn
+//!   itself, and its older record speaks for less.
+//! * **The whole directory put back to an earlier state**, or a copy of it in its place: everything in it agrees.
+//! * **The end of a journal of format 1**, which has no `journal.end` and does not say how long its files are. This ends
+//!   with the first start of this version.
 
 use std::io;
 use std::sync::Arc;
 
 use tally_core::time::Position;
 
+use super::end::{END_FILE, EndRecord};
 use super::frame::{Frame, FrameFault};
 use super::reader::SegmentReader;
-use super::segment::{FORMAT_VERSION, HeaderFault, SEGMENT_HEADER_BYTES, list, segment_name};
+use super::segment::{FORMAT_VERSION, Header, HeaderFault, list, segment_name};
 use crate::disk::{Disk, DiskFile};
+use crate::identity::{DirId, FOREIGN};
+use crate::layout;
 
 /// Why whoever replays refuses a frame.
 pub type FrameError = Box<dyn std::error::Error + Send + Sync>;
@@ -80,42 +106,68 @@ pub enum JournalError {
     },
 }
 
-/// Replays every frame from `from` on and makes the journal ready to be continued at [`Recovered::end`].
-///
-/// `from` is where a checkpoint stands: an end of a frame, or zero. Segments wholly before it may be missing; frames
-/// before it are verified and skipped. A torn tail is cut off. Whatever was replayed is durable when this returns.
-/// `progress` hears how many of how many bytes are done.
-pub fn recover(
-    disk: &Arc<dyn Disk>,
-    from: Position,
-    on_frame: &mut OnFrame<'_>,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Recovered, JournalError> {
-    let mut replay = Replay::new(disk, from, on_frame, progress);
-    let last = replay.run()?;
-    if let Some(last) = last {
-        io_at(last.base, last.make_durable())?;
+/// What a replay left to be done before the journal is continued.
+#[must_use]
+pub struct Repair(Option<Last>);
+
+impl Repair {
+    /// Cuts a torn tail off and makes whatever was replayed durable.
+    pub fn apply(self) -> Result<(), JournalError> {
+        self.0.map_or(Ok(()), |last| io_at(last.base, last.make_durable()))
     }
-    Ok(replay.found)
 }
 
-/// Does what [`recover`] does and reports what it would, but changes nothing.
-pub fn inspect(
+/// Replays every frame from `from` on and changes nothing.
+///
+/// `id` is that of the directory. `from` is where a checkpoint stands: an end of a frame, or zero. Segments wholly
+/// before it may be missing; frames before it are verified and skipped. The journal can be continued at
+/// [`Recovered::end`] once the repair has been applied. `progress` hears how many of how many bytes are done.
+pub fn replay(
     disk: &Arc<dyn Disk>,
+    id: DirId,
+    from: Position,
+    on_frame: &mut OnFrame<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Recovered, Repair), JournalError> {
+    let progress = Progress { report: progress, done: 0, reported: 0, total: 0 };
+    let end = EndRecord::read(disk.as_ref(), id)?;
+    let mut replay = Replay { disk: disk.as_ref(), id, from, end, on_frame, progress, found: Recovered::default() };
+    let last = replay.run()?;
+    Ok((replay.found, Repair(last)))
+}
+
+/// Replays and repairs at once.
+pub fn recover(
+    disk: &Arc<dyn Disk>,
+    id: DirId,
     from: Position,
     on_frame: &mut OnFrame<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Recovered, JournalError> {
-    let mut replay = Replay::new(disk, from, on_frame, progress);
-    replay.run()?;
-    Ok(replay.found)
+    let (found, repair) = replay(disk, id, from, on_frame, progress)?;
+    repair.apply()?;
+    Ok(found)
+}
+
+/// Says what [`recover`] would, and changes nothing.
+pub fn inspect(
+    disk: &Arc<dyn Disk>,
+    id: DirId,
+    from: Position,
+    on_frame: &mut OnFrame<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Recovered, JournalError> {
+    replay(disk, id, from, on_frame, progress).map(|(found, _)| found)
 }
 
 /// One pass over the journal.
-struct Replay<'a> {
+struct Replay<'a, 'f> {
     disk: &'a dyn Disk,
+    id: DirId,
     from: Position,
-    on_frame: &'a mut OnFrame<'a>,
+    /// What `journal.end` says.
+    end: Option<EndRecord>,
+    on_frame: &'a mut OnFrame<'f>,
     progress: Progress<'a>,
     found: Recovered,
 }
@@ -128,6 +180,8 @@ struct Walk {
     fault: Option<FrameFault>,
     /// What the last frame says was durable before it.
     flushed_before: Position,
+    /// Bytes before the first frame.
+    header: u64,
 }
 
 /// The segment in which the journal ends.
@@ -137,31 +191,26 @@ struct Last {
     walk: Walk,
 }
 
-impl<'a> Replay<'a> {
-    fn new(
-        disk: &'a Arc<dyn Disk>,
-        from: Position,
-        on_frame: &'a mut OnFrame<'_>,
-        progress: &'a mut dyn FnMut(u64, u64),
-    ) -> Replay<'a> {
-        let progress = Progress { report: progress, done: 0, reported: 0, total: 0 };
-        Replay { disk: disk.as_ref(), from, on_frame, progress, found: Recovered::default() }
-    }
-
+impl Replay<'_, '_> {
     fn run(&mut self) -> Result<Option<Last>, JournalError> {
         let bases = self.relevant_bases()?;
         self.progress.total = self.bytes_total(&bases)?;
         let mut buffer = Vec::new();
         let mut last = None;
+        let mut newest_format = 0;
         for (index, &base) in bases.iter().enumerate() {
-            let mut reader = self.open(base, std::mem::take(&mut buffer))?;
+            let (mut reader, header) = self.open(base, std::mem::take(&mut buffer))?;
+            if header.version < newest_format {
+                return Err(damaged(base, 0, "the segment has an older format than the one before it"));
+            }
+            newest_format = header.version;
             let next = bases.get(index + 1).copied();
-            let walk = self.walk(&mut reader, base, next)?;
+            let walk = self.walk(&mut reader, base, header, next)?;
             self.found.segments += 1;
             self.found.bytes += walk.end;
             match next {
                 Some(next) => self.expect_to_lead(&walk, base, reader.len(), next)?,
-                None => self.end_at(&walk, base, &mut reader)?,
+                None => self.end_at(&walk, base, header, &mut reader)?,
             }
             let (file, used) = reader.into_parts();
             buffer = used;
@@ -174,6 +223,11 @@ impl<'a> Replay<'a> {
     /// The segments to read: the one that holds `from`, and all that follow.
     fn relevant_bases(&self) -> Result<Vec<Position>, JournalError> {
         let mut bases = list(self.disk).map_err(|source| JournalError::Io { file: ".".to_owned(), source })?.bases;
+        let newest = self.end.and_then(|end| end.segment);
+        if let Some(newest) = newest.filter(|newest| bases.last().is_none_or(|last| last < newest)) {
+            let what = format!("the segment is missing; {END_FILE} says that the journal had reached it");
+            return Err(damaged(newest, 0, what));
+        }
         let begun = bases.partition_point(|base| *base <= self.from);
         if begun == 0 && (self.from > Position(0) || !bases.is_empty()) {
             let what = match bases.first() {
@@ -192,14 +246,21 @@ impl<'a> Replay<'a> {
         Ok(last.0 - first.0 + last_len)
     }
 
-    fn open(&self, base: Position, buffer: Vec<u8>) -> Result<SegmentReader, JournalError> {
+    fn open(&self, base: Position, buffer: Vec<u8>) -> Result<(SegmentReader, Header), JournalError> {
         let file = io_at(base, self.disk.open(&segment_name(base)))?;
         let mut reader = io_at(base, SegmentReader::new(file, base, buffer))?;
-        match io_at(base, reader.header())? {
-            Ok(()) => Ok(reader),
-            Err(HeaderFault::Newer(version)) => Err(JournalError::Newer { file: segment_name(base), version }),
-            Err(HeaderFault::Damaged(what)) => Err(damaged(base, 0, what)),
+        let header = match io_at(base, reader.header())? {
+            Ok(header) => header,
+            Err(HeaderFault::Newer(version)) => return Err(JournalError::Newer { file: segment_name(base), version }),
+            Err(HeaderFault::Damaged(what)) => return Err(damaged(base, 0, what)),
+        };
+        if header.origin.is_some_and(|origin| origin.id != self.id) {
+            return Err(damaged(base, 0, FOREIGN));
         }
+        if header.origin.is_some() && self.end.is_none() {
+            return Err(layout::missing_end(&format!("{} was written with it", segment_name(base))));
+        }
+        Ok((reader, header))
     }
 
     /// Replays frames until there is no sound one or the next segment's base is reached.
@@ -207,9 +268,11 @@ impl<'a> Replay<'a> {
         &mut self,
         reader: &mut SegmentReader,
         base: Position,
+        header: Header,
         next: Option<Position>,
     ) -> Result<Walk, JournalError> {
-        let mut walk = Walk { end: SEGMENT_HEADER_BYTES, fault: None, flushed_before: base };
+        let header = header.bytes();
+        let mut walk = Walk { end: header, fault: None, flushed_before: base, header };
         self.expect_boundary(base, 0, walk.end)?;
         while next.is_none_or(|next| base.0 + walk.end < next.0) {
             let frame = match io_at(base, reader.frame(walk.end))? {
@@ -262,33 +325,47 @@ impl<'a> Replay<'a> {
     }
 
     /// The journal ends in this segment: is that where it ended before?
-    fn end_at(&mut self, walk: &Walk, base: Position, reader: &mut SegmentReader) -> Result<(), JournalError> {
-        let aftermath = io_at(base, reader.aftermath(walk.end))?;
-        let fault = walk.fault.unwrap_or(FrameFault::Absent);
-        if let Some(witness) = aftermath.witness {
-            let what = format!("{fault}, yet the frame at byte {witness} says that this place was flushed");
-            return Err(damaged(base, walk.end, what));
-        }
+    fn end_at(
+        &mut self,
+        walk: &Walk,
+        base: Position,
+        header: Header,
+        reader: &mut SegmentReader,
+    ) -> Result<(), JournalError> {
         let reached = Position(base.0 + walk.end);
+        let fault = walk.fault.unwrap_or(FrameFault::Absent);
+        let refused = |what: String| Err(damaged(base, walk.end, what));
+        let aftermath = io_at(base, reader.aftermath(walk.end))?;
+        if let Some(witness) = aftermath.witness {
+            return refused(format!("{fault}, yet the frame at byte {witness} says that this place was flushed"));
+        }
+        if let Some(end) = self.end.map(|record| record.end).filter(|end| reached < *end) {
+            return refused(format!("{fault}, yet {END_FILE} says that all was flushed up to position {end}"));
+        }
+        let len = reader.len();
+        if let Some(reserved) = header.origin.map(|origin| origin.reserved_bytes)
+            && (len > reserved || (len < reserved && len != walk.end))
+        {
+            return refused(format!("the file has {len} bytes instead of {reserved} and does not end with a frame"));
+        }
         if reached < self.from {
-            let what = format!("{fault}: the journal ends at {reached}, before the checkpoint at {}", self.from);
-            return Err(damaged(base, walk.end, what));
+            return refused(format!("{fault}: the journal ends at {reached}, before the checkpoint at {}", self.from));
         }
         self.found.truncated_bytes = aftermath.claims_end - walk.end;
-        self.found.end = if walk.end == SEGMENT_HEADER_BYTES { base } else { reached };
+        self.found.end = if walk.end == walk.header { base } else { reached };
         Ok(())
     }
 }
 
 impl Last {
-    /// Cuts what follows the last frame, so that none of it can come alive when its positions are used again, and
-    /// makes sure that the frames themselves are durable.
+    /// Makes sure that the frames are durable, and cuts what follows the last of them, so that none of it can come alive
+    /// when its positions are used again.
     ///
     /// They need not be: after a process crash they may be in the page cache only, and after a failed sync the cache
     /// holds them as clean, so that another sync alone would not write them. Hence those that no later frame vouches
-    /// for are written again.
+    /// for are written again. They are synced before the cut: a file that was cut and lacks a frame is damaged.
     fn make_durable(&self) -> io::Result<()> {
-        let doubtful = self.walk.flushed_before.0.saturating_sub(self.base.0).max(SEGMENT_HEADER_BYTES);
+        let doubtful = self.walk.flushed_before.0.saturating_sub(self.base.0).max(self.walk.header);
         let mut offset = doubtful;
         let mut piece = Vec::new();
         while offset < self.walk.end {
@@ -297,10 +374,12 @@ impl Last {
             self.file.write_at(offset, &piece)?;
             offset += piece.len() as u64;
         }
+        self.file.sync()?;
         if self.file.len()? > self.walk.end {
             self.file.truncate(self.walk.end)?;
+            self.file.sync()?;
         }
-        self.file.sync()
+        Ok(())
     }
 }
 

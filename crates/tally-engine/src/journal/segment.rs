@@ -1,13 +1,16 @@
 //! A segment: one file of the journal, its name and its header.
 //!
 //! ```text
-//! offset  0            8      16       17         20      24
-//!         "tallyjnl"   base   version  salt       crc32   frames …
-//!         8 bytes      u64    u8       3 bytes    u32     little-endian
+//! offset  0            8      16       17         20      24             32         36      40
+//!         "tallyjnl"   base   version  salt       crc32   directory id   reserved   crc32   frames …
+//!         8 bytes      u64    u8       3 bytes    u32     u64            u32        u32     little-endian
 //! ```
 //!
-//! The checksum covers the 20 bytes before it. These 24 bytes stay as they are in every format to come, so that an
-//! older program can always say which version it met; the version governs the frames that follow.
+//! Each checksum covers everything before it. The first 24 bytes stay as they are in every format to come, so that an
+//! older program can always say which version it met; the version governs what follows. Format 1 ends there.
+//!
+//! `reserved` is the length of the file. Only recovery makes a segment shorter, and only to the end of a frame, so a
+//! file that ends anywhere else was cut by somebody else.
 
 use std::io;
 
@@ -15,14 +18,52 @@ use tally_core::time::Position;
 
 use super::frame::Salt;
 use crate::disk::Disk;
+use crate::identity::DirId;
 
-/// Bytes before the first frame; they count as part of the journal.
-pub const SEGMENT_HEADER_BYTES: u64 = 24;
+/// Bytes before the first frame of a segment as this program writes it; they count as part of the journal.
+pub const SEGMENT_HEADER_BYTES: u64 = 40;
 /// The format this program writes, and the newest it reads.
-pub const FORMAT_VERSION: u8 = 1;
+pub const FORMAT_VERSION: u8 = 2;
 
 const MAGIC: [u8; 8] = *b"tallyjnl";
-const CHECKED_BYTES: usize = 20;
+/// Bytes of the part that every format has, without its checksum.
+const COMMON_CHECKED_BYTES: usize = 20;
+/// Bytes of the part that every format has.
+const COMMON_BYTES: usize = 24;
+/// Bytes of the header without its last checksum.
+const CHECKED_BYTES: usize = 36;
+const VERSION_AT: usize = 16;
+
+/// What a sound header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The format of the segment.
+    pub version: u8,
+    /// What the checksums of its frames start from.
+    pub salt: Salt,
+    /// Which directory it belongs to and how long its file is. Format 1 does not say.
+    pub origin: Option<Origin>,
+}
+
+/// What a header says of the file, from format 2 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The directory it belongs to.
+    pub id: DirId,
+    /// Bytes reserved for it.
+    pub reserved_bytes: u64,
+}
+
+impl Header {
+    /// Bytes before the first frame.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        match self.origin {
+            Some(_) => SEGMENT_HEADER_BYTES,
+            None => COMMON_BYTES as u64,
+        }
+    }
+}
 
 /// Why the start of a file is not the header of its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,42 +86,94 @@ pub(super) fn spare_name(serial: u64) -> String {
     format!("spare-{serial:016x}.seg")
 }
 
-/// The header of the segment that begins at `base`.
+/// The header of the segment that begins at `base`, in a file of `reserved_bytes`, which fit 32 bits.
 #[must_use]
-pub fn encode_header(base: Position, salt: Salt) -> [u8; SEGMENT_HEADER_BYTES as usize] {
-    encode_versioned(base, salt, FORMAT_VERSION)
-}
-
-fn encode_versioned(base: Position, salt: Salt, version: u8) -> [u8; SEGMENT_HEADER_BYTES as usize] {
+pub fn encode_header(
+    base: Position,
+    salt: Salt,
+    id: DirId,
+    reserved_bytes: u64,
+) -> [u8; SEGMENT_HEADER_BYTES as usize] {
     let mut header = [0; SEGMENT_HEADER_BYTES as usize];
-    header[..8].copy_from_slice(&MAGIC);
-    header[8..16].copy_from_slice(&base.0.to_le_bytes());
-    header[16] = version;
-    header[17..20].copy_from_slice(&salt.to_bytes());
+    header[..COMMON_BYTES].copy_from_slice(&encode_common(base, salt, FORMAT_VERSION));
+    header[24..32].copy_from_slice(&id.to_bytes());
+    header[32..CHECKED_BYTES].copy_from_slice(&(reserved_bytes as u32).to_le_bytes());
     let crc = crc32fast::hash(&header[..CHECKED_BYTES]);
     header[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
     header
 }
 
-/// Checks that `bytes` begin with the header of the segment at `base`, and reads its salt.
-pub fn check_header(bytes: &[u8], base: Position) -> Result<Salt, HeaderFault> {
-    let header: &[u8; SEGMENT_HEADER_BYTES as usize] =
+fn encode_common(base: Position, salt: Salt, version: u8) -> [u8; COMMON_BYTES] {
+    let mut header = [0; COMMON_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..16].copy_from_slice(&base.0.to_le_bytes());
+    header[VERSION_AT] = version;
+    header[17..20].copy_from_slice(&salt.to_bytes());
+    let crc = crc32fast::hash(&header[..COMMON_CHECKED_BYTES]);
+    header[COMMON_CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// Reads the header that `bytes` begin with, which must be that of the segment at `base`.
+pub fn check_header(bytes: &[u8], base: Position) -> Result<Header, HeaderFault> {
+    let common: &[u8; COMMON_BYTES] =
         bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is cut short"))?;
-    if header[..8] != MAGIC {
+    if common[..8] != MAGIC {
         return Err(HeaderFault::Damaged("this is not a journal segment"));
     }
-    if crc32fast::hash(&header[..CHECKED_BYTES]).to_le_bytes() != header[CHECKED_BYTES..] {
+    if crc32fast::hash(&common[..COMMON_CHECKED_BYTES]).to_le_bytes() != common[COMMON_CHECKED_BYTES..] {
         return Err(HeaderFault::Damaged("the segment header's checksum does not match"));
     }
-    match header[16] {
+    let version = common[VERSION_AT];
+    let origin = match version {
         0 => return Err(HeaderFault::Damaged("the segment header names no format")),
-        1..=FORMAT_VERSION => {}
+        1 => None,
+        FORMAT_VERSION => Some(check_origin(bytes)?),
         newer => return Err(HeaderFault::Newer(newer)),
-    }
-    if header[8..16] != base.0.to_le_bytes() {
+    };
+    if common[8..16] != base.0.to_le_bytes() {
         return Err(HeaderFault::Damaged("the segment header names another position than the file name"));
     }
-    Ok(Salt::from_bytes([header[17], header[18], header[19]]))
+    Ok(Header { version, salt: Salt::from_bytes([common[17], common[18], common[19]]), origin })
+}
+
+fn check_origin(bytes: &[u8]) -> Result<Origin, HeaderFault> {
+    let header: &[u8; SEGMENT_HEADER_BYTES as usize] =
+        bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is cut short"))?;
+    let (checked, stored) = header.split_at(CHECKED_BYTES);
+    if crc32fast::hash(checked).to_le_bytes() != stored {
+        return Err(HeaderFault::Damaged("the segment header's second checksum does not match"));
+    }
+    let [.., a, b, c, d] = checked else { return Err(HeaderFault::Damaged("the segment header is cut short")) };
+    let id = header[COMMON_BYTES..].first_chunk().map_or_else(DirId::default, |id| DirId::from_bytes(*id));
+    Ok(Origin { id, reserved_bytes: u64::from(u32::from_le_bytes([*a, *b, *c, *d])) })
+}
+
+/// What can be told of a journal without reading its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Survey {
+    /// Where its first segment begins.
+    pub first: Option<Position>,
+    /// The newest format that a segment's header names; headers that cannot be read do not count.
+    pub newest_format: u8,
+}
+
+/// Looks at names and headers alone.
+pub(crate) fn survey(disk: &dyn Disk) -> io::Result<Survey> {
+    let bases = list(disk)?.bases;
+    let mut newest_format = 0;
+    for base in &bases {
+        let mut bytes = [0; SEGMENT_HEADER_BYTES as usize];
+        let file = disk.open(&segment_name(*base))?;
+        let len = file.len()?.min(SEGMENT_HEADER_BYTES) as usize;
+        file.read_at(0, &mut bytes[..len])?;
+        newest_format = newest_format.max(match check_header(&bytes[..len], *base) {
+            Ok(header) => header.version,
+            Err(HeaderFault::Newer(version)) => version,
+            Err(HeaderFault::Damaged(_)) => 0,
+        });
+    }
+    Ok(Survey { first: bases.first().copied(), newest_format })
 }
 
 /// The journal's files in a directory.
@@ -135,19 +228,34 @@ mod tests {
     use super::*;
 
     const SALT: Salt = Salt::from_bytes([1, 2, 3]);
+    const ORIGIN: Origin = Origin { id: DirId::new(0x1122_3344_5566_7788), reserved_bytes: 64 << 20 };
 
-    #[test]
-    fn a_header_is_sound_for_its_own_base_only() {
-        let header = encode_header(Position(4096), SALT);
-        assert_eq!(check_header(&header, Position(4096)), Ok(SALT));
-        assert!(matches!(check_header(&header, Position(0)), Err(HeaderFault::Damaged(_))));
-        assert!(matches!(check_header(&header[..23], Position(4096)), Err(HeaderFault::Damaged(_))));
+    fn header() -> [u8; SEGMENT_HEADER_BYTES as usize] {
+        encode_header(Position(4096), SALT, ORIGIN.id, ORIGIN.reserved_bytes)
     }
 
     #[test]
-    fn every_flipped_bit_of_a_header_is_damage_and_never_a_newer_version() {
+    fn a_header_is_sound_for_its_own_base_only() {
+        let expected = Header { version: FORMAT_VERSION, salt: SALT, origin: Some(ORIGIN) };
+        assert_eq!(check_header(&header(), Position(4096)), Ok(expected));
+        assert_eq!(expected.bytes(), SEGMENT_HEADER_BYTES);
+        assert!(matches!(check_header(&header(), Position(0)), Err(HeaderFault::Damaged(_))));
+        for length in 0..SEGMENT_HEADER_BYTES as usize {
+            assert!(matches!(check_header(&header()[..length], Position(4096)), Err(HeaderFault::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn a_header_of_format_1_is_read_and_ends_after_24_bytes() {
+        let found = check_header(&encode_common(Position(8), SALT, 1), Position(8));
+        assert_eq!(found, Ok(Header { version: 1, salt: SALT, origin: None }));
+        assert_eq!(found.map(|header| header.bytes()), Ok(24));
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_header_is_damage_and_never_another_version() {
         for bit in 0..SEGMENT_HEADER_BYTES * 8 {
-            let mut header = encode_header(Position(4096), SALT);
+            let mut header = header();
             header[bit as usize / 8] ^= 1 << (bit % 8);
             assert!(matches!(check_header(&header, Position(4096)), Err(HeaderFault::Damaged(_))), "bit {bit}");
         }
@@ -155,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_sound_header_of_a_later_format_says_its_version() {
-        assert_eq!(check_header(&encode_versioned(Position(8), SALT, 7), Position(8)), Err(HeaderFault::Newer(7)));
+        assert_eq!(check_header(&encode_common(Position(8), SALT, 7), Position(8)), Err(HeaderFault::Newer(7)));
     }
 
     #[test]

@@ -83,11 +83,8 @@ impl Spares {
         if self.is_ready() {
             return Ok(0);
         }
-        let (Idle { name, filled }, file) = match self.idle.pop() {
-            Some(idle) => {
-                let file = self.disk.open(&idle.name)?;
-                (idle, file)
-            }
+        let (Idle { name, filled }, file) = match self.next_idle() {
+            Some(idle) => idle,
             None => {
                 let name = self.next_name();
                 let file = self.disk.create(&name)?;
@@ -101,6 +98,20 @@ impl Spares {
         }
         self.ready = Some(Spare { name, file, len: self.segment_bytes, filled });
         Ok(1)
+    }
+
+    /// A file of an earlier life that can be opened. One that cannot, a dangling link for instance, is given up.
+    fn next_idle(&mut self) -> Option<(Idle, Arc<dyn DiskFile>)> {
+        while let Some(idle) = self.idle.pop() {
+            match self.disk.open(&idle.name) {
+                Ok(file) => return Some((idle, file)),
+                Err(error) => {
+                    tracing::warn!(file = idle.name, %error, "a spare journal segment cannot be used");
+                    let _ = self.disk.remove(&idle.name);
+                }
+            }
+        }
+        None
     }
 
     fn reserve(&self, file: &dyn DiskFile) -> io::Result<()> {

@@ -181,7 +181,7 @@ mod tests {
         let placed = |position, end, rolls| Placement { position: Position(position), end: Position(end), rolls };
         assert_eq!(plan.place(40), Ok(placed(24, 88, false)));
         assert_eq!(plan.place(16), Ok(placed(88, 128, false)));
-        assert_eq!(plan.place(0), Ok(placed(152, 176, true)));
+        assert_eq!(plan.place(0), Ok(placed(168, 192, true)));
         assert_eq!(plan.segment_end, Position(256));
         assert_eq!(plan.spares_ready, 0);
     }

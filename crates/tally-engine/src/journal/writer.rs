@@ -8,7 +8,9 @@
 //! 1. The header is written into the spare and synced. A crash leaves a spare with a header, reused as any other.
 //! 2. The spare is renamed to its segment name. A crash leaves the spare, or a segment with a sound header and no
 //!    frame, which recovery accepts and the next writer replaces.
-//! 3. Names are synced. From here on the segment is there after any crash, and only now are frames written into it.
+//! 3. Names are synced. From here on the segment is there after any crash.
+//! 4. [`journal.end`](super::end) says so, and only now are frames written into it. A crash leaves a segment that the
+//!    file does not name, which holds no frame.
 //!
 //! A trim renames segments to spares, or removes them, and then syncs names. A crash keeps any subset of that. All of
 //! those segments lie before the checkpoint that allowed the trim, where recovery does not look and gaps are allowed.
@@ -22,12 +24,14 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 
+use super::end::{EndMark, EndRecord};
 use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Salt, framed_len, stamp_frames};
 use super::pages::{Buffer, Pages};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
 use super::spares::{Idle, Spares};
 use super::tail::{Group, Plan};
 use crate::disk::{Disk, is_full};
+use crate::identity::DirId;
 
 /// The journal's writing end.
 pub struct Writer {
@@ -42,6 +46,9 @@ pub struct Writer {
     /// Everything before this is durable.
     flushed: Position,
     salt: Salt,
+    id: DirId,
+    /// Says outside the segments how far the journal is durable.
+    end: Arc<EndMark>,
     poisoned: bool,
 }
 
@@ -60,7 +67,13 @@ struct Older {
 impl Writer {
     /// Begins a fresh segment at `position`, where [`recover`](super::recover) found the journal to end, and prepares
     /// the next. A disk too full for the next segment is no error yet; one too full for the first is.
-    pub fn create(disk: Arc<dyn Disk>, position: Position, segment_bytes: u64, salt: Salt) -> io::Result<Writer> {
+    pub fn create(
+        disk: Arc<dyn Disk>,
+        position: Position,
+        segment_bytes: u64,
+        salt: Salt,
+        id: DirId,
+    ) -> io::Result<Writer> {
         check_sizes(position, segment_bytes)?;
         // The names we see may be those of a process that died before it made them durable.
         disk.sync_names()?;
@@ -70,7 +83,11 @@ impl Writer {
         }
         let mut spares = Spares::adopt(disk.clone(), segment_bytes, &listing.spares)?;
         spares.prepare()?;
-        let current = begin_segment(disk.as_ref(), &mut spares, position, salt, Buffer::default())?;
+        // Before the first segment that names this directory, so that such a segment is never without it.
+        let record = EndRecord { end: position, segment: listing.bases.last().copied() };
+        let end = Arc::new(EndMark::create(disk.as_ref(), id, record)?);
+        let header = encode_header(position, salt, id, segment_bytes);
+        let current = begin_segment(disk.as_ref(), &mut spares, position, &header, Buffer::default())?;
         let mut writer = Writer {
             disk,
             segment_bytes,
@@ -85,8 +102,11 @@ impl Writer {
             written: Position(position.0 + SEGMENT_HEADER_BYTES),
             flushed: position,
             salt,
+            id,
+            end,
             poisoned: false,
         };
+        writer.mark_segment();
         match writer.prepare_next() {
             Err(error) if !is_full(&error) => Err(error),
             _ => Ok(writer),
@@ -114,6 +134,12 @@ impl Writer {
     #[must_use]
     pub fn flushed(&self) -> Position {
         self.flushed
+    }
+
+    /// What records how far the journal is durable. To be written by whoever has time, without keeping the writer.
+    #[must_use]
+    pub fn end_mark(&self) -> Arc<EndMark> {
+        Arc::clone(&self.end)
     }
 
     /// Segments that hold the journal, the current one included.
@@ -162,15 +188,25 @@ impl Writer {
             // A segment without a frame would share its base with the next one, and so its name.
             let base = writer.end_of_frames();
             let buffer = writer.current.pages.take_buffer();
-            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, writer.salt, buffer)?;
+            let header = encode_header(base, writer.salt, writer.id, writer.segment_bytes);
+            let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, &header, buffer)?;
             let previous = std::mem::replace(&mut writer.current, next);
             if previous.base < base {
                 writer.older.push_back(Older { base: previous.base, filled: previous.pages.filled() });
             }
             writer.written = Position(base.0 + SEGMENT_HEADER_BYTES);
             writer.flushed = base;
+            writer.mark_segment();
             Ok(())
         })
+    }
+
+    /// Records that the current segment is there. The journal itself does not depend on it.
+    fn mark_segment(&self) {
+        self.end.advance(self.flushed, self.current.base);
+        if let Err(error) = self.end.write() {
+            tracing::warn!(%error, "how far the journal is durable cannot be recorded until the next start");
+        }
     }
 
     /// Reserves the next segment if none is reserved; returns how many became ready, for
@@ -241,6 +277,7 @@ impl Writer {
         if self.flushed < self.end_of_frames() {
             self.current.pages.sync()?;
             self.flushed = self.written;
+            self.end.advance(self.flushed, self.current.base);
         }
         Ok(())
     }
@@ -275,15 +312,18 @@ fn begin_segment(
     disk: &dyn Disk,
     spares: &mut Spares,
     base: Position,
-    salt: Salt,
+    header: &[u8],
     buffer: Buffer,
 ) -> io::Result<Current> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
     let mut pages = Pages::begin(spare.file, spare.len, spare.filled, buffer);
-    pages.append(&encode_header(base, salt))?;
+    pages.append(header)?;
     pages.sync()?;
-    disk.rename(&spare.name, &segment_name(base))?;
+    let name = segment_name(base);
+    disk.rename(&spare.name, &name)?;
     disk.sync_names()?;
+    // From now on an error names the file as it is called now.
+    pages.continue_with(disk.open(&name)?);
     Ok(Current { base, pages })
 }
 
@@ -302,114 +342,4 @@ fn invalid(what: String) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::super::{Tail, recover};
-    use super::*;
-    use crate::disk::RealDisk;
-
-    const SEGMENT: u64 = 256;
-
-    fn temporary() -> (tempfile::TempDir, Arc<dyn Disk>) {
-        let dir = tempfile::tempdir().unwrap();
-        let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
-        (dir, disk)
-    }
-
-    fn flush(writer: &mut Writer, tail: &mut Tail) -> Position {
-        let flushed = writer.flush(&mut tail.take(Group::default())).unwrap();
-        tail.add_spares(writer.prepare_next().unwrap());
-        flushed
-    }
-
-    fn replay(disk: &Arc<dyn Disk>, from: Position) -> (Vec<Vec<u8>>, Position) {
-        let mut payloads = Vec::new();
-        let recovered = recover(
-            disk,
-            from,
-            &mut |frame| {
-                payloads.push(frame.payload.to_vec());
-                Ok(())
-            },
-            &mut |_, _| {},
-        )
-        .unwrap();
-        (payloads, recovered.end)
-    }
-
-    fn count(disk: &Arc<dyn Disk>, prefix: &str) -> usize {
-        disk.names().unwrap().iter().filter(|name| name.starts_with(prefix)).count()
-    }
-
-    #[test]
-    fn what_is_flushed_on_a_real_disk_is_replayed_across_rolls_trims_and_restarts() {
-        let (_dir, disk) = temporary();
-        let mut written = Vec::new();
-        let mut end = Position(0);
-        for life in 0..4_u8 {
-            let mut writer = Writer::create(disk.clone(), end, SEGMENT, Salt::new(7)).unwrap();
-            let mut tail = Tail::new(writer.plan());
-            for number in 0..40_u8 {
-                let payload = vec![life ^ number; usize::from(number) * 3];
-                tail.append(|out| out.extend_from_slice(&payload)).unwrap();
-                end = flush(&mut writer, &mut tail);
-                written.push((end, payload));
-            }
-            assert!(writer.segments() > 10);
-            let keep_from = written[written.len() - 10].0;
-            assert!(writer.trim(keep_from).unwrap() > 0);
-            assert!(writer.oldest() <= keep_from);
-            assert!(count(&disk, "spare-") <= 2);
-            let (payloads, found_end) = replay(&disk, keep_from);
-            assert_eq!(found_end, end);
-            let kept: Vec<Vec<u8>> =
-                written.iter().filter(|(end, _)| *end > keep_from).map(|(_, payload)| payload.clone()).collect();
-            assert_eq!(payloads, kept);
-        }
-    }
-
-    #[test]
-    fn one_group_may_roll_when_a_spare_is_ready() {
-        let (_dir, disk) = temporary();
-        let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7)).unwrap();
-        let mut tail = Tail::new(writer.plan());
-        let placements: Vec<_> = (0..4).map(|_| tail.append(|out| out.resize(out.len() + 80, 1)).unwrap()).collect();
-        assert_eq!(placements.iter().map(|placed| placed.rolls).collect::<Vec<_>>(), [false, false, true, false]);
-        assert_eq!(flush(&mut writer, &mut tail), placements[3].end);
-        assert_eq!(count(&disk, "journal-"), 2);
-        assert_eq!(replay(&disk, Position(0)).0.len(), 4);
-    }
-
-    #[test]
-    fn restarting_without_a_frame_leaves_no_trail_of_files() {
-        let (_dir, disk) = temporary();
-        for _ in 0..5 {
-            let (payloads, end) = replay(&disk, Position(0));
-            assert!(payloads.is_empty());
-            assert_eq!(end, Position(0));
-            Writer::create(disk.clone(), end, SEGMENT, Salt::new(7)).unwrap();
-        }
-        assert_eq!(count(&disk, "journal-"), 1);
-        assert_eq!(count(&disk, "spare-"), 1);
-    }
-
-    #[test]
-    fn frames_that_do_not_continue_the_journal_are_refused_and_so_is_everything_after() {
-        let (_dir, disk) = temporary();
-        let mut writer = Writer::create(disk, Position(0), SEGMENT, Salt::new(7)).unwrap();
-        let mut frame = Vec::new();
-        super::super::encode_frame(&mut frame, Position(800), Position(0), Salt::new(7), b"elsewhere");
-        assert_eq!(writer.write(&mut frame).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        assert!(writer.sync().is_err());
-        assert!(writer.prepare_next().is_err());
-    }
-
-    #[test]
-    fn a_writer_does_not_begin_before_the_end_of_the_journal() {
-        let (_dir, disk) = temporary();
-        Writer::create(disk.clone(), Position(4096), SEGMENT, Salt::new(7)).unwrap();
-        assert!(Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7)).is_err());
-        assert!(Writer::create(disk, Position(4097), SEGMENT, Salt::new(7)).is_err());
-    }
-}
+mod tests;

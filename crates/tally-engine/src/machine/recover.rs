@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use tally_core::batch::{Batch, Combiner, decode};
+use tally_core::batch::{Batch, Combiner, decode, key_hash};
 use tally_core::outcome::{Outcomes, Refusal};
 use tally_core::partition::{Malformed, Partition};
 use tally_core::record::{self, Meta};
@@ -15,7 +15,9 @@ use tally_core::wanted::Wanted;
 use super::{Flushing, Machine, Open, Settings, State};
 use crate::clock::{Clock, SlewedClock};
 use crate::disk::{Disk, is_full};
+use crate::identity::DirId;
 use crate::journal::{self, Group, JournalError, Tail, Writer};
+use crate::layout;
 use crate::measure::Meters;
 use crate::signal::Poison;
 use crate::store::{Store, StoreError};
@@ -49,6 +51,28 @@ pub enum OpenError {
     /// The directory could not be read or written.
     #[error("the data directory: {0}")]
     Io(#[from] io::Error),
+    /// The process may not open as many files as the engine needs.
+    #[error(
+        "the engine needs {needed} file descriptors and the limit of this process is {limit}; raise it with `ulimit -n`, \
+         or `LimitNOFILE=` of a systemd unit"
+    )]
+    Files {
+        /// How many it needs.
+        needed: usize,
+        /// How many it may have.
+        limit: u64,
+    },
+}
+
+impl OpenError {
+    /// Whether the disk has no room, as opposed to a fault.
+    fn is_full(&self) -> bool {
+        match self {
+            OpenError::Io(error) => is_full(error),
+            OpenError::Store(error) => error.is_full(),
+            _ => false,
+        }
+    }
 }
 
 /// Events replayed at a time: what they need is fetched from the store in one sorted sweep.
@@ -154,24 +178,23 @@ fn count(store: &Store) -> Result<(u64, u64), StoreError> {
     Ok((counters, expiring))
 }
 
-/// Begins a segment at `end`, or says that the disk has no room for one, even without what `stored` made superfluous.
+/// Begins a segment at `end`, or says that the disk has no room for one, even without what the store made superfluous.
 pub(super) fn begin_writing(
     disk: &Arc<dyn Disk>,
     end: Position,
-    stored: Position,
+    store: &Store,
     settings: &Settings,
-) -> io::Result<Option<Writer>> {
-    let create = || Writer::create(Arc::clone(disk), end, settings.segment_bytes, settings.salt());
-    let created = match create() {
-        Err(error) if is_full(&error) => {
-            journal::remove_before(disk.as_ref(), stored)?;
-            create()
+) -> Result<Option<Writer>, OpenError> {
+    let begun = match create_writer(disk, end, store, settings) {
+        Err(error) if error.is_full() => {
+            journal::remove_before(disk.as_ref(), store.position())?;
+            create_writer(disk, end, store, settings)
         }
         other => other,
     };
-    match created {
+    match begun {
         Ok(writer) => Ok(Some(writer)),
-        Err(error) if is_full(&error) => {
+        Err(error) if error.is_full() => {
             tracing::warn!(%error, "the disk has no room for the journal; writes are refused until it does");
             Ok(None)
         }
@@ -179,15 +202,27 @@ pub(super) fn begin_writing(
     }
 }
 
+/// Writes the manifest if there is none yet, and then begins a segment: no segment is ever without a manifest.
+fn create_writer(disk: &Arc<dyn Disk>, end: Position, store: &Store, settings: &Settings) -> Result<Writer, OpenError> {
+    store.ensure_manifest()?;
+    Ok(Writer::create(Arc::clone(disk), end, settings.segment_bytes, settings.salt(), store.id())?)
+}
+
 impl Machine {
     /// Opens what the disk holds. `progress` hears how many of how many journal bytes have been replayed.
+    ///
+    /// Until everything has been read and replayed nothing is changed, so a start that is refused leaves the disk as it
+    /// was.
     pub fn open(
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         settings: Settings,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Machine, OpenError> {
-        let store = Store::open(Arc::clone(&disk))?;
+        layout::expect_manifest(disk.as_ref())?;
+        // Random in a server, as the seed is, and told to nobody; later starts have other seeds and keep the identity.
+        let fresh = DirId::new(key_hash(settings.seed, b"directory id"));
+        let store = Store::open(Arc::clone(&disk), fresh)?;
         let from = store.position();
         let meta = stored_meta(&store)?;
         let mut partition = match from {
@@ -203,14 +238,17 @@ impl Machine {
             spare: Vec::new(),
             wanted: Wanted::default(),
         };
-        let recovered = journal::recover(&disk, from, &mut |frame| replay.take(frame.payload), progress)?;
+        let (recovered, repair) =
+            journal::replay(&disk, store.id(), from, &mut |frame| replay.take(frame.payload), progress)?;
         replay.apply()?;
+        repair.apply()?;
+        store.remove_leftovers()?;
         // What a replay starts afresh was counted when it happened.
         partition.take_expired();
         if recovered.truncated_bytes > 0 {
             tracing::info!(bytes = recovered.truncated_bytes, "dropped an unfinished write at the end of the journal");
         }
-        let writer = begin_writing(&disk, recovered.end, from, &settings)?;
+        let writer = begin_writing(&disk, recovered.end, &store, &settings)?;
         let full = writer.is_none();
         let tail = match &writer {
             Some(writer) => Tail::new(writer.plan()),

@@ -78,6 +78,12 @@ impl RunCursor {
         self.next_block.saturating_sub(1)
     }
 
+    /// The checksum that the block ends with, which matches it. Only meaningful on an entry.
+    pub(super) fn block_checksum(&self) -> u32 {
+        let stored = self.buf.get(self.rest.end..).and_then(|stored| stored.first_chunk());
+        stored.map_or(0, |stored| u32::from_le_bytes(*stored))
+    }
+
     /// Moves to the next entry; `false` when there is none.
     pub(super) fn advance(&mut self) -> Result<bool, StoreError> {
         while self.rest.is_empty() {

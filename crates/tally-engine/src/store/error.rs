@@ -1,5 +1,6 @@
 //! What can go wrong in the store.
 
+use std::borrow::Cow;
 use std::io;
 
 use crate::disk;
@@ -23,7 +24,7 @@ pub enum StoreError {
         /// Where the damaged part begins.
         offset: u64,
         /// What does not fit.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
     /// The file is sound and was written by another version of this program.
     #[error("{file} has format version {found}; this program reads version {known}")]
@@ -71,7 +72,7 @@ impl StoreError {
     }
 
     pub(super) fn damaged(file: &str, offset: u64, what: &'static str) -> StoreError {
-        StoreError::Damaged { file: file.into(), offset, what }
+        StoreError::Damaged { file: file.into(), offset, what: what.into() }
     }
 
     /// An error of reading at `offset`: an end before its time is damage, not a fault of the disk.

@@ -1,10 +1,15 @@
 //! The manifest: the one small file that says which runs are the store and at which position it stands.
 //!
 //! ```text
-//! magic "TALLYMAN", version u32, number of runs u32, position u64, next file number u64
-//! of each run, newest first: file number u64, entries u64, bytes u64
+//! magic "TALLYMAN", version u32, number of runs u32, directory id u64, position u64, next file number u64
+//! of each run, newest first: file number u64, entries u64, bytes u64, format u32, digest u64
 //! CRC-32 of all before it
 //! ```
+//!
+//! The first start writes one that names no run, before any other file. So where there is a run or a segment there is a
+//! manifest, and one that is missing is damage.
+//!
+//! Version 1 has no directory id, and of runs neither format nor digest. It is read, and replaced at the first start.
 //!
 //! It is replaced in four steps, and whichever of them a crash interrupts, a whole manifest remains, whose runs
 //! are all there:
@@ -23,6 +28,7 @@ use tally_core::varint::Cursor;
 use super::StoreError;
 use super::run::RunRef;
 use crate::disk::Disk;
+use crate::identity::DirId;
 
 /// The manifest in force.
 pub(super) const FILE: &str = "manifest";
@@ -30,13 +36,15 @@ pub(super) const FILE: &str = "manifest";
 pub(super) const FILE_NEW: &str = "manifest.new";
 
 const MAGIC: [u8; 8] = *b"TALLYMAN";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Far more than there are ever runs; what is longer is no manifest.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// What the file says. Where there is none, that of an empty store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Manifest {
+    /// None in version 1.
+    pub(super) id: Option<DirId>,
     pub(super) position: Position,
     pub(super) next_file: u64,
     /// Newest first.
@@ -77,16 +85,19 @@ impl Manifest {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(36 + 24 * self.runs.len());
+        let mut out = Vec::with_capacity(44 + 36 * self.runs.len());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
+        out.extend_from_slice(&self.id.unwrap_or_default().to_bytes());
         out.extend_from_slice(&self.position.0.to_le_bytes());
         out.extend_from_slice(&self.next_file.to_le_bytes());
         for run in &self.runs {
             for number in [run.number, run.entries, run.bytes] {
                 out.extend_from_slice(&number.to_le_bytes());
             }
+            out.extend_from_slice(&(if run.digest.is_some() { 2u32 } else { 1 }).to_le_bytes());
+            out.extend_from_slice(&run.digest.unwrap_or_default().to_le_bytes());
         }
         out.extend_from_slice(&crc32fast::hash(&out).to_le_bytes());
         out
@@ -104,20 +115,36 @@ impl Manifest {
             return Err(StoreError::damaged(FILE, 0, "this is not a manifest"));
         }
         match cursor.array().map(u32::from_le_bytes) {
-            Some(VERSION) => Manifest::decode_fields(&mut cursor)
+            Some(version @ 1..=VERSION) => Manifest::decode_fields(&mut cursor, version)
                 .ok_or_else(|| StoreError::damaged(FILE, 0, "the file passes its checksum and makes no sense")),
             found => Err(StoreError::Version { file: FILE.into(), found: found.unwrap_or_default(), known: VERSION }),
         }
     }
 
-    fn decode_fields(cursor: &mut Cursor<'_>) -> Option<Manifest> {
+    fn decode_fields(cursor: &mut Cursor<'_>, version: u32) -> Option<Manifest> {
         let count = u32::from_le_bytes(cursor.array()?);
-        let mut number = || cursor.array().map(u64::from_le_bytes);
-        let (position, next_file) = (Position(number()?), number()?);
-        let runs = (0..count)
-            .map(|_| Some(RunRef { number: number()?, entries: number()?, bytes: number()? }))
-            .collect::<Option<Vec<RunRef>>>()?;
-        cursor.is_done().then_some(Manifest { position, next_file, runs })
+        let id = if version == 1 { None } else { Some(DirId::from_bytes(cursor.array()?)) };
+        let (position, next_file) = (Position(number(cursor)?), number(cursor)?);
+        let runs = (0..count).map(|_| decode_run(cursor, version)).collect::<Option<Vec<RunRef>>>()?;
+        cursor.is_done().then_some(Manifest { id, position, next_file, runs })
+    }
+}
+
+fn number(cursor: &mut Cursor<'_>) -> Option<u64> {
+    cursor.array().map(u64::from_le_bytes)
+}
+
+fn decode_run(cursor: &mut Cursor<'_>, version: u32) -> Option<RunRef> {
+    let run = RunRef { number: number(cursor)?, entries: number(cursor)?, bytes: number(cursor)?, digest: None };
+    if version == 1 {
+        return Some(run);
+    }
+    let format = u32::from_le_bytes(cursor.array()?);
+    let digest = number(cursor)?;
+    match format {
+        1 => Some(run),
+        2 => Some(RunRef { digest: Some(digest), ..run }),
+        _ => None,
     }
 }
 
@@ -127,8 +154,9 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let run = |number| RunRef { number, entries: 10 * number, bytes: 1000 * number };
-        Manifest { position: Position(77), next_file: 9, runs: vec![run(8), run(3)] }
+        let run = |number, digest| RunRef { number, entries: 10 * number, bytes: 1000 * number, digest };
+        let runs = vec![run(8, Some(0xabc)), run(3, None)];
+        Manifest { id: Some(DirId::new(5)), position: Position(77), next_file: 9, runs }
     }
 
     #[test]
@@ -146,13 +174,30 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_of_version_1_is_read() {
+        let mut bytes = MAGIC.to_vec();
+        for number in [1u32, 1] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [77u64, 9, 3, 30, 3000] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+        let runs = vec![RunRef { number: 3, entries: 30, bytes: 3000, digest: None }];
+        assert_eq!(
+            Manifest::decode(&bytes).unwrap(),
+            Manifest { id: None, position: Position(77), next_file: 9, runs }
+        );
+    }
+
+    #[test]
     fn a_manifest_of_another_version_is_not_called_damaged() {
         let mut bytes = manifest().encode();
-        bytes[8] = 2;
+        bytes[8] = 3;
         let content = bytes.len() - 4;
         let checksum = crc32fast::hash(&bytes[..content]);
         bytes[content..].copy_from_slice(&checksum.to_le_bytes());
         let error = Manifest::decode(&bytes).unwrap_err();
-        assert!(matches!(error, StoreError::Version { found: 2, known: 1, .. }), "{error}");
+        assert!(matches!(error, StoreError::Version { found: 3, known: 2, .. }), "{error}");
     }
 }

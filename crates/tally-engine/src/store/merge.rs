@@ -23,7 +23,7 @@ use super::cursor::{ReadAhead, RunCursor};
 use super::run::Run;
 
 /// Most runs once no merge is due.
-pub(super) const RUNS_IDLE_MAX: usize = 16;
+pub(crate) const RUNS_IDLE_MAX: usize = 16;
 /// Fewest runs worth a merge, and the factor between tiers.
 const FAN_IN: usize = 4;
 /// Largest run of the lowest tier.

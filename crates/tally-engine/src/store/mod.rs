@@ -8,6 +8,8 @@
 //! Who may wait for whom: readers take a snapshot of the list of runs under a lock held for an instant, and wait for
 //! nothing else. Checkpoints and merges write their runs side by side; only their commits, a few small
 //! writes each, take turns. A run file is removed once no durable manifest names it; who still reads it has it open.
+//!
+//! Opening changes nothing. What a crash left behind is removed once the start is sure to succeed.
 
 mod checkpoint;
 mod cursor;
@@ -36,12 +38,14 @@ use self::cursor::ReadAhead;
 pub use self::error::StoreError;
 use self::manifest::Manifest;
 use self::merge::Merged;
+pub(crate) use self::merge::RUNS_IDLE_MAX;
 pub use self::read::Scan;
 use self::run::Run;
 pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use self::verify::Summary;
 use self::writer::RunWriter;
 use crate::disk::Disk;
+use crate::identity::DirId;
 
 /// A merge looks this often, in entries, whether it should stop.
 const STOP_CHECK_ENTRIES: u64 = 1 << 12;
@@ -50,6 +54,9 @@ const STOP_CHECK_ENTRIES: u64 = 1 << 12;
 pub struct Store {
     disk: Arc<dyn Disk>,
     access: Access,
+    id: DirId,
+    /// Whether the manifest in force has the present format.
+    has_manifest: AtomicBool,
     /// What readers see. Held only to copy or replace the pointer.
     current: Mutex<Arc<Version>>,
     /// Held while a commit is under way. Names files to remove once a durable manifest does not name them.
@@ -120,51 +127,82 @@ fn remove(disk: &dyn Disk, name: &str) -> bool {
 }
 
 impl Store {
-    /// Opens what the manifest names and removes what a crash left behind: run files that it does not name. An
-    /// empty disk is an empty store at position 0; so is one with runs and no manifest, the leftovers of a
-    /// crash before the first commit. Files with names that are not the store's are left alone.
-    pub fn open(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
-        let store = Store::load(disk, Access::ReadWrite)?;
-        store.remove_leftovers()?;
-        Ok(store)
+    /// Opens what the manifest names and changes nothing. An empty disk is an empty store at position 0. Where no
+    /// manifest says which directory this is, it becomes `fresh` with the next one written.
+    ///
+    /// Once the start is sure to succeed, [`Store::remove_leftovers`] and [`Store::ensure_manifest`] put it in order.
+    pub fn open(disk: Arc<dyn Disk>, fresh: DirId) -> Result<Store, StoreError> {
+        Store::load(disk, Access::ReadWrite, fresh)
     }
 
     /// Opens what the manifest names and never writes or removes anything; checkpoints and merges are refused.
     pub fn open_read_only(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
-        Store::load(disk, Access::ReadOnly)
+        Store::load(disk, Access::ReadOnly, DirId::default())
     }
 
-    fn load(disk: Arc<dyn Disk>, access: Access) -> Result<Store, StoreError> {
+    fn load(disk: Arc<dyn Disk>, access: Access, fresh: DirId) -> Result<Store, StoreError> {
         let manifest = Manifest::read(disk.as_ref())?.unwrap_or_default();
-        let runs = manifest.runs.iter().map(|&named| Run::open(disk.as_ref(), named).map(Arc::new));
+        let id = manifest.id.unwrap_or(fresh);
+        let runs = manifest.runs.iter().map(|&named| Run::open(disk.as_ref(), id, named).map(Arc::new));
         let version = Version { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
+        // Leftovers count: their removal is not durable at once, and a number is never used twice.
+        let found = run_files(disk.as_ref())?.into_iter().map(|number| number.saturating_add(1)).max();
         Ok(Store {
             disk,
             access,
+            id,
+            has_manifest: AtomicBool::new(manifest.id.is_some()),
             current: Mutex::new(Arc::new(version)),
             doomed: Mutex::default(),
             merging: Mutex::default(),
             stopping: AtomicBool::new(false),
-            next_file: AtomicU64::new(manifest.next_file.max(1)),
+            next_file: AtomicU64::new(manifest.next_file.max(found.unwrap_or(0)).max(1)),
         })
     }
 
-    fn remove_leftovers(&self) -> Result<(), StoreError> {
+    /// Removes what a crash left behind: runs that the manifest does not name, and a manifest that was not published.
+    /// Files with names that are not the store's stay. To be called before the first checkpoint or merge.
+    pub fn remove_leftovers(&self) -> Result<(), StoreError> {
         let version = self.version();
         let names = self.disk.names().map_err(|error| StoreError::io(manifest::FILE, error))?;
         for name in names {
-            match run::file_number(&name) {
-                Some(number) if !version.runs.iter().any(|run| run.number == number) => {
-                    remove(self.disk.as_ref(), &name);
-                    // Its removal is not durable yet; a number is never used twice.
-                    self.next_file.fetch_max(number.saturating_add(1), Ordering::Relaxed);
-                }
-                None if name == manifest::FILE_NEW => {
-                    remove(self.disk.as_ref(), &name);
-                }
-                _ => {}
+            let is_leftover = match run::file_number(&name) {
+                Some(number) => !version.runs.iter().any(|run| run.number == number),
+                None => name == manifest::FILE_NEW,
+            };
+            if is_leftover {
+                remove(self.disk.as_ref(), &name);
             }
         }
+        Ok(())
+    }
+
+    /// Writes a manifest of the present format if the one in force is older or there is none. Before the first run or
+    /// segment of this format, so that such a file is never without it.
+    pub fn ensure_manifest(&self) -> Result<(), StoreError> {
+        let _turn = lock(&self.doomed);
+        if !self.has_manifest.load(Ordering::Acquire) {
+            self.prepare(&self.version())?;
+            self.publish()?;
+        }
+        Ok(())
+    }
+
+    /// The identity of the directory.
+    #[must_use]
+    pub fn id(&self) -> DirId {
+        self.id
+    }
+
+    /// Writes the manifest of a version, beside the one in force.
+    fn prepare(&self, version: &Version) -> Result<(), StoreError> {
+        version.manifest(self.id, self.next_file.load(Ordering::Relaxed)).prepare(self.disk.as_ref())
+    }
+
+    /// Puts the manifest that was prepared in force.
+    fn publish(&self) -> Result<(), StoreError> {
+        Manifest::publish(self.disk.as_ref())?;
+        self.has_manifest.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -271,7 +309,7 @@ impl Store {
             Access::ReadOnly => Err(StoreError::Refused { what: "it was opened for reading only" }),
             Access::ReadWrite => {
                 let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-                RunWriter::create(self.disk.as_ref(), number, entries_max)
+                RunWriter::create(self.disk.as_ref(), self.id, number, entries_max)
             }
         }
     }
@@ -305,9 +343,9 @@ impl Store {
         }
         let mut doomed = lock(&self.doomed);
         let version = next(&self.version(), &pending.runs);
-        version.manifest(self.next_file.load(Ordering::Relaxed)).prepare(self.disk.as_ref())?;
+        self.prepare(&version)?;
         let added = pending.keep();
-        if let Err(error) = Manifest::publish(self.disk.as_ref()) {
+        if let Err(error) = self.publish() {
             // Either manifest may be in force: the runs of both must stay until a later one is.
             doomed.extend(added.iter().map(|run| run.name.clone()));
             return Err(error);
@@ -344,7 +382,41 @@ impl Store {
 }
 
 impl Version {
-    fn manifest(&self, next_file: u64) -> Manifest {
-        Manifest { position: self.position, next_file, runs: self.runs.iter().map(|run| run.named()).collect() }
+    fn manifest(&self, id: DirId, next_file: u64) -> Manifest {
+        let runs = self.runs.iter().map(|run| run.named()).collect();
+        Manifest { id: Some(id), position: self.position, next_file, runs }
     }
 }
+
+/// The numbers of all run files, named by a manifest or not.
+fn run_files(disk: &dyn Disk) -> Result<Vec<u64>, StoreError> {
+    let names = disk.names().map_err(|error| StoreError::io(manifest::FILE, error))?;
+    Ok(names.iter().filter_map(|name| run::file_number(name)).collect())
+}
+
+/// What can be told of a store whose manifest is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Survey {
+    /// Number of run files.
+    pub(crate) runs: usize,
+    /// The newest format that the header of a run names; headers that cannot be read do not count.
+    pub(crate) newest_format: u32,
+}
+
+/// Looks for a manifest and, where there is none, at the headers of the runs.
+pub(crate) fn survey(disk: &dyn Disk) -> Result<Option<Survey>, StoreError> {
+    if Manifest::read(disk)?.is_some() {
+        return Ok(None);
+    }
+    let mut found = Survey::default();
+    for number in run_files(disk)? {
+        let name = run::file_name(number);
+        let format = run::version_of(disk, &name).map_err(|error| StoreError::io(&name, error))?;
+        found.runs += 1;
+        found.newest_format = found.newest_format.max(format.unwrap_or(0));
+    }
+    Ok(Some(found))
+}
+
+/// The name of the manifest.
+pub(crate) const MANIFEST_FILE: &str = manifest::FILE;

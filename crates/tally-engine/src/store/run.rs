@@ -4,11 +4,12 @@
 //!
 //! ```text
 //! header   magic "TALLYRUN", version u32, file number u64, checksum                       24 bytes
+//! origin   directory id u64, checksum                                                      12 bytes
 //! block 0  entries, checksum                                                             about 4 KiB
 //! block 1  …
 //! filter   lines of 64 bytes (see `filter`), checksum                          10 to 20 bits per key
 //! index    smallest key, largest key, then of each block its separator and length, checksum
-//! footer   offset of the filter, offset of the index, entries, removals, blocks (u64 each), checksum   44 bytes
+//! footer   offset of the filter, offset of the index, entries, removals, blocks, digest (u64 each), checksum   52 bytes
 //! ```
 //!
 //! An entry is
@@ -23,6 +24,10 @@
 //! one checksum, and a flipped bit anywhere is found by reading that part. A checksum is the CRC-32 of the part
 //! started from the offset at which the part begins: a part that the disk delivers from the wrong place does
 //! not pass either. The header keeps its shape in every version of the format.
+//!
+//! The digest is the XXH3 of all checksums before the footer, in order. The manifest has it too, so a part that is sound
+//! and comes from elsewhere does not pass: opening compares the two numbers, and `check` computes the digest anew.
+//! Version 1 has neither origin nor digest. It is read, and goes with the next merge.
 //!
 //! The trade-offs:
 //! * Keys of one namespace share prefixes, and entries are small; sharing prefixes halves the file. The price is
@@ -40,6 +45,7 @@ use super::StoreError;
 use super::filter::{Filter, LINE_BYTES};
 use super::index::Index;
 use crate::disk::{Disk, DiskFile};
+use crate::identity::{DirId, FOREIGN};
 
 /// Longest key the store holds.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -47,12 +53,19 @@ pub const KEY_BYTES_MAX: usize = 1024;
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
 
 /// Version of the format.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// A block ends with the entry that takes it to this size.
 pub(super) const BLOCK_BYTES: usize = 4 << 10;
 pub(super) const CHECKSUM_BYTES: usize = 4;
-pub(super) const HEADER_BYTES: usize = 24;
-pub(super) const FOOTER_BYTES: usize = 44;
+/// Bytes of the header, which every version has.
+const HEADER_BYTES: usize = 24;
+const ORIGIN_BYTES: usize = 12;
+/// Where the first block begins.
+pub(super) const BLOCKS_AT: usize = HEADER_BYTES + ORIGIN_BYTES;
+pub(super) const FOOTER_BYTES: usize = 52;
+/// Where the first block begins in version 1.
+const BLOCKS_AT_V1: usize = HEADER_BYTES;
+const FOOTER_BYTES_V1: usize = 44;
 const MAGIC: [u8; 8] = *b"TALLYRUN";
 /// How much of a filter is read at once.
 const FILTER_READ_BYTES: usize = 4096 * LINE_BYTES;
@@ -70,6 +83,8 @@ pub(super) struct Run {
     pub(super) entries: u64,
     /// Entries that are removals.
     pub(super) removes: u64,
+    /// Of all its checksums; none in version 1.
+    pub(super) digest: Option<u64>,
     pub(super) smallest: Box<[u8]>,
     pub(super) largest: Box<[u8]>,
     pub(super) index: Index,
@@ -82,6 +97,22 @@ pub(super) struct RunRef {
     pub(super) number: u64,
     pub(super) entries: u64,
     pub(super) bytes: u64,
+    /// None of a run of version 1.
+    pub(super) digest: Option<u64>,
+}
+
+/// A digest under way: takes the checksums of a run's parts, in order.
+#[derive(Default)]
+pub(super) struct Digest(xxhash_rust::xxh3::Xxh3);
+
+impl Digest {
+    pub(super) fn add(&mut self, checksum: u32) {
+        self.0.update(&checksum.to_le_bytes());
+    }
+
+    pub(super) fn finish(&self) -> u64 {
+        self.0.digest()
+    }
 }
 
 /// The name of the run file with this number.
@@ -121,14 +152,28 @@ pub(super) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     8 * words + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// Header of the run with this number.
-pub(super) fn header(number: u64) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER_BYTES);
+/// Header and origin of the run with this number, and their checksums.
+pub(super) fn header(number: u64, id: DirId) -> (Vec<u8>, [u32; 2]) {
+    let mut out = Vec::with_capacity(BLOCKS_AT);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_le_bytes());
     out.extend_from_slice(&number.to_le_bytes());
-    out.extend_from_slice(&checksum(0, &out).to_le_bytes());
-    out
+    let checksums = [checksum(0, &out), checksum(HEADER_BYTES as u64, &id.to_bytes())];
+    out.extend_from_slice(&checksums[0].to_le_bytes());
+    out.extend_from_slice(&id.to_bytes());
+    out.extend_from_slice(&checksums[1].to_le_bytes());
+    (out, checksums)
+}
+
+/// The format version that a run's header names; `None` where there is no sound header.
+pub(super) fn version_of(disk: &dyn Disk, name: &str) -> io::Result<Option<u32>> {
+    let mut bytes = [0; HEADER_BYTES];
+    match disk.open(name)?.read_at(0, &mut bytes) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let content = checked(0, &bytes).and_then(|content| content.strip_prefix(&MAGIC));
+    Ok(content.and_then(|content| Cursor::new(content).array().map(u32::from_le_bytes)))
 }
 
 /// Where the parts lie.
@@ -139,13 +184,16 @@ pub(super) struct Footer {
     pub(super) entries: u64,
     pub(super) removes: u64,
     pub(super) blocks: u64,
+    /// None in version 1.
+    pub(super) digest: Option<u64>,
 }
 
 impl Footer {
     /// The footer that stands at `offset`.
     pub(super) fn encode(&self, offset: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(FOOTER_BYTES);
-        for number in [self.filter, self.index, self.entries, self.removes, self.blocks] {
+        let digest = self.digest.unwrap_or_default();
+        for number in [self.filter, self.index, self.entries, self.removes, self.blocks, digest] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         out.extend_from_slice(&checksum(offset, &out).to_le_bytes());
@@ -155,7 +203,8 @@ impl Footer {
     fn decode(content: &[u8]) -> Option<Footer> {
         let mut cursor = Cursor::new(content);
         let mut number = || cursor.array().map(u64::from_le_bytes);
-        Some(Footer { filter: number()?, index: number()?, entries: number()?, removes: number()?, blocks: number()? })
+        let (filter, index) = (number()?, number()?);
+        Some(Footer { filter, index, entries: number()?, removes: number()?, blocks: number()?, digest: number() })
     }
 }
 
@@ -166,19 +215,34 @@ impl Run {
         *self.smallest <= *key && *key <= *self.largest && self.filter.may_contain(hash)
     }
 
-    /// Opens a run that the manifest names: everything but its blocks is read and checked.
-    pub(super) fn open(disk: &dyn Disk, named: RunRef) -> Result<Run, StoreError> {
+    /// Opens a run that the manifest of the directory `id` names: everything but its blocks is read and checked.
+    pub(super) fn open(disk: &dyn Disk, id: DirId, named: RunRef) -> Result<Run, StoreError> {
         let name = file_name(named.number);
         let file = disk.open(&name).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => StoreError::damaged(&name, 0, "the manifest names this file and it is missing"),
             _ => StoreError::io(&name, error),
         })?;
-        Opening { name, file, named }.open()
+        Opening { name, file, id, named }.open()
+    }
+
+    /// The checksums of the filter and of the index, as they stand in the file.
+    pub(super) fn part_checksums(&self) -> Result<[u32; 2], StoreError> {
+        let footer_bytes = if self.digest.is_some() { FOOTER_BYTES } else { FOOTER_BYTES_V1 };
+        let footer_at = self.bytes - footer_bytes as u64;
+        let index_at = self.index.end() + (self.filter.bytes() + CHECKSUM_BYTES) as u64;
+        let mut checksums = [0; 2];
+        for (checksum, end) in checksums.iter_mut().zip([index_at, footer_at]) {
+            let offset = end - CHECKSUM_BYTES as u64;
+            let mut stored = [0; CHECKSUM_BYTES];
+            self.file.read_at(offset, &mut stored).map_err(|error| StoreError::reading(&self.name, offset, error))?;
+            *checksum = u32::from_le_bytes(stored);
+        }
+        Ok(checksums)
     }
 
     /// What the manifest says of this run.
     pub(super) fn named(&self) -> RunRef {
-        RunRef { number: self.number, entries: self.entries, bytes: self.bytes }
+        RunRef { number: self.number, entries: self.entries, bytes: self.bytes, digest: self.digest }
     }
 
     /// Bytes held in memory.
@@ -202,6 +266,7 @@ struct IndexPart {
 struct Opening {
     name: String,
     file: Arc<dyn DiskFile>,
+    id: DirId,
     named: RunRef,
 }
 
@@ -216,15 +281,19 @@ impl Opening {
 
     fn open(self) -> Result<Run, StoreError> {
         let len = self.file.len().map_err(|error| StoreError::io(&self.name, error))?;
-        if len != self.named.bytes || len < (HEADER_BYTES + FOOTER_BYTES) as u64 {
+        let (blocks_at, footer_bytes) = match self.named.digest {
+            Some(_) => (BLOCKS_AT, FOOTER_BYTES),
+            None => (BLOCKS_AT_V1, FOOTER_BYTES_V1),
+        };
+        if len != self.named.bytes || len < (blocks_at + footer_bytes) as u64 {
             let offset = len.min(self.named.bytes);
             return Err(self.damaged(offset, "the file is not as long as the manifest says"));
         }
         self.check_header()?;
-        let end = len - FOOTER_BYTES as u64;
-        let footer = self.read_footer(end)?;
+        let end = len - footer_bytes as u64;
+        let footer = self.read_footer(blocks_at as u64, end, footer_bytes)?;
         let filter = self.read_filter(footer.filter, footer.index)?;
-        let IndexPart { smallest, largest, index } = self.read_index(&footer, end)?;
+        let IndexPart { smallest, largest, index } = self.read_index(blocks_at as u64, &footer, end)?;
         Ok(Run {
             number: self.named.number,
             name: self.name,
@@ -232,6 +301,7 @@ impl Opening {
             bytes: len,
             entries: footer.entries,
             removes: footer.removes,
+            digest: footer.digest,
             smallest,
             largest,
             index,
@@ -247,28 +317,42 @@ impl Opening {
         if cursor.array() != Some(MAGIC) {
             return Err(self.damaged(0, "this is not a run"));
         }
-        match cursor.array().map(u32::from_le_bytes) {
-            Some(VERSION) => {}
-            found => {
-                let found = found.unwrap_or_default();
-                return Err(StoreError::Version { file: self.name.clone(), found, known: VERSION });
-            }
+        let version = cursor.array().map(u32::from_le_bytes).unwrap_or_default();
+        if !(1..=VERSION).contains(&version) {
+            return Err(StoreError::Version { file: self.name.clone(), found: version, known: VERSION });
         }
         if cursor.array().map(u64::from_le_bytes) != Some(self.named.number) {
             return Err(self.damaged(0, "this is another run under this name"));
         }
-        Ok(())
+        if (version == 1) != self.named.digest.is_none() {
+            return Err(self.damaged(0, "the run has another format version than the manifest says"));
+        }
+        if version == 1 { Ok(()) } else { self.check_origin() }
     }
 
-    fn read_footer(&self, offset: u64) -> Result<Footer, StoreError> {
-        let mut bytes = [0; FOOTER_BYTES];
+    fn check_origin(&self) -> Result<(), StoreError> {
+        let offset = HEADER_BYTES as u64;
+        let mut bytes = [0; ORIGIN_BYTES];
+        self.read(offset, &mut bytes)?;
+        match checked(offset, &bytes) {
+            None => Err(self.damaged(offset, "the origin does not match its checksum")),
+            Some(id) if *id != self.id.to_bytes() => Err(self.damaged(offset, FOREIGN)),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn read_footer(&self, blocks_at: u64, offset: u64, bytes: usize) -> Result<Footer, StoreError> {
+        let mut bytes = vec![0; bytes];
         self.read(offset, &mut bytes)?;
         let footer = checked(offset, &bytes)
             .and_then(Footer::decode)
             .ok_or_else(|| self.damaged(offset, "the footer does not match its checksum"))?;
-        let ordered = HEADER_BYTES as u64 <= footer.filter && footer.filter < footer.index && footer.index < offset;
+        let ordered = blocks_at <= footer.filter && footer.filter < footer.index && footer.index < offset;
         if !ordered || footer.entries != self.named.entries {
             return Err(self.damaged(offset, "the footer contradicts the file or the manifest"));
+        }
+        if footer.digest != self.named.digest {
+            return Err(self.damaged(offset, "the digest is not the one that the manifest names"));
         }
         Ok(footer)
     }
@@ -300,7 +384,7 @@ impl Opening {
         Ok(filter)
     }
 
-    fn read_index(&self, footer: &Footer, end: u64) -> Result<IndexPart, StoreError> {
+    fn read_index(&self, blocks_at: u64, footer: &Footer, end: u64) -> Result<IndexPart, StoreError> {
         let mut bytes = vec![0; (end - footer.index) as usize];
         self.read(footer.index, &mut bytes)?;
         let content = checked(footer.index, &bytes)
@@ -308,7 +392,7 @@ impl Opening {
         let parse = |cursor: &mut Cursor<'_>| {
             let smallest = cursor.bytes(KEY_BYTES_MAX)?.into();
             let largest = cursor.bytes(KEY_BYTES_MAX)?.into();
-            let index = Index::decode(cursor, footer.blocks, HEADER_BYTES as u64)?;
+            let index = Index::decode(cursor, footer.blocks, blocks_at)?;
             (cursor.is_done() && index.end() == footer.filter).then_some(IndexPart { smallest, largest, index })
         };
         parse(&mut Cursor::new(content))

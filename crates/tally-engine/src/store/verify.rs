@@ -8,12 +8,15 @@ use super::StoreError;
 use super::cursor::{ReadAhead, RunCursor};
 use super::filter::hash;
 use super::manifest::Manifest;
-use super::run::Run;
+use super::run::{self, Digest, Run};
 use crate::disk::Disk;
+use crate::identity::DirId;
 
 /// What a sound store holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
+    /// The identity of its directory; that of format 1 is 0.
+    pub id: DirId,
     /// The position it stands at.
     pub position: Position,
     /// Number of runs.
@@ -27,13 +30,14 @@ pub struct Summary {
 pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
     let manifest = Manifest::read(disk)?.unwrap_or_default();
     let total = manifest.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.bytes));
-    let mut summary = Summary { position: manifest.position, runs: manifest.runs.len(), ..Summary::default() };
+    let id = manifest.id.unwrap_or_default();
+    let mut summary = Summary { id, position: manifest.position, runs: manifest.runs.len(), ..Summary::default() };
     progress(0, total);
     for &named in &manifest.runs {
         // One after the other: opening a run brings its index and filter into memory.
-        let run = Arc::new(Run::open(disk, named)?);
+        let run = Arc::new(Run::open(disk, id, named)?);
         let done = summary.bytes;
-        verify_run(&run, &mut |bytes| progress(done + bytes, total))?;
+        verify_run(&run, id, &mut |bytes| progress(done + bytes, total))?;
         summary.entries += named.entries;
         summary.bytes += named.bytes;
         progress(summary.bytes, total);
@@ -42,8 +46,10 @@ pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Res
 }
 
 /// Reads every block. Beyond the checksums it checks what a lookup relies on: keys that ascend, an index and a filter
-/// that lead to them, and counts that are right.
-fn verify_run(run: &Arc<Run>, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+/// that lead to them, and counts and a digest that are right.
+fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+    let mut digest = Digest::default();
+    run::header(run.number, id).1.into_iter().for_each(|checksum| digest.add(checksum));
     let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Full);
     let (mut entries, mut removes, mut block) = (0, 0, usize::MAX);
     let mut last: Option<Vec<u8>> = None;
@@ -51,6 +57,7 @@ fn verify_run(run: &Arc<Run>, progress: &mut dyn FnMut(u64)) -> Result<(), Store
         let key = cursor.key();
         if cursor.block() != block {
             block = cursor.block();
+            digest.add(cursor.block_checksum());
             progress(run.index.block(block).start);
         }
         check_entry(run, block, last.as_deref(), key)?;
@@ -62,6 +69,10 @@ fn verify_run(run: &Arc<Run>, progress: &mut dyn FnMut(u64)) -> Result<(), Store
     }
     if entries != run.entries || removes != run.removes || last.as_deref() != Some(&*run.largest) {
         return Err(run.damaged(run.index.end(), "the run does not hold what its footer says"));
+    }
+    run.part_checksums()?.into_iter().for_each(|checksum| digest.add(checksum));
+    if run.digest.is_some_and(|stored| stored != digest.finish()) {
+        return Err(run.damaged(run.index.block(0).start, "a part of the run is not the one that the manifest names"));
     }
     Ok(())
 }

@@ -8,10 +8,11 @@ use super::StoreError;
 use super::filter::{Filter, hash};
 use super::index::Index;
 use super::run::{
-    self, BLOCK_BYTES, CHECKSUM_BYTES, FOOTER_BYTES, Footer, HEADER_BYTES, KEY_BYTES_MAX, Run, VALUE_BYTES_MAX,
+    self, BLOCK_BYTES, BLOCKS_AT, CHECKSUM_BYTES, Digest, FOOTER_BYTES, Footer, KEY_BYTES_MAX, Run, VALUE_BYTES_MAX,
     shared_prefix,
 };
 use crate::disk::{Disk, DiskFile};
+use crate::identity::DirId;
 
 /// Bytes gathered before they are written.
 const WRITE_BYTES: usize = 1 << 20;
@@ -35,6 +36,7 @@ pub(super) struct RunWriter<'a> {
     last: Vec<u8>,
     entries: u64,
     removes: u64,
+    digest: Digest,
     index: Index,
     filter: Filter,
     finished: bool,
@@ -42,11 +44,19 @@ pub(super) struct RunWriter<'a> {
 
 impl<'a> RunWriter<'a> {
     /// Creates the file. `entries_max` sizes the filter; more entries make it less selective, fewer are no loss.
-    pub(super) fn create(disk: &'a dyn Disk, number: u64, entries_max: u64) -> Result<RunWriter<'a>, StoreError> {
+    pub(super) fn create(
+        disk: &'a dyn Disk,
+        id: DirId,
+        number: u64,
+        entries_max: u64,
+    ) -> Result<RunWriter<'a>, StoreError> {
         let name = run::file_name(number);
         let file = disk.create(&name).map_err(|error| StoreError::io(&name, error))?;
         let mut out = Vec::with_capacity(WRITE_BYTES + 2 * (BLOCK_BYTES + KEY_BYTES_MAX));
-        out.extend_from_slice(&run::header(number));
+        let (header, checksums) = run::header(number, id);
+        out.extend_from_slice(&header);
+        let mut digest = Digest::default();
+        checksums.into_iter().for_each(|checksum| digest.add(checksum));
         Ok(RunWriter {
             disk,
             file,
@@ -60,7 +70,8 @@ impl<'a> RunWriter<'a> {
             last: Vec::with_capacity(KEY_BYTES_MAX),
             entries: 0,
             removes: 0,
-            index: Index::new(HEADER_BYTES as u64),
+            digest,
+            index: Index::new(BLOCKS_AT as u64),
             filter: Filter::for_keys(entries_max),
             finished: false,
         })
@@ -129,6 +140,7 @@ impl<'a> RunWriter<'a> {
     /// Closes the part that begins at `start` of what is not yet written with its checksum.
     fn end_part(&mut self, start: usize) {
         let checksum = run::checksum(self.written + start as u64, self.out.get(start..).unwrap_or_default());
+        self.digest.add(checksum);
         self.out.extend_from_slice(&checksum.to_le_bytes());
     }
 
@@ -166,8 +178,9 @@ impl<'a> RunWriter<'a> {
         self.end_block()?;
         let filter = self.put_filter()?;
         let index = self.put_index()?;
-        let footer =
-            Footer { filter, index, entries: self.entries, removes: self.removes, blocks: self.index.len() as u64 };
+        let blocks = self.index.len() as u64;
+        let digest = Some(self.digest.finish());
+        let footer = Footer { filter, index, entries: self.entries, removes: self.removes, blocks, digest };
         self.out.extend_from_slice(&footer.encode(self.offset()));
         self.write_if(0)?;
         self.sync()?;
@@ -185,7 +198,9 @@ impl<'a> RunWriter<'a> {
             self.out.extend_from_slice(&line);
             self.write_if(WRITE_BYTES)?;
         }
-        self.out.extend_from_slice(&hasher.finalize().to_le_bytes());
+        let checksum = hasher.finalize();
+        self.digest.add(checksum);
+        self.out.extend_from_slice(&checksum.to_le_bytes());
         self.filter = filter;
         Ok(offset)
     }
@@ -210,6 +225,7 @@ impl<'a> RunWriter<'a> {
             bytes: self.written,
             entries: self.entries,
             removes: self.removes,
+            digest: Some(self.digest.finish()),
             smallest: std::mem::take(&mut self.smallest),
             largest: self.last.as_slice().into(),
             index,
@@ -226,4 +242,4 @@ impl Drop for RunWriter<'_> {
     }
 }
 
-const _: () = assert!(FOOTER_BYTES == 5 * 8 + CHECKSUM_BYTES);
+const _: () = assert!(FOOTER_BYTES == 6 * 8 + CHECKSUM_BYTES);

@@ -351,12 +351,18 @@ mod tests {
                 value: [0, -1, i64::MAX, i64::MIN][n as usize % 4],
                 applied: n as i64 / 2 - 7,
                 exists: n % 5 != 0,
-                duplicate: n / 4 % 2 == 0,
+                exact: n / 8 % 2 == 0,
+                duplicate: [None, Some(false), Some(true)][n as usize % 3],
                 refusal: None,
                 at: Millis(n / 8),
             };
             let consistency = Consistency::ALL[n as usize / 16];
-            let written = Written { outcome, as_of: outcome.at, token: Token(n / 32), consistency };
+            let written = Written {
+                outcome,
+                as_of: outcome.at,
+                token: Token::new(0, tally_core::time::Position(n / 32)),
+                consistency,
+            };
             let key = keys[n as usize / 3 % keys.len()];
             together.written(key, &written);
             put_json(&mut single, &WriteAnswer::new(key, &written));

@@ -3,20 +3,26 @@
 use std::sync::Arc;
 
 use super::disk::MemDisk;
-use super::{Changes, checkpoint, open, put};
+use super::{Changes, ID, checkpoint, open, put};
 use crate::disk::Disk;
+use crate::identity::DirId;
 use crate::store::{Store, StoreError};
 
 const RUN: &str = "run-0000000000000001.run";
 
 /// Two blocks, a removal, and everything else a run has.
 fn disk() -> Arc<MemDisk> {
+    disk_with("a value", ID)
+}
+
+/// The same with another value, of a directory of this identity.
+fn disk_with(value: &str, id: DirId) -> Arc<MemDisk> {
     let disk = MemDisk::new();
-    let mut changes = put(0..30, "a value");
+    let mut changes = put(0..30, value);
     changes.insert(vec![1], Some(vec![b'x'; 4096]));
     changes.insert(vec![2], None);
     changes.insert(vec![3], Some(vec![]));
-    checkpoint(&open(&disk), &changes, 42);
+    checkpoint(&Store::open(Arc::clone(&disk) as Arc<dyn Disk>, id).unwrap(), &changes, 42);
     disk
 }
 
@@ -47,7 +53,7 @@ fn flip_every_bit(name: &str) -> Vec<u64> {
 fn every_flipped_bit_of_a_run_is_found_and_placed() {
     let places = flip_every_bit(RUN);
     assert!(places.is_sorted());
-    assert_eq!(places.len(), 6, "header, two blocks, filter, index, footer: {places:?}");
+    assert_eq!(places.len(), 7, "header, origin, two blocks, filter, index, footer: {places:?}");
 }
 
 #[test]
@@ -55,7 +61,7 @@ fn every_flipped_bit_of_the_manifest_is_found_and_refuses_to_open() {
     flip_every_bit("manifest");
     let disk = disk();
     disk.flip("manifest", 100);
-    let error = Store::open(Arc::clone(&disk) as Arc<dyn Disk>).err().unwrap();
+    let error = Store::open(Arc::clone(&disk) as Arc<dyn Disk>, ID).err().unwrap();
     assert!(matches!(&error, StoreError::Damaged { file, .. } if file == "manifest"), "{error}");
     assert!(disk.file_names().contains(&RUN.into()), "a damaged manifest is no reason to remove runs");
 }
@@ -84,14 +90,49 @@ fn a_run_that_is_cut_extended_exchanged_or_missing_is_found() {
 fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
     let disk = disk();
     let store = open(&disk);
-    let block = 24 + 100;
+    let block = 36 + 100;
     disk.flip(RUN, 8 * block);
     let in_damaged_block = 3u32.to_be_bytes();
     let Err(StoreError::Damaged { file, offset, .. }) = store.get(&in_damaged_block) else { panic!() };
-    assert_eq!((file.as_str(), offset), (RUN, 24));
+    assert_eq!((file.as_str(), offset), (RUN, 36));
     assert!(store.get_many(&[in_damaged_block].iter().collect(), &mut |_, _| {}).is_err());
     assert_eq!(store.get(&[3]).unwrap(), Some(vec![]));
     let mut scan = store.scan(b"");
     assert!(scan.next().unwrap().is_err());
     assert!(scan.next().is_none());
+}
+
+/// The words for a disk whose run 1 was replaced by these bytes, in the manifest's length.
+fn refusal(disk: &Arc<MemDisk>, bytes: Vec<u8>) -> String {
+    disk.put(RUN, bytes);
+    let opened = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).map(|_| ());
+    let verified = Store::verify(disk.as_ref(), &mut |_, _| {}).map(|_| ());
+    let refused = opened.unwrap_err().to_string();
+    assert_eq!(refused, verified.unwrap_err().to_string());
+    refused
+}
+
+#[test]
+fn a_run_of_another_directory_is_refused_and_called_so() {
+    let refused = refusal(&disk(), disk_with("a value", DirId::new(6)).content(RUN));
+    assert_eq!(refused, format!("{RUN} is damaged at byte 24: the file belongs to another data directory"));
+}
+
+#[test]
+fn another_run_of_the_same_directory_number_and_length_is_refused() {
+    let refused = refusal(&disk(), disk_with("A VALUE", ID).content(RUN));
+    assert!(refused.contains("the digest is not the one that the manifest names"), "{refused}");
+}
+
+#[test]
+fn a_sound_block_from_elsewhere_is_found_by_check() {
+    let (disk, other) = (disk(), disk_with("A VALUE", ID));
+    let block = open(&disk).version().runs[0].index.block(0);
+    let block = block.start as usize..block.end as usize;
+    let mut mixed = disk.content(RUN);
+    mixed[block.clone()].copy_from_slice(&other.content(RUN)[block.clone()]);
+    assert_ne!(mixed, disk.content(RUN));
+    disk.put(RUN, mixed);
+    Store::open(Arc::clone(&disk) as Arc<dyn Disk>, ID).unwrap();
+    assert_eq!(damage(&disk), (RUN.into(), block.start as u64));
 }

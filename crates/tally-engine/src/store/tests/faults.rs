@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use super::disk::{Fault, MemDisk};
-use super::{Contents, checkpoint, contents, merge_all, open, put, removed, try_checkpoint};
+use super::{Contents, ID, checkpoint, contents, merge_all, open, put, removed, try_checkpoint};
 use crate::disk::Disk;
 use crate::store::{Store, StoreError};
 
@@ -117,7 +117,7 @@ fn opening_a_disk_that_fails_is_an_error_and_changes_nothing_it_holds() {
     let expected = state(&store);
     for call in 0.. {
         disk.arm(call, Fault::Before(ErrorKind::Other));
-        let opened = Store::open(Arc::clone(&disk) as Arc<dyn Disk>);
+        let opened = Store::open(Arc::clone(&disk) as Arc<dyn Disk>, ID);
         if !disk.disarm() {
             break;
         }

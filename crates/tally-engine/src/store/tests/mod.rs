@@ -16,13 +16,19 @@ use tally_core::time::Position;
 use self::disk::MemDisk;
 use super::{Entry, Store, StoreError};
 use crate::disk::{Disk, RealDisk};
+use crate::identity::DirId;
+
+const ID: DirId = DirId::new(5);
 
 /// What a checkpoint does to keys; `None` removes.
 type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
+/// Opens as a start that succeeds does.
 fn open(disk: &Arc<MemDisk>) -> Store {
-    Store::open(Arc::clone(disk) as Arc<dyn Disk>).unwrap()
+    let store = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).unwrap();
+    store.remove_leftovers().unwrap();
+    store
 }
 
 /// Commits the changes as several runs, each of which spans all keys.
@@ -83,12 +89,12 @@ fn a_checkpoint_without_changes_moves_the_position() {
 fn a_store_of_many_blocks_on_a_real_disk_finds_every_key_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let disk = || Arc::new(RealDisk::new(dir.path()).unwrap()) as Arc<dyn Disk>;
-    let store = Store::open(disk()).unwrap();
+    let store = Store::open(disk(), ID).unwrap();
     checkpoint(&store, &put((0..40_000).map(|n| n * 2), "old"), 1);
     checkpoint(&store, &put((0..40_000).map(|n| n * 6), "a newer and much longer value, to have other blocks"), 2);
     drop(store);
 
-    let store = Store::open(disk()).unwrap();
+    let store = Store::open(disk(), ID).unwrap();
     let expected = contents(&store);
     assert_eq!(expected.len(), 40_000 + 40_000 - 13_334);
     let keys: Vec<[u8; 4]> = (0..240_100u32).map(u32::to_be_bytes).collect();
@@ -190,7 +196,7 @@ fn a_checkpoint_that_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn opening_removes_what_a_crash_left_and_nothing_else() {
+fn a_start_removes_what_a_crash_left_and_nothing_else_and_opening_alone_removes_nothing() {
     let disk = MemDisk::new();
     let store = open(&disk);
     checkpoint(&store, &put([1], "one"), 1);
@@ -201,6 +207,8 @@ fn opening_removes_what_a_crash_left_and_nothing_else() {
     let before = disk.file_names();
     Store::open_read_only(Arc::clone(&disk) as Arc<dyn Disk>).unwrap();
     assert_eq!(disk.file_names(), before);
+    Store::open(Arc::clone(&disk) as Arc<dyn Disk>, ID).unwrap();
+    assert_eq!(disk.file_names(), before);
     let store = open(&disk);
     let kept: Vec<String> = disk.file_names().into_iter().filter(|name| !named.contains(name)).collect();
     assert_eq!(kept, ["journal-1", "run-9.run", "run-x.run"]);
@@ -209,11 +217,15 @@ fn opening_removes_what_a_crash_left_and_nothing_else() {
 }
 
 #[test]
-fn runs_without_a_manifest_are_leftovers() {
+fn a_fresh_store_has_a_manifest_once_asked_for_and_keeps_its_identity() {
     let disk = MemDisk::new();
-    disk.put("run-0000000000000001.run", b"anything".to_vec());
-    assert_eq!(open(&disk).runs(), 0);
-    assert_eq!(disk.file_names(), [""; 0]);
+    open(&disk).ensure_manifest().unwrap();
+    assert_eq!(disk.file_names(), ["manifest"]);
+    let manifest = disk.content("manifest");
+    let store = Store::open(Arc::clone(&disk) as Arc<dyn Disk>, DirId::new(6)).unwrap();
+    assert_eq!(store.id(), ID);
+    store.ensure_manifest().unwrap();
+    assert_eq!(disk.content("manifest"), manifest, "there is one already");
 }
 
 #[test]
@@ -335,7 +347,7 @@ fn a_stopped_store_gives_its_merge_up_and_leaves_nothing_of_it() {
 #[test]
 fn a_scan_goes_on_over_runs_that_were_merged_away() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap())).unwrap();
+    let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap()), ID).unwrap();
     for n in 0..4 {
         checkpoint(&store, &put(0..20_000, &format!("value {n}")), 1);
     }

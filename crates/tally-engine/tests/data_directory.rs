@@ -1,0 +1,174 @@
+//! What the engine does with a directory that somebody else has changed, locked or damaged.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::thread;
+
+use tally_contract::block_on;
+use tally_core::key::{Key, KeyRef};
+use tally_core::limits::MEMORY_BYTES_MIN;
+use tally_core::surface::{Engine, ReadOptions, SubmitOptions};
+use tally_engine::check::{CheckError, check};
+use tally_engine::{Config, Embedded, OpenError};
+use tempfile::TempDir;
+
+fn open(dir: &Path) -> Result<Embedded, OpenError> {
+    let config = Config::new(dir, MEMORY_BYTES_MIN);
+    Embedded::open(&config, &mut |_, _| {})
+}
+
+fn add(engine: &Embedded, amount: i64) {
+    let mut events = engine.events();
+    events.add(KeyRef::new(b"hits").unwrap(), amount);
+    block_on(engine.submit(events, SubmitOptions::default())).unwrap();
+}
+
+fn hits(engine: &Embedded) -> i64 {
+    block_on(engine.read(vec![Key::new("hits").unwrap()], ReadOptions::default())).unwrap()[0].value
+}
+
+/// Names and lengths, and the bytes of what is small.
+fn files(dir: &Path) -> BTreeMap<String, (u64, Vec<u8>)> {
+    let read = |entry: fs::DirEntry| {
+        let len = entry.metadata().unwrap().len();
+        let bytes = if len < 1 << 20 { fs::read(entry.path()).unwrap_or_default() } else { Vec::new() };
+        (entry.file_name().into_string().unwrap(), (len, bytes))
+    };
+    fs::read_dir(dir).unwrap().map(|entry| read(entry.unwrap())).collect()
+}
+
+fn name_of(dir: &Path, prefix: &str) -> String {
+    files(dir).into_keys().rfind(|name| name.starts_with(prefix)).unwrap()
+}
+
+/// A directory that was closed, with a checkpoint.
+fn closed() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    add(&engine, 5);
+    engine.close().unwrap();
+    dir
+}
+
+/// The words of a start that is refused and changes nothing.
+fn refusal(dir: &Path) -> String {
+    let before = files(dir);
+    let refused = open(dir).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(files(dir), before, "{refused}");
+    refused
+}
+
+#[test]
+fn a_second_engine_is_kept_out_even_after_the_lock_file_was_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    add(&engine, 1);
+    assert!(matches!(open(dir.path()), Err(OpenError::InUse { .. })));
+    fs::remove_file(dir.path().join("tally.lock")).unwrap();
+    assert!(matches!(open(dir.path()), Err(OpenError::InUse { .. })));
+    assert!(matches!(check(dir.path(), &mut |_, _| {}), Err(CheckError::InUse { .. })));
+    add(&engine, 1);
+    engine.close().unwrap();
+    let engine = open(dir.path()).unwrap();
+    assert_eq!(hits(&engine), 2);
+    engine.close().unwrap();
+}
+
+#[test]
+fn runs_and_a_lock_file_alone_are_refused_and_left_alone() {
+    let dir = closed();
+    let copy = tempfile::tempdir().unwrap();
+    for name in files(dir.path()).into_keys().filter(|name| name.starts_with("run-") || name == "tally.lock") {
+        fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    let words = refusal(copy.path());
+    assert!(words.contains("manifest is damaged at byte 0: the file is missing"), "{words}");
+    let checked = check(copy.path(), &mut |_, _| {}).unwrap_err();
+    assert!(matches!(checked, CheckError::Damaged { ref file, .. } if file == "manifest"), "{checked}");
+    // The rest of the copy arrives.
+    for name in files(dir.path()).into_keys() {
+        fs::copy(dir.path().join(&name), copy.path().join(&name)).unwrap();
+    }
+    let engine = open(copy.path()).unwrap();
+    assert_eq!(hits(&engine), 5);
+    engine.close().unwrap();
+}
+
+#[test]
+fn a_run_and_a_segment_of_another_directory_are_refused_and_called_so() {
+    for kind in ["run-", "journal-"] {
+        let (dir, other) = (closed(), closed());
+        let name = name_of(dir.path(), kind);
+        fs::copy(other.path().join(&name), dir.path().join(&name)).unwrap();
+        let words = refusal(dir.path());
+        assert!(words.contains(&name) && words.contains("belongs to another data directory"), "{words}");
+        let checked = check(dir.path(), &mut |_, _| {}).unwrap_err();
+        assert!(matches!(checked, CheckError::Damaged { ref file, .. } if *file == name), "{checked}");
+    }
+}
+
+#[test]
+fn an_engine_that_pauses_records_where_its_journal_ends_so_that_damage_after_a_kill_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    let end = dir.path().join("journal.end");
+    let before = fs::read(&end).unwrap();
+    add(&engine, 5);
+    while fs::read(&end).unwrap() == before {
+        thread::yield_now();
+    }
+    // A copy while the engine runs and nothing happens is what a kill leaves.
+    let killed = tempfile::tempdir().unwrap();
+    for name in files(dir.path()).into_keys() {
+        fs::copy(dir.path().join(&name), killed.path().join(&name)).unwrap();
+    }
+    engine.close().unwrap();
+    check(killed.path(), &mut |_, _| {}).unwrap();
+    let segment = killed.path().join(name_of(killed.path(), "journal-0"));
+    let file = OpenOptions::new().write(true).open(&segment).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 4096 - 40], 40).unwrap();
+    let words = refusal(killed.path());
+    assert!(words.contains("is damaged at byte 40") && words.contains("journal.end says"), "{words}");
+    let checked = check(killed.path(), &mut |_, _| {}).unwrap_err();
+    assert!(matches!(checked, CheckError::Damaged { offset: 40, .. }), "{checked}");
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_named_by_start_and_check() {
+    let dir = closed();
+    let run = name_of(dir.path(), "run-");
+    let segment = name_of(dir.path(), "journal-0");
+    for name in ["manifest", "journal.end", &run, &segment] {
+        let path = dir.path().join(name);
+        let aside = dir.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        symlink("/nowhere/at/all", &path).unwrap();
+        let words = refusal(dir.path());
+        let checked = check(dir.path(), &mut |_, _| {}).unwrap_err().to_string();
+        for words in [words, checked] {
+            let leads = format!("{name} is a symbolic link to /nowhere/at/all, which does not exist");
+            assert!(words.contains(&leads), "{words}");
+        }
+        fs::remove_file(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+    }
+    let engine = open(dir.path()).unwrap();
+    assert_eq!(hits(&engine), 5);
+    engine.close().unwrap();
+}
+
+#[test]
+fn a_spare_that_leads_nowhere_is_replaced() {
+    let dir = closed();
+    let spare = dir.path().join(name_of(dir.path(), "spare-"));
+    fs::remove_file(&spare).unwrap();
+    symlink("/nowhere/at/all", &spare).unwrap();
+    let engine = open(dir.path()).unwrap();
+    add(&engine, 1);
+    assert_eq!(hits(&engine), 6);
+    engine.close().unwrap();
+}

@@ -1,0 +1,260 @@
+//! Damage at the journal's end: noticed whenever the durable end says so, and never seen where there is none.
+//!
+//! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tally_core::key::{Key, KeyRef};
+use tally_core::time::Position;
+use tally_engine::Durability;
+use tally_engine::check::{CheckError, check_disk};
+use tally_engine::{Machine, Nudge, OpenError, Settings, Step};
+use tally_sim::life::at_once;
+use tally_sim::world::SimClock;
+use tally_sim::{Rng, SimDisk};
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+const SEEDS_DEFAULT: u64 = 300;
+const HEADER: usize = 40;
+
+#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
+    match number("TALLY_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TALLY_SEEDS").unwrap_or(SEEDS_DEFAULT),
+    }
+}
+
+fn open(sim: &SimDisk, segment_bytes: u64) -> Result<Machine, OpenError> {
+    let settings = Settings { segment_bytes, seed: 1, ..Settings::default() };
+    Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {})
+}
+
+fn add(machine: &Machine, counters: u64) {
+    let mut events = machine.events();
+    events.add(KeyRef::new(b"hits").unwrap(), 1);
+    for number in 1..counters {
+        events.add(KeyRef::new(format!("other:{number}").as_bytes()).unwrap(), 1);
+    }
+    let drive = |_: Nudge| {
+        machine.seal();
+        machine.flush().unwrap();
+        machine.tend_journal();
+    };
+    match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(receipt) => assert!(receipt.is_ok()),
+        Poll::Pending => panic!("nothing is on its way"),
+    }
+}
+
+fn hits(machine: &Machine) -> i64 {
+    at_once(machine.read(&[Key::new("hits").unwrap()], Durability::Flushed)).unwrap().unwrap()[0].value
+}
+
+/// A directory whose process was killed, and what was acknowledged in it.
+struct Killed {
+    files: Files,
+    segment_bytes: u64,
+    /// Where the journal was recorded to be durable, and the value then.
+    marked: (Position, i64),
+    /// Where it really ends, and the value there.
+    end: (Position, i64),
+}
+
+/// Lives by the seed; after the last record `unmarked` more additions are acknowledged.
+fn killed(rng: &mut Rng, unmarked: u64) -> Killed {
+    let sim = SimDisk::new(rng.next_u64());
+    let segment_bytes = 4096 * (1 + rng.below(3));
+    let mut machine = open(&sim, segment_bytes).unwrap();
+    for _ in 0..1 + rng.below(60) {
+        match rng.below(12) {
+            0 => {
+                let mut checkpoint = machine.checkpoint();
+                while checkpoint.as_mut().is_some_and(|checkpoint| checkpoint.step().unwrap() != Step::Done) {}
+            }
+            1 => {
+                drop(machine);
+                machine = open(&sim, segment_bytes).unwrap();
+            }
+            2 => drop(machine.mark_end().unwrap()),
+            _ => add(&machine, 1 + rng.below(20)),
+        }
+    }
+    add(&machine, 1);
+    machine.mark_end().unwrap();
+    let marked = (machine.flushed(), hits(&machine));
+    for _ in 0..unmarked {
+        add(&machine, 1);
+    }
+    let end = (machine.flushed(), hits(&machine));
+    Killed { files: sim.contents(), segment_bytes, marked, end }
+}
+
+impl Killed {
+    /// The segment in which the journal ends, where its frames end in it, and where those that are recorded end.
+    fn last(&self) -> (String, usize, usize) {
+        let name = self.files.keys().rfind(|name| name.starts_with("journal-")).unwrap();
+        let base = u64::from_str_radix(&name["journal-".len()..name.len() - ".seg".len()], 16).unwrap();
+        (name.clone(), (self.end.0.0 - base) as usize, self.marked.0.0.saturating_sub(base) as usize)
+    }
+
+    /// The start and `check` agree on the damaged files, and a refused start leaves them; the value if they open.
+    fn examine(&self, files: &Files, case: &str) -> Option<i64> {
+        let sim = SimDisk::with_contents(1, files);
+        let checked = check_disk(&sim.disk(), &mut |_, _| {});
+        match open(&sim, self.segment_bytes) {
+            Ok(machine) => {
+                assert!(checked.is_ok(), "{case}: it opens, and check says {checked:?}");
+                Some(hits(&machine))
+            }
+            Err(refused) => {
+                let Err(CheckError::Damaged { file, what, .. }) = checked else { panic!("{case}: {checked:?}") };
+                assert!(refused.to_string().contains(&file), "{case}: check says {file}: {what}; start says {refused}");
+                assert_eq!((sim.operations(), &sim.contents()), (0, files), "{case}");
+                None
+            }
+        }
+    }
+}
+
+/// Ways in which the end of a journal is damaged.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    ZeroedPage,
+    ZeroedSector,
+    Truncated,
+    TruncatedAtAFrame,
+    SegmentRemoved,
+    FlippedBit,
+    OlderCopy,
+}
+
+const DAMAGES: [Damage; 7] = [
+    Damage::ZeroedPage,
+    Damage::ZeroedSector,
+    Damage::Truncated,
+    Damage::TruncatedAtAFrame,
+    Damage::SegmentRemoved,
+    Damage::FlippedBit,
+    Damage::OlderCopy,
+];
+
+/// Where the frames of a segment begin, and where the last of them ends.
+fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
+    let mut starts = vec![HEADER];
+    while let Some(&last) = starts.last().filter(|last| **last < end) {
+        let length = u32::from_le_bytes(bytes[last + 4..last + 8].try_into().unwrap()) as usize;
+        starts.push(last + (24 + length).next_multiple_of(8));
+    }
+    starts
+}
+
+/// The files with the damage done to bytes before `end` of the segment, whose last frame ends there.
+fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut Rng) -> Files {
+    let mut files = files.clone();
+    let starts = frame_starts(&files[segment], end);
+    let last_frame = starts[starts.len() - 2];
+    let bytes = files.get_mut(segment).unwrap();
+    match damage {
+        Damage::ZeroedPage | Damage::ZeroedSector => {
+            let size = if matches!(damage, Damage::ZeroedPage) { 4096 } else { 512 };
+            let start = (end - 1) / size * size;
+            let until = (start + size).min(bytes.len());
+            bytes[start.max(HEADER)..until].fill(0);
+        }
+        Damage::Truncated => bytes.truncate(HEADER + rng.below((end - HEADER) as u64) as usize),
+        Damage::TruncatedAtAFrame => bytes.truncate(starts[rng.below(starts.len() as u64 - 1) as usize]),
+        Damage::SegmentRemoved => drop(files.remove(segment)),
+        Damage::FlippedBit => {
+            let bit = last_frame as u64 * 8 + rng.below((end - last_frame) as u64 * 8);
+            bytes[bit as usize / 8] ^= 1 << (bit % 8);
+        }
+        // As it was before the last frame was written.
+        Damage::OlderCopy => bytes[last_frame..].fill(0),
+    }
+    files
+}
+
+#[test]
+fn damage_to_what_is_recorded_as_durable_is_refused_and_named() {
+    for seed in seeds() {
+        for damage in DAMAGES {
+            let case = format!("TALLY_SEED={seed}, {damage:?}");
+            let mut rng = Rng::new(seed);
+            let killed = killed(&mut rng, 0);
+            let (segment, end, recorded) = killed.last();
+            assert_eq!(end, recorded, "{case}");
+            let files = damaged(&killed.files, damage, &segment, end, &mut rng);
+            assert_eq!(killed.examine(&killed.files, &case), Some(killed.end.1), "{case}");
+            assert_eq!(killed.examine(&files, &case), None, "{case}");
+        }
+    }
+}
+
+#[test]
+fn damage_behind_the_record_costs_at_most_what_came_after_it() {
+    let mut lost = 0;
+    for seed in seeds() {
+        for damage in DAMAGES {
+            let case = format!("TALLY_SEED={seed}, {damage:?}");
+            let mut rng = Rng::new(seed);
+            let unmarked = 1 + rng.below(3);
+            let killed = killed(&mut rng, unmarked);
+            let (segment, end, _) = killed.last();
+            let files = damaged(&killed.files, damage, &segment, end, &mut rng);
+            if let Some(found) = killed.examine(&files, &case) {
+                let (marked, acknowledged) = (killed.marked.1, killed.end.1);
+                assert!((marked..=acknowledged).contains(&found), "{case}: {found} of {marked}..={acknowledged}");
+                lost += u64::from(found < acknowledged);
+            }
+        }
+    }
+    println!("undetected: {lost}");
+}
+
+#[test]
+fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value() {
+    let mut refused = 0;
+    for seed in seeds() {
+        let case = format!("TALLY_SEED={seed}");
+        let mut rng = Rng::new(seed);
+        let killed = killed(&mut rng, 0);
+        let names: Vec<&String> = killed.files.keys().filter(|name| !name.ends_with(".run")).collect();
+        for name in names {
+            let mut files = killed.files.clone();
+            let bytes = files.get_mut(name).unwrap();
+            // Most of a segment may be unused.
+            let used = if rng.one_in(2) { bytes.len().min(400) } else { bytes.len() };
+            let bit = rng.below(used as u64 * 8);
+            bytes[bit as usize / 8] ^= 1 << (bit % 8);
+            match killed.examine(&files, &case) {
+                Some(found) => assert_eq!(found, killed.end.1, "{case}: bit {bit} of {name}"),
+                None => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn a_record_that_is_damaged_itself_falls_back_to_the_one_before_and_without_either_the_start_is_refused() {
+    let mut rng = Rng::new(7);
+    let killed = killed(&mut rng, 0);
+    for bit in (0..44 * 8).chain(4096 * 8..(4096 + 44) * 8) {
+        let mut files = killed.files.clone();
+        files.get_mut("journal.end").unwrap()[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(killed.examine(&files, "one record"), Some(killed.end.1));
+    }
+    let mut files = killed.files.clone();
+    for at in [20, 4096 + 20] {
+        files.get_mut("journal.end").unwrap()[at] ^= 1;
+    }
+    assert_eq!(killed.examine(&files, "both records"), None);
+}
