@@ -67,7 +67,9 @@ fn send_batch_until_taken(server: &str, body: &[u8], sent: &Sender<()>, gate: &M
         if answer.starts_with("HTTP/1.1 200") {
             return Ok(());
         }
-        assert!(answer.is_empty() || answer.contains("/problems/overloaded"), "{answer}");
+        // On a slow machine the gate may also be closed for longer than a body may take.
+        let is_late = ["/problems/overloaded", "/problems/body-timeout"].iter().any(|kind| answer.contains(kind));
+        assert!(answer.is_empty() || is_late, "{answer}");
         assert!(begun.elapsed() >= STALL_MAX, "refused after only {:?}: {answer}", begun.elapsed());
         Err(answer)
     });
@@ -91,6 +93,7 @@ fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through(
     let before = server.memory_peak_bytes();
     let (body, gate) = (largest_batch(), Mutex::new(()));
     let (sent, arrived) = channel();
+    let begun = Instant::now();
     std::thread::scope(|scope| {
         let closed = gate.lock().unwrap();
         for _ in 0..BATCHES {
@@ -98,7 +101,9 @@ fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through(
         }
         (0..FITTING).for_each(|_| arrived.recv_timeout(PATIENCE).unwrap());
         (0..SINGLES).for_each(|_| assert_counts(&client));
-        assert!(arrived.try_recv().is_err(), "a batch was read although there was no room for it");
+        // Before that time nobody gives its room back.
+        let is_full = begun.elapsed() < STALL_MAX;
+        assert!(!is_full || arrived.try_recv().is_err(), "a batch was read although there was no room for it");
         drop(closed);
     });
     assert_eq!((server.value("batched"), server.value("single")), (BATCHES as i64, 1 + SINGLES));
