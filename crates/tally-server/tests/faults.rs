@@ -223,7 +223,7 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
     counted += 1;
     assert_eq!(increment(&server, &key, "r1").unwrap().status, 200);
     assert_eq!(server.value(&key), counted + 1);
-    wait_until_equal("the state", json!("ready"), || server.send("GET", "/readyz", "").json["state"].clone());
+    wait_until_equal("the state", &json!("ready"), || server.send("GET", "/readyz", "").json["state"].clone());
     server.kill();
     faults.check();
     assert_eq!(faults.start().value(&key), counted + 1);
@@ -285,7 +285,7 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
     assert!(resp.call(&["GET", &keys[0]]).number() > 0, "reads go on");
     assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
     switch_off(&faults.room_marker());
-    wait_until_equal("refusals once there is room", 0, || send(&mut resp));
+    wait_until_equal("refusals once there is room", &0, || send(&mut resp));
     server.kill();
     faults.check();
     let server = faults.start();

@@ -70,7 +70,7 @@ fn redis_commands_are_counted_by_verb_those_of_a_transaction_when_they_are_carri
     // A reply may arrive before its command is counted.
     let wait = |expected: &[(&str, &str, f64)]| {
         let read = || expected.iter().map(|(verb, status, _)| (*verb, *status, counted(verb, status))).collect();
-        wait_until_equal("the counts", expected.to_vec(), read);
+        wait_until_equal("the counts", &expected.to_vec(), read);
     };
     for line in ["MULTI", "INCR a", "INCR a", "GET a", "SET a many", "PING"] {
         redis.say(line);

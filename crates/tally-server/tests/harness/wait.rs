@@ -24,9 +24,9 @@ pub fn wait_for<T, E: Debug>(what: &str, mut attempt: impl FnMut() -> Result<T, 
 }
 
 /// Reads a value until it is the expected one. Fails with the last value when the deadline has passed.
-pub fn wait_until_equal<T: PartialEq + Debug>(what: &str, expected: T, mut read: impl FnMut() -> T) {
+pub fn wait_until_equal<T: PartialEq + Debug>(what: &str, expected: &T, mut read: impl FnMut() -> T) {
     wait_for(what, || {
         let seen = read();
-        if seen == expected { Ok(()) } else { Err(seen) }
+        if seen == *expected { Ok(()) } else { Err(seen) }
     });
 }

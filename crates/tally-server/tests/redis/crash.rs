@@ -120,15 +120,14 @@ impl Told {
 fn send_until_stopped(load: &Load, client: u64, seed: u64) -> Told {
     let mut told = Told::new(client, seed);
     let mut server = load.address.get();
-    loop {
-        if let Ok(mut resp) = Resp::try_to(&server) {
-            while !load.stop.load(SeqCst) && told.pipeline(&mut resp, load).is_ok() {}
+    let mut connection = Resp::try_to(&server);
+    while !load.stop.load(SeqCst) {
+        if !connection.as_mut().is_ok_and(|resp| told.pipeline(resp, load).is_ok()) {
+            server = load.address.after(&server);
+            connection = Resp::try_to(&server);
         }
-        if load.stop.load(SeqCst) {
-            return told;
-        }
-        server = load.address.after(&server);
     }
+    told
 }
 
 fn assert_kept(server: &Server, told: &[Told]) {

@@ -356,7 +356,7 @@ impl Run {
             self.history.push(format!("lapse: {words:?} -> {theirs:?}"));
             let read = [b"PTTL", key.as_slice()];
             let what = format!("the expiry after {words:?}; TALLY_SEED={}", self.seed);
-            wait_until_equal(&what, [Reply::Integer(-2), Reply::Integer(-2)], || {
+            wait_until_equal(&what, &[Reply::Integer(-2), Reply::Integer(-2)], || {
                 [&mut self.aside.tally, &mut self.aside.redis].map(|side| side.call(&read))
             });
             self.sent += 2;
