@@ -12,6 +12,9 @@ REDIS_COMMANDS ?= 1000000
 # Inputs of the fuzz test: `make fuzz FUZZ_ROUNDS=1000000`.
 FUZZ_ROUNDS ?= 20000000
 
+# Tests of one program that run side by side. Many wait for a server most of the time, so more than there are cores.
+export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
+
 # The Python client that the tests use, and the file that says it is there.
 REDIS_PY_VERSION := 6.4.0
 REDIS_PY := $(or $(CARGO_TARGET_DIR),target)/redis-py/$(REDIS_PY_VERSION)

@@ -36,6 +36,9 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 /// What a behaviour comes to.
 pub type Verdict = Result<(), Failure>;
 
+/// How long an engine may take for its background work, by its own clock. Generous: the machine may have other work.
+pub const BACKGROUND_MS_MAX: u64 = 60_000;
+
 /// Where engines of one kind can be started and stopped.
 pub trait Host: Sync {
     /// The engine under test.

@@ -239,7 +239,7 @@ fn an_address_others_can_reach_is_refused_without_insecure() {
         assert!(error.contains("127.0.0.1"), "it says what to do instead: {error}");
     }
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
+    command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--resp", "off", "--insecure"]);
     let mut server = Server::start_with(command);
     assert!(server.base.starts_with("http://0.0.0.0:"), "{}", server.base);
     assert!(server.log().contains("WARN other machines can reach this address"), "{}", server.log());
@@ -247,10 +247,10 @@ fn an_address_others_can_reach_is_refused_without_insecure() {
 
 #[test]
 fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+    const ADDRESSES: &str = "http = \"127.0.0.1:0\"\nresp = \"127.0.0.1:0\"\n";
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let file =
-        write(at("tally.toml"), &format!("data = {:?}\nhttp = \"127.0.0.1:0\"\nlog = \"json\"\n", at("from-file")));
+    let file = write(at("tally.toml"), &format!("data = {:?}\n{ADDRESSES}log = \"json\"\n", at("from-file")));
     let command = || {
         let mut command = tally();
         command.arg("serve").arg("--config").arg(&file).current_dir(dir.path());

@@ -10,16 +10,18 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use harness::{Answer, Client, Server, pause, run, tally};
+use harness::address::Address;
+use harness::{Answer, Client, Server, run, tally, wait_for};
 use serde_json::json;
 
 const WRITERS: u64 = 8;
 const KEYS: u64 = 20;
 const CYCLES_DEFAULT: u64 = 10;
+/// The server is killed after up to this many acknowledgements more than there are writers.
+const KILL_AFTER_MAX: u64 = 200;
 
 /// A small generator of numbers that look random (SplitMix64): the same seed gives the same numbers.
 struct Dice(u64);
@@ -59,20 +61,12 @@ impl Request {
     }
 }
 
-/// Where the server is now; it moves with every restart.
-struct Address(RwLock<String>);
-
-impl Address {
-    fn get(&self) -> String {
-        self.0.read().unwrap().clone()
-    }
-}
-
 /// Writes until told to stop; every request is retried until it is acknowledged. Returns them all.
 fn write_until(stop: &AtomicBool, address: &Address, writer: u64, seed: u64, acknowledged: &AtomicU64) -> Vec<Request> {
     let mut dice = Dice(seed ^ (writer << 32));
     let mut done = Vec::new();
-    let mut client = Client::new(&address.get());
+    let mut server = address.get();
+    let mut client = Client::new(&server);
     while !stop.load(SeqCst) {
         let request = Request::new(writer, done.len() as u64, &mut dice);
         loop {
@@ -82,9 +76,11 @@ fn write_until(stop: &AtomicBool, address: &Address, writer: u64, seed: u64, ack
                     break;
                 }
                 Ok(answer) => assert!([503, 507].contains(&answer.status), "{}: {}", request.id, answer.text),
-                Err(_) => client = Client::new(&address.get()),
+                Err(_) => {
+                    server = address.after(&server);
+                    client = Client::new(&server);
+                }
             }
-            pause(Duration::from_millis(2));
         }
         acknowledged.fetch_add(1, SeqCst);
         done.push(request);
@@ -92,17 +88,27 @@ fn write_until(stop: &AtomicBool, address: &Address, writer: u64, seed: u64, ack
     done
 }
 
-/// Kills the server at random moments and starts it again, and leaves the last one running.
-fn kill_again_and_again(data: &Path, address: &Address, cycles: u64, seed: u64) -> Server {
+/// Kills the server at random moments and starts it again, and leaves the last one running. Every server acknowledges
+/// something before it is killed, however slow the machine is.
+fn kill_again_and_again(
+    mut server: Server,
+    data: &Path,
+    address: &Address,
+    cycles: u64,
+    seed: u64,
+    acknowledged: &AtomicU64,
+) -> Server {
     let mut dice = Dice(seed);
-    let mut server = Server::start_in(data);
     for _ in 0..cycles {
-        *address.0.write().unwrap() = server.base.clone();
-        pause(Duration::from_millis(10 + dice.roll(250)));
+        let enough = acknowledged.load(SeqCst) + WRITERS + dice.roll(KILL_AFTER_MAX);
+        wait_for("acknowledgements before the next kill", || {
+            let seen = acknowledged.load(SeqCst);
+            if seen >= enough { Ok(()) } else { Err((seen, enough)) }
+        });
         server.kill();
         server = Server::start_in(data);
+        address.set(&server.base);
     }
-    *address.0.write().unwrap() = server.base.clone();
     server
 }
 
@@ -129,12 +135,13 @@ fn every_request_retried_until_acknowledged_counts_exactly_once_however_often_th
 
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
-    let address = Address(RwLock::new("http://127.0.0.1:1".into()));
+    let server = Server::start_in(&data);
+    let address = Address::new(&server.base);
     let (stop, acknowledged) = (AtomicBool::new(false), AtomicU64::new(0));
     let (server, requests) = std::thread::scope(|scope| {
         let write = |writer| write_until(&stop, &address, writer, seed, &acknowledged);
         let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || write(writer))).collect();
-        let server = kill_again_and_again(&data, &address, cycles, seed);
+        let server = kill_again_and_again(server, &data, &address, cycles, seed, &acknowledged);
         stop.store(true, SeqCst);
         let requests: Vec<Request> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
         (server, requests)

@@ -8,13 +8,12 @@
 
 mod harness;
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use harness::wire::{Reply, Resp, request};
-use harness::{Answer, Client, Server, pause, run, serve, tally, write};
+use harness::{Answer, Client, Server, limited, run, serve, tally, wait_for, wait_until_equal, write};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -217,16 +216,14 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
     assert!([200, 507].contains(&single.status), "{}", single.text);
 
     switch_off(&faults.room_marker());
-    let recovered = (0..200).any(|_| {
+    wait_for("writes to go on once there is room", || {
         let answer = send();
-        let took = answer.status == 200;
-        counted += i64::from(took);
-        took
+        if answer.status == 200 { Ok(()) } else { Err(answer.text) }
     });
-    assert!(recovered, "writes go on once there is room");
+    counted += 1;
     assert_eq!(increment(&server, &key, "r1").unwrap().status, 200);
     assert_eq!(server.value(&key), counted + 1);
-    assert_eq!(server.send("GET", "/readyz", "").json["state"], "ready");
+    wait_until_equal("the state", &json!("ready"), || server.send("GET", "/readyz", "").json["state"].clone());
     server.kill();
     faults.check();
     assert_eq!(faults.start().value(&key), counted + 1);
@@ -288,7 +285,7 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
     assert!(resp.call(&["GET", &keys[0]]).number() > 0, "reads go on");
     assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
     switch_off(&faults.room_marker());
-    assert!((0..200).any(|_| send(&mut resp) == 0), "writes go on once there is room");
+    wait_until_equal("refusals once there is room", &0, || send(&mut resp));
     server.kill();
     faults.check();
     let server = faults.start();
@@ -319,29 +316,21 @@ fn requests_that_say_the_same_are_refused_one_by_one_when_the_disk_is_full() {
 fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the_flush() {
     let faults = Faults::new();
     switch_on(&faults.hold_marker());
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let mut command = faults.command();
-    command.args(["--resp", &address]);
-    let (server, mut resp) = std::thread::scope(|scope| {
-        let server = scope.spawn(|| Server::start_with(command));
-        let mut resp = loop {
-            match Resp::try_to(&address) {
-                Ok(resp) => break resp,
-                Err(_) => pause(Duration::from_millis(5)),
-            }
-        };
-        for line in ["INCR a", "GET a", "DBSIZE", "SCAN 0"] {
-            assert_eq!(resp.say(line).error(), "LOADING Redis is loading the dataset in memory", "{line}");
-        }
-        assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
-        switch_off(&faults.hold_marker());
-        (server.join().unwrap(), resp)
-    });
+    let mut server = Server::start_recovering(faults.command());
+    let mut resp = Resp::to(&server);
+    for line in ["INCR a", "GET a", "DBSIZE", "SCAN 0"] {
+        assert_eq!(resp.say(line).error(), "LOADING Redis is loading the dataset in memory", "{line}");
+    }
+    assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
+    switch_off(&faults.hold_marker());
+    server.wait_until_ready();
     assert_eq!(resp.say("INCR a"), Reply::Integer(1));
-    let metrics = server.send("GET", "/metrics", "").text;
     for (verb, count) in [("increment", 1), ("read", 1), ("list", 2)] {
         let sample = format!("tally_requests_total{{protocol=\"resp\",verb=\"{verb}\",status=\"5xx\"}} {count}");
-        assert!(metrics.lines().any(|line| line == sample), "no {sample}");
+        wait_for(&sample, || {
+            let metrics = server.send("GET", "/metrics", "").text;
+            if metrics.lines().any(|line| line == sample) { Ok(()) } else { Err(metrics) }
+        });
     }
 
     switch_on(&faults.hold_marker());
@@ -357,11 +346,8 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
 #[test]
 fn files_that_may_not_grow_are_a_full_disk_and_not_the_end_of_the_server() {
     let dir = tempfile::tempdir().unwrap();
-    let served = serve(dir.path());
-    let mut command = Command::new("sh");
     // Less than a segment of the journal takes, in blocks of 512 bytes or 1 KiB.
-    command.args(["-c", "ulimit -f 4096 && exec \"$0\" \"$@\""]).arg(served.get_program()).args(served.get_args());
-    let mut server = Server::start_with(command);
+    let mut server = Server::start_with(limited("-f 4096", &serve(dir.path())));
     let refused = server.send("POST", "/api/v1/counters/a/increment", "");
     assert_eq!((refused.status, refused.problem()), (507, "disk-full"), "{}", refused.text);
     assert_eq!(server.value("a"), 0);

@@ -147,6 +147,6 @@ fn an_allowed_host_that_cannot_be_meant_stops_the_start() {
 fn where_others_can_reach_it_a_server_answers_to_any_name() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
+    command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--resp", "off", "--insecure"]);
     assert_answers_to(&Server::start_with(command), &["tally.example", "192.0.2.1:7300"]);
 }

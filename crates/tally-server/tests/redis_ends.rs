@@ -7,10 +7,10 @@ mod harness;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use harness::Server;
 use harness::resp::{Redis, Reply, connect, request};
-use harness::{PATIENCE, Server};
 
 /// So many answers of a good client are checked during an attack.
 const ROUNDS: usize = 200;
@@ -111,12 +111,11 @@ fn sigterm_closes_idle_connections_at_once() {
     // Neither half a request nor an open transaction is under way.
     assert!(idle[0].send(b"*2\r\n$3\r\nGET\r\n$5\r\nun"));
     assert_eq!(idle[1].call(&["MULTI"]).text(), "OK");
-    let begun = Instant::now();
     server.signal();
     idle.iter_mut().for_each(|client| assert_eq!(client.read(), None));
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!(server.exit().code(), Some(0));
-    assert!(begun.elapsed() < PATIENCE / 4, "{:?}", begun.elapsed());
+    let log = server.log();
+    assert!(!log.contains("some requests were cut off"), "they were closed because the time was up: {log}");
 }
 
 #[test]

@@ -35,19 +35,27 @@ pub fn links(file: &TextFile, documents: &[TextFile], exists: &dyn Fn(&str) -> b
     findings
 }
 
-/// Source paths between backticks, such as `tally-core/src/key.rs`, that are not there.
+/// SourceText paths between backticks, such as `tally-core/src/key.rs`, that are not there. A map without any is no map.
 #[must_use]
 pub fn code_map(file: &TextFile, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let mut places = 0;
     for (line, text) in (1..).zip(file.text.lines()) {
         for name in text.split('`').skip(1).step_by(2) {
-            let is_source = name.starts_with("tally-") && (name.contains("/src/") || name.contains("/tests/"));
+            let name = name.strip_prefix("crates/").unwrap_or(name);
+            if !(name.starts_with("tally-") && (name.contains("/src") || name.contains("/tests"))) {
+                continue;
+            }
+            places += 1;
             let path = format!("crates/{}", name.trim_end_matches('/'));
             // A module is a directory or a file; the map need not say which.
-            if is_source && !exists(&path) && !exists(&format!("{path}.rs")) {
+            if !exists(&path) && !exists(&format!("{path}.rs")) {
                 findings.push(Finding::new(&file.path, line, format!("there is no crates/{name}")));
             }
         }
+    }
+    if places == 0 {
+        findings.push(Finding::new(&file.path, 1, "the code map names no source file"));
     }
     findings
 }
@@ -60,9 +68,14 @@ pub fn decisions(documents: &[TextFile]) -> Vec<Finding> {
         return vec![Finding::new(&index_path, 1, "the index of decision records is missing")];
     };
     let mut findings = Vec::new();
-    let records =
-        documents.iter().filter(|document| document.path.starts_with(DECISIONS) && document.path != index_path);
-    for (record, number) in records.zip(1..) {
+    let records: Vec<_> = documents
+        .iter()
+        .filter(|document| document.path.starts_with(DECISIONS) && document.path != index_path)
+        .collect();
+    if records.is_empty() {
+        findings.push(Finding::new(&index_path, 1, "there are no decision records"));
+    }
+    for (record, number) in records.into_iter().zip(1..) {
         let name = &record.path[DECISIONS.len()..];
         if !name.starts_with(&format!("{number:04}-")) {
             findings.push(Finding::new(&record.path, 1, format!("expected number {number:04}: no gaps, no repeats")));
@@ -77,7 +90,7 @@ pub fn decisions(documents: &[TextFile]) -> Vec<Finding> {
     findings
 }
 
-/// A changelog that has no place for the next change, or none in it.
+/// A changelog that has no place for the next change.
 #[must_use]
 pub fn changelog(file: &TextFile) -> Vec<Finding> {
     match file.text.lines().find(|line| line.starts_with("## ")) {
@@ -178,6 +191,8 @@ mod tests {
         assert_eq!(found("`tally-core/src/key.rs` and `tally-core` and `src/gone.rs`"), 0);
         assert_eq!(found("`tally-core/src/key`"), 0);
         assert_eq!(found("`tally-core/src/gone.rs`"), 1);
+        assert_eq!(found("`crates/tally-core/src/gone.rs` and `tally-core/src/key.rs`"), 1);
+        assert_eq!(found("no map at all"), 1);
     }
 
     #[test]
@@ -190,11 +205,13 @@ mod tests {
         assert_eq!(decisions(&[first.clone(), document("docs/decisions/0002-b.md", &whole), index.clone()]).len(), 1);
         assert_eq!(decisions(&[document("docs/decisions/0001-a.md", "## Context"), index]).len(), 3);
         assert_eq!(decisions(&[first]).len(), 1);
+        assert_eq!(decisions(&[document("docs/decisions/README.md", "")]).len(), 1);
     }
 
     #[test]
     fn the_changelog_is_open_for_the_next_change() {
         assert!(changelog(&document("CHANGELOG.md", "# Changelog\n\n## Unreleased\n")).is_empty());
         assert_eq!(changelog(&document("CHANGELOG.md", "# Changelog\n\n## 0.1.0\n\n## Unreleased\n")).len(), 1);
+        assert_eq!(changelog(&document("CHANGELOG.md", "")).len(), 1);
     }
 }

@@ -4,12 +4,16 @@
 //! rule. `tests/tidy.rs` runs them all over the real tree. The crate has no dependencies and never ships.
 
 pub mod documents;
+pub mod functions;
 pub mod layers;
 pub mod manifest;
 pub mod paths;
 pub mod source;
 pub mod style;
+pub mod timers;
 pub mod tree;
+pub mod types;
+pub mod words;
 
 /// One broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]

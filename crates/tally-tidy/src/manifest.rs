@@ -1,7 +1,7 @@
 //! What crates depend on, read from `Cargo.toml` and `Cargo.lock`.
 //!
 //! Only the shapes that stand in this tree are understood: one dependency per line or per table. A line that is
-//! neither is reported by [`Manifest::parse`] rather than skipped, so a dependency cannot hide in it.
+//! neither is reported by [`CrateManifest::parse`] rather than skipped, so a dependency cannot hide in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::Finding;
 
 /// The manifest of one crate, as far as the rules look at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Manifest {
+pub struct CrateManifest {
     /// Path of the file.
     pub file: String,
     /// Name of the package.
@@ -20,10 +20,10 @@ pub struct Manifest {
     pub inherits_lints: bool,
 }
 
-impl Manifest {
+impl CrateManifest {
     /// Reads a manifest.
-    pub fn parse(file: &str, text: &str) -> Result<Manifest, Finding> {
-        let mut manifest = Manifest { file: file.into(), ..Manifest::default() };
+    pub fn parse(file: &str, text: &str) -> Result<CrateManifest, Finding> {
+        let mut manifest = CrateManifest { file: file.into(), ..CrateManifest::default() };
         let mut section = String::new();
         for (line, content) in text.lines().enumerate().map(|(at, content)| (at + 1, content.trim())) {
             if content.is_empty() || content.starts_with('#') {
@@ -104,10 +104,16 @@ impl Lock {
         Lock(packages)
     }
 
+    /// Whether a package is locked.
+    #[must_use]
+    pub fn knows(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// How `from` comes to need `wanted`, as a chain of names; nothing if it does not. `members` answers for the
     /// crates of the workspace, whose locked entries also list what only their tests need.
     #[must_use]
-    pub fn chain(&self, members: &[Manifest], from: &str, wanted: &str) -> Option<Vec<String>> {
+    pub fn chain(&self, members: &[CrateManifest], from: &str, wanted: &str) -> Option<Vec<String>> {
         let mut open = vec![vec![from.to_owned()]];
         let mut seen = BTreeSet::new();
         while let Some(chain) = open.pop() {
@@ -122,7 +128,7 @@ impl Lock {
         None
     }
 
-    fn needs(&self, members: &[Manifest], name: &str) -> Vec<String> {
+    fn needs(&self, members: &[CrateManifest], name: &str) -> Vec<String> {
         match members.iter().find(|member| member.name == name) {
             Some(member) => member.dependencies.iter().map(|(name, _)| name.clone()).collect(),
             None => self.0.get(name).into_iter().flatten().cloned().collect(),
@@ -140,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_form_of_a_dependency_is_read() {
-        let manifest = Manifest::parse("Cargo.toml", MANIFEST).unwrap();
+        let manifest = CrateManifest::parse("Cargo.toml", MANIFEST).unwrap();
         let names: Vec<_> = manifest.dependencies.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["b", "c", "real", "e", "f"]);
         assert_eq!((manifest.name.as_str(), manifest.inherits_lints), ("a", true));
@@ -148,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_line_that_could_hide_a_dependency_is_reported() {
-        let found = Manifest::parse("Cargo.toml", "[dependencies]\na = { features = [\n\"x\",\n] }\n");
+        let found = CrateManifest::parse("Cargo.toml", "[dependencies]\na = { features = [\n\"x\",\n] }\n");
         assert_eq!(found.unwrap_err().line, 3);
     }
 
@@ -158,7 +164,8 @@ mod tests {
             "[[package]]\nname = \"b\"\ndependencies = [\n \"c 1.0.0\",\n]\n[[package]]\nname = \"c\"\n[[package]]\n\
              name = \"a\"\ndependencies = [\n \"b\",\n \"only-in-tests\",\n]\n",
         );
-        let members = [Manifest::parse("Cargo.toml", "[package]\nname = \"a\"\n[dependencies]\nb = \"1\"\n").unwrap()];
+        let members =
+            [CrateManifest::parse("Cargo.toml", "[package]\nname = \"a\"\n[dependencies]\nb = \"1\"\n").unwrap()];
         assert_eq!(lock.chain(&members, "a", "c").unwrap(), ["a", "b", "c"]);
         assert_eq!(lock.chain(&members, "a", "only-in-tests"), None);
     }

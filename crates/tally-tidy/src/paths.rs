@@ -1,18 +1,18 @@
 //! The paths a piece of code names, with groups unfolded: `use std::{fs, io::{self, Read}}` names `std::fs`,
 //! `std::io` and `std::io::Read`.
 
-use crate::source::line_at;
-
 /// One path and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct PathUse {
     /// Parts joined by `::`.
     pub path: String,
     /// Line, from 1.
     pub line: usize,
+    /// Offset of its first part.
+    pub offset: usize,
 }
 
-impl Named {
+impl PathUse {
     /// Whether the path is `prefix` or lies below it.
     #[must_use]
     pub fn is_within(&self, prefix: &str) -> bool {
@@ -27,7 +27,7 @@ impl Named {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum PathToken<'a> {
     Word(&'a str),
     PathSeparator,
     Other(u8),
@@ -35,30 +35,30 @@ enum Token<'a> {
 
 /// Every path in `code`, which must be free of comments and literals.
 #[must_use]
-pub fn paths(code: &str) -> Vec<Named> {
+pub fn paths(code: &str) -> Vec<PathUse> {
     let tokens = tokens(code);
-    let mut reader = Reader { code, tokens: &tokens, at: 0, found: Vec::new() };
+    let mut reader = PathReader { code, tokens: &tokens, at: 0, counted: (0, 1), found: Vec::new() };
     while reader.at < tokens.len() {
         match reader.peek() {
-            Some(Token::Word(_)) => reader.path(""),
+            Some(PathToken::Word(_)) => reader.path(""),
             _ => reader.at += 1,
         }
     }
     reader.found
 }
 
-fn tokens(code: &str) -> Vec<(usize, Token<'_>)> {
+fn tokens(code: &str) -> Vec<(usize, PathToken<'_>)> {
     let bytes = code.as_bytes();
     let mut tokens = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let word = bytes[at..].iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();
         let (token, len) = match bytes[at] {
-            _ if word > 0 => (Token::Word(&code[at..at + word]), word),
-            b':' if bytes.get(at + 1) == Some(&b':') => (Token::PathSeparator, 2),
-            other => (Token::Other(other), 1),
+            _ if word > 0 => (PathToken::Word(&code[at..at + word]), word),
+            b':' if bytes.get(at + 1) == Some(&b':') => (PathToken::PathSeparator, 2),
+            other => (PathToken::Other(other), 1),
         };
-        if !matches!(token, Token::Other(b) if b.is_ascii_whitespace()) {
+        if !matches!(token, PathToken::Other(b) if b.is_ascii_whitespace()) {
             tokens.push((at, token));
         }
         at += len;
@@ -66,49 +66,60 @@ fn tokens(code: &str) -> Vec<(usize, Token<'_>)> {
     tokens
 }
 
-struct Reader<'a> {
+struct PathReader<'a> {
     code: &'a str,
-    tokens: &'a [(usize, Token<'a>)],
+    tokens: &'a [(usize, PathToken<'a>)],
     at: usize,
-    found: Vec<Named>,
+    /// An offset and the line it lies on: lines are counted on from here.
+    counted: (usize, usize),
+    found: Vec<PathUse>,
 }
 
-impl<'a> Reader<'a> {
-    fn peek(&self) -> Option<Token<'a>> {
+impl<'a> PathReader<'a> {
+    fn peek(&self) -> Option<PathToken<'a>> {
         self.tokens.get(self.at).map(|&(_, token)| token)
+    }
+
+    /// The line of an offset, which is not before the last one asked for.
+    fn line_at(&mut self, offset: usize) -> usize {
+        let (from, line) = self.counted;
+        let more = self.code.as_bytes()[from..offset].iter().filter(|&&byte| byte == b'\n').count();
+        self.counted = (offset, line + more);
+        line + more
     }
 
     /// Reads one path that continues `prefix`, unfolding the group it may end in.
     fn path(&mut self, prefix: &str) {
         let mut path = prefix.to_owned();
         let offset = self.tokens[self.at].0;
-        while let Some(Token::Word(word)) = self.peek() {
+        while let Some(PathToken::Word(word)) = self.peek() {
             if word != "self" || path.is_empty() {
                 path = if path.is_empty() { word.into() } else { format!("{path}::{word}") };
             }
             self.at += 1;
-            if self.peek() != Some(Token::PathSeparator) {
+            if self.peek() != Some(PathToken::PathSeparator) {
                 break;
             }
             self.at += 1;
-            if self.peek() == Some(Token::Other(b'{')) {
+            if self.peek() == Some(PathToken::Other(b'{')) {
                 return self.group(&path);
             }
         }
-        self.found.push(Named { path, line: line_at(self.code, offset) });
+        let line = self.line_at(offset);
+        self.found.push(PathUse { path, line, offset });
     }
 
     fn group(&mut self, prefix: &str) {
         self.at += 1;
         while let Some(token) = self.peek() {
             match token {
-                Token::Other(b'}') => {
+                PathToken::Other(b'}') => {
                     self.at += 1;
                     return;
                 }
                 // A new name is not a path.
-                Token::Word("as") => self.at += 2,
-                Token::Word(_) => self.path(prefix),
+                PathToken::Word("as") => self.at += 2,
+                PathToken::Word(_) => self.path(prefix),
                 _ => self.at += 1,
             }
         }

@@ -6,7 +6,7 @@
 
 /// The views of one file.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct SourceText {
     /// Code, with comments and the contents of literals blanked.
     pub code: String,
     /// Comments, with everything else blanked.
@@ -21,7 +21,7 @@ enum Part {
     Literal,
 }
 
-impl Source {
+impl SourceText {
     /// Takes a file apart.
     #[must_use]
     pub fn new(text: &str) -> Self {
@@ -34,7 +34,7 @@ impl Source {
             parts[at..end].fill(part);
             at = end;
         }
-        Source { code: view(text, &parts, Part::Code), comments: view(text, &parts, Part::Comment) }
+        SourceText { code: view(text, &parts, Part::Code), comments: view(text, &parts, Part::Comment) }
     }
 
     /// The code that ships: without the items marked `#[cfg(test)]`.
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn comments_and_literals_are_not_code() {
         let text = "let a = \"x \\\" bad\"; // bad\nlet b = r#\"bad \" bad\"#; /* bad /* bad */ bad */ let c = 'b';";
-        let source = Source::new(text);
+        let source = SourceText::new(text);
         assert!(!source.code.contains("bad"), "{}", source.code);
         assert!(source.code.contains("let c = "));
         assert_eq!(source.comments.matches("bad").count(), 4);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn lifetimes_characters_and_raw_identifiers_are_told_apart() {
-        let source = Source::new("fn f<'a>(x: &'a str) { '\\''; 'ü'; b'\"'; r#type; good }");
+        let source = SourceText::new("fn f<'a>(x: &'a str) { '\\''; 'ü'; b'\"'; r#type; good }");
         assert!(source.code.contains("<'a>"));
         assert!(source.code.contains("type"));
         assert!(source.code.contains("good }"));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn test_items_do_not_ship() {
-        let source = Source::new("a;\n#[cfg(test)]\nmod tests { fn f() { bad } }\nb;\n#[cfg(test)]\nmod bad;\nc;");
+        let source = SourceText::new("a;\n#[cfg(test)]\nmod tests { fn f() { bad } }\nb;\n#[cfg(test)]\nmod bad;\nc;");
         let shipped = source.shipped();
         assert!(!shipped.contains("bad"));
         assert!(shipped.contains("a;") && shipped.contains("b;") && shipped.contains("c;"));

@@ -2,17 +2,18 @@
 
 use crate::Finding;
 use crate::paths::paths;
-use crate::source::{Source, is_test_file, line_at};
+use crate::source::{SourceText, is_test_file, line_at};
 use crate::tree::TextFile;
 
 /// Longest Rust file, in lines.
 pub const LINES_MAX: usize = 600;
 
 /// Code that may stand nowhere, and what to do instead. Blanks are ignored when matching.
-const BANNED: [(&str, &str); 4] = [
+const BANNED: [(&str, &str); 5] = [
     ("todo!", "finish it or leave it out"),
     ("unimplemented!", "finish it or leave it out"),
     ("dbg!", "use tracing"),
+    (",ignore", "a test that is ignored somewhere is ignored everywhere sooner or later"),
     ("#[ignore", "make the test quick or give it a knob in the environment, as TALLY_SEEDS is"),
 ];
 
@@ -22,7 +23,7 @@ const UNDONE: [&str; 2] = ["TODO", "FIXME"];
 /// Everything that is wrong with one Rust file.
 #[must_use]
 pub fn rust_file(file: &TextFile) -> Vec<Finding> {
-    let source = Source::new(&file.text);
+    let source = SourceText::new(&file.text);
     [
         opening(file),
         length(file),
@@ -50,7 +51,7 @@ fn length(file: &TextFile) -> Vec<Finding> {
     vec![Finding::new(&file.path, LINES_MAX + 1, format!("{lines} lines; split it, {LINES_MAX} is the most"))]
 }
 
-fn banned(path: &str, source: &Source) -> Vec<Finding> {
+fn banned(path: &str, source: &SourceText) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, code) in source.code.lines().enumerate() {
         let packed: String = code.split_whitespace().collect();
@@ -62,7 +63,7 @@ fn banned(path: &str, source: &Source) -> Vec<Finding> {
         if named.path == "unsafe" {
             findings.push(Finding::new(path, named.line, "`unsafe` is banned: find the safe way or the crate for it"));
         }
-        if named.path.ends_with("thread::sleep") {
+        if named.path.ends_with("thread::sleep") || named.path.ends_with("thread::sleep_ms") {
             let instead = "wait for what you need (a channel, a condition, a line of output), not for time";
             findings.push(Finding::new(path, named.line, format!("`thread::sleep` is banned: {instead}")));
         }
@@ -70,7 +71,7 @@ fn banned(path: &str, source: &Source) -> Vec<Finding> {
     findings
 }
 
-fn undone(path: &str, source: &Source) -> Vec<Finding> {
+fn undone(path: &str, source: &SourceText) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, comment) in source.comments.lines().enumerate() {
         for word in UNDONE.iter().filter(|word| contains_word(comment, word)) {
@@ -81,7 +82,7 @@ fn undone(path: &str, source: &Source) -> Vec<Finding> {
 }
 
 /// Lints switched off in shipped code without a reason.
-fn exceptions(path: &str, source: &Source) -> Vec<Finding> {
+fn exceptions(path: &str, source: &SourceText) -> Vec<Finding> {
     if is_test_file(path) {
         return Vec::new();
     }
@@ -151,12 +152,21 @@ mod tests {
 
     #[test]
     fn banned_code_is_found_in_code_alone() {
-        for bad in ["todo!()", "unimplemented!()", "dbg!(x)", "#[ignore]", "#[ignore = \"slow\"]", "unsafe { f() }"] {
+        for bad in [
+            "todo!()",
+            "unimplemented!()",
+            "dbg!(x)",
+            "#[ignore]",
+            "#[ignore = \"slow\"]",
+            "#[cfg_attr(x, ignore)]",
+            "unsafe { f() }",
+        ] {
             assert_eq!(found("a.rs", &format!("//! A.\n{bad}")), [2], "{bad}");
             assert!(found("a.rs", &format!("//! A: {bad}\nconst A: &str = \"{}\";", bad.replace('"', ""))).is_empty());
         }
         assert_eq!(found("a.rs", "//! A.\nfn f() {\n  std::thread::sleep(pause);\n}"), [3]);
         assert_eq!(found("a.rs", "//! A.\nuse std::{io, thread::{self, sleep}};"), [2]);
+        assert_eq!(found("a.rs", "//! A.\nfn f() { thread::sleep_ms(1) }"), [2]);
         assert!(found("a.rs", "//! A.\nlet unsafety = mytodo!();").is_empty());
     }
 

@@ -12,7 +12,8 @@ pub struct TextFile {
     pub text: String,
 }
 
-/// Directories that hold what is built or stored, not what is written.
+/// Directories at the root that hold what is built or stored, not what is written. One of that name further down is
+/// source like any other.
 const SKIPPED: [&str; 2] = ["target", "tally-data"];
 
 /// Root of the tree: two levels above this crate.
@@ -31,7 +32,8 @@ pub fn files(root: &Path, suffix: &str) -> io::Result<Vec<TextFile>> {
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = dir.join(&name);
             if entry.file_type()?.is_dir() {
-                if !name.starts_with('.') && !SKIPPED.contains(&name.as_str()) {
+                let is_skipped = dir.as_os_str().is_empty() && SKIPPED.contains(&name.as_str());
+                if !name.starts_with('.') && !is_skipped {
                     open.push(path);
                 }
             } else if name.ends_with(suffix) {
@@ -42,4 +44,22 @@ pub fn files(root: &Path, suffix: &str) -> io::Result<Vec<TextFile>> {
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_built_at_the_root_is_left_out() {
+        // Below the directory for what tests write, so that nothing is left in the tree.
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tidy-tree");
+        for dir in ["target", "src/target", ".hidden"] {
+            fs::create_dir_all(root.join(dir)).unwrap();
+            fs::write(root.join(dir).join("a.rs"), "").unwrap();
+        }
+        let found: Vec<String> = files(&root, ".rs").unwrap().into_iter().map(|file| file.path).collect();
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, ["src/target/a.rs"]);
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use tally_tidy::manifest::{Lock, Manifest};
+use tally_tidy::manifest::{CrateManifest, Lock};
 use tally_tidy::tree::{TextFile, files, root};
-use tally_tidy::{Finding, documents, layers, style};
+use tally_tidy::{Finding, documents, layers, style, timers, types, words};
 
 type Verdict = Result<(), Box<dyn Error>>;
 
@@ -28,10 +28,14 @@ fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
-fn members() -> Result<Vec<Manifest>, Box<dyn Error>> {
+fn lock() -> Result<Lock, Box<dyn Error>> {
+    Ok(Lock::parse(&std::fs::read_to_string(root().join("Cargo.lock"))?))
+}
+
+fn members() -> Result<Vec<CrateManifest>, Box<dyn Error>> {
     let manifests = some_files("Cargo.toml")?;
     let crates = manifests.iter().filter(|file| file.path.starts_with("crates/"));
-    let parsed: Result<Vec<_>, Finding> = crates.map(|file| Manifest::parse(&file.path, &file.text)).collect();
+    let parsed: Result<Vec<_>, Finding> = crates.map(|file| CrateManifest::parse(&file.path, &file.text)).collect();
     parsed.map_err(|finding| finding.to_string().into())
 }
 
@@ -46,11 +50,38 @@ fn shipped_code_names_nothing_its_layer_must_not_know() -> Verdict {
 }
 
 #[test]
+fn every_rule_about_layers_can_fail() -> Verdict {
+    expect_none(&layers::void_rules(&some_files(".rs")?, &members()?, &lock()?))
+}
+
+#[test]
+fn time_is_waited_for_only_where_it_may_be() -> Verdict {
+    expect_none(&timers::timers(&some_files(".rs")?))
+}
+
+#[test]
+fn no_two_types_have_the_same_name() -> Verdict {
+    expect_none(&types::types(&some_files(".rs")?, types::SHARED))
+}
+
+#[test]
+fn comments_use_the_words_of_the_field() -> Verdict {
+    let files = [some_files(".rs")?, some_files("ARCHITECTURE.md")?].concat();
+    expect_none(&files.iter().flat_map(|file| words::words(file, words::BANNED)).collect::<Vec<_>>())
+}
+
+#[test]
+fn every_crate_has_its_bounds_in_one_file() -> Verdict {
+    // The rule that each bound is documented holds for files of this name.
+    for path in ["crates/tally-core/src/limits.rs", "crates/tally-server/src/limits.rs"] {
+        assert!(exists(path), "{path} is gone: is the rule about bounds still of use?");
+    }
+    Ok(())
+}
+
+#[test]
 fn no_crate_is_built_from_what_its_layer_must_not_know() -> Verdict {
-    let lock = some_files("Cargo.lock")?;
-    let members = members()?;
-    assert!(members.iter().any(|member| member.name == "tally-core"), "the core was not found");
-    expect_none(&layers::dependencies(&members, &Lock::parse(&lock[0].text)))
+    expect_none(&layers::dependencies(&members()?, &lock()?))
 }
 
 #[test]

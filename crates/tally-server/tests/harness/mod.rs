@@ -1,24 +1,25 @@
 //! Starts the real binary on a port of its own and talks to it, for every test of the server.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
+pub mod address;
 pub mod redis;
 pub mod resp;
+pub mod wait;
 pub mod wire;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long anything may take before a test gives up on it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use wait::{PATIENCE, wait_for, wait_until_equal};
 
 /// The binary, without any setting from the environment of the tests.
 pub fn tally() -> Command {
@@ -32,9 +33,22 @@ pub fn tally() -> Command {
 /// `tally serve` on free ports.
 pub fn serve(data: &Path) -> Command {
     let mut command = tally();
-    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0"]);
-    command.env("TALLY_RESP", "127.0.0.1:0");
+    command.arg("serve").arg("--data").arg(data).args(["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
     command
+}
+
+/// The same command with a limit of the shell, such as `-n 160`.
+pub fn limited(limit: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
 }
 
 /// A running server. Dropping it kills it.
@@ -44,6 +58,7 @@ pub struct Server {
     pub base: String,
     /// Where Redis clients connect, `127.0.0.1:PORT`; empty if they cannot.
     pub redis: String,
+    stdout: Option<BufReader<ChildStdout>>,
     stderr: Receiver<String>,
     seen: String,
     _own_data: Option<TempDir>,
@@ -66,12 +81,20 @@ impl Server {
     /// A server as this command has it, ready.
     pub fn start_with(command: Command) -> Server {
         let mut server = Server::spawn(command);
-        server.wait_for_log("ready");
+        server.wait_until_ready();
         server
     }
 
-    /// A server that has said where it listens, which it does once it is ready.
-    pub fn spawn(mut command: Command) -> Server {
+    /// A server that recovers and already listens. Only the address for Redis clients is known.
+    pub fn start_recovering(command: Command) -> Server {
+        let mut server = Server::spawn(command);
+        let line = server.wait_for_log("recovering");
+        let shown = line.split("resp=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        server.redis = shown.trim_matches('"').to_owned();
+        server
+    }
+
+    fn spawn(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (line, stderr) = channel();
         let errors = BufReader::new(child.stderr.take().unwrap());
@@ -79,47 +102,53 @@ impl Server {
             // Lines go nowhere once the test has seen enough.
             errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
         });
+        let stdout = child.stdout.take().map(BufReader::new);
         let (base, redis) = (String::new(), String::new());
-        let mut server = Server { child, base, redis, stderr, seen: String::new(), _own_data: None };
-        let mut out = BufReader::new(server.child.stdout.take().unwrap());
+        Server { child, base, redis, stdout, stderr, seen: String::new(), _own_data: None }
+    }
+
+    /// Waits until the server has said where it listens, which it does once it is ready.
+    pub fn wait_until_ready(&mut self) {
+        let mut out = self.stdout.take().unwrap();
         let mut said = String::new();
         while !said.contains("  try") {
             if out.read_line(&mut said).unwrap() == 0 {
-                let status = server.exit();
-                panic!("the server ended with {status} before it listened: {said}\n{}", server.log());
+                let status = self.exit();
+                panic!("the server ended with {status} before it listened: {said}\n{}", self.log());
             }
         }
         let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
-        server.base = listening.trim().to_owned();
+        self.base = listening.trim().to_owned();
         let redis = said.lines().find_map(|line| line.trim().strip_prefix("and redis on")).unwrap_or_default();
-        server.redis = redis.trim().trim_start_matches("redis://").to_owned();
-        server
+        self.redis = redis.trim().trim_start_matches("redis://").to_owned();
+        self.wait_for_log("ready");
     }
 
-    /// Waits for a line of the log that contains `text`.
-    pub fn wait_for_log(&mut self, text: &str) {
+    /// Waits for a line of the log that contains `text`, and returns it.
+    pub fn wait_for_log(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    self.seen.push_str(&line);
-                    self.seen.push('\n');
-                    if line.contains(text) {
-                        return;
-                    }
-                }
+            match self.next_log_line(deadline) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => panic!("`{text}` was not logged in time:\n{}", self.seen),
                 Err(RecvTimeoutError::Disconnected) => panic!("the server ended without `{text}`:\n{}", self.seen),
             }
         }
     }
 
+    fn next_log_line(&mut self, deadline: Instant) -> Result<String, RecvTimeoutError> {
+        let line = self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
+        self.seen.push_str(&line);
+        self.seen.push('\n');
+        Ok(line)
+    }
+
     /// Everything logged so far; after the end, everything.
     pub fn log(&mut self) -> &str {
-        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
-            self.seen.push_str(&line);
-            self.seen.push('\n');
-        }
+        let has_ended = self.child.try_wait().unwrap().is_some();
+        let deadline = Instant::now() + if has_ended { PATIENCE } else { std::time::Duration::ZERO };
+        while self.next_log_line(deadline).is_ok() {}
         &self.seen
     }
 
@@ -151,14 +180,7 @@ impl Server {
 
     /// Waits for the process to end by itself.
     pub fn exit(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "the server did not end in time:\n{}", self.log());
-            pause(Duration::from_millis(10));
-        }
+        wait_for("the end of the server", || self.child.try_wait().unwrap().ok_or("it runs"))
     }
 
     /// The most memory the process has had so far.
@@ -305,12 +327,6 @@ pub fn run(command: &mut Command) -> Ran {
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
-}
-
-/// Lets time pass, where time itself is what a test is about.
-pub fn pause(time: Duration) {
-    let (_never_sends, receiver) = channel::<()>();
-    let _ = receiver.recv_timeout(time);
 }
 
 /// A file with this text.

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, pause};
+use super::{PATIENCE, wait_for};
 
 /// A reply, as version 2 of the protocol has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,15 +125,10 @@ impl Redis {
 
     /// Waits until a figure of `INFO` is as it should be.
     pub fn wait_for(&mut self, name: &str, is_right: impl Fn(usize) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        wait_for(name, || {
             let figure = self.info(name).parse::<usize>().unwrap();
-            if is_right(figure) {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{name} is {figure}");
-            pause(Duration::from_millis(1));
-        }
+            if is_right(figure) { Ok(()) } else { Err(figure) }
+        });
     }
 
     /// Counts as a good client does until `attack` has ended, at least so often, and returns the median time of an

@@ -6,18 +6,38 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use tally_sim::rng::Rng;
 
+use crate::harness::address::Address;
 use crate::harness::wire::{Reply, Resp, request};
-use crate::harness::{Server, pause, run, tally};
+use crate::harness::{Server, run, tally, wait_for};
 use crate::{clock_ms, number_from_env};
 
 const CLIENTS: u64 = 8;
 const CYCLES_DEFAULT: u64 = 5;
+/// The server is killed after up to this many increments of the shared counter more than there are clients.
+const KILL_AFTER_MAX: u64 = 4_000;
+
+/// What all clients share.
+struct Load {
+    stop: AtomicBool,
+    address: Address,
+    /// Increments of the shared counter that were answered.
+    answered: AtomicU64,
+}
+
+impl Load {
+    /// Waits until so many more were answered, however slow the machine is.
+    fn wait_for_answers(&self, more: u64) {
+        let enough = self.answered.load(SeqCst) + more;
+        wait_for("replies before the next kill", || {
+            let seen = self.answered.load(SeqCst);
+            if seen >= enough { Ok(()) } else { Err((seen, enough)) }
+        });
+    }
+}
 
 /// What one client was told.
 struct Told {
@@ -42,7 +62,7 @@ impl Told {
     }
 
     /// Sends one pipeline and reads what it is told, as far as that comes.
-    fn pipeline(&mut self, resp: &mut Resp) -> io::Result<()> {
+    fn pipeline(&mut self, resp: &mut Resp, load: &Load) -> io::Result<()> {
         let client = self.client;
         let mut bytes = Vec::new();
         let kinds: Vec<u64> = (0..=self.rng.below(100)).map(|_| self.rng.below(8)).collect();
@@ -58,7 +78,10 @@ impl Told {
         self.own_sent += kinds.iter().filter(|kind| matches!(kind, 2..=4)).count() as i64;
         self.hot_sent += kinds.iter().filter(|kind| **kind > 4).count() as i64;
         resp.send(&bytes)?;
-        kinds.iter().try_for_each(|kind| self.hear(*kind, resp))
+        let before = self.hot.len();
+        let heard = kinds.iter().try_for_each(|kind| self.hear(*kind, resp));
+        load.answered.fetch_add((self.hot.len() - before) as u64, SeqCst);
+        heard
     }
 
     fn hear(&mut self, kind: u64, resp: &mut Resp) -> io::Result<()> {
@@ -94,15 +117,15 @@ impl Told {
 }
 
 /// Sends until told to stop, to wherever the server is.
-fn send_until(stop: &AtomicBool, address: &RwLock<String>, client: u64, seed: u64) -> Told {
+fn send_until_stopped(load: &Load, client: u64, seed: u64) -> Told {
     let mut told = Told::new(client, seed);
-    while !stop.load(SeqCst) {
-        let to = address.read().unwrap().clone();
-        let Ok(mut resp) = Resp::try_to(&to) else {
-            pause(Duration::from_millis(2));
-            continue;
-        };
-        while !stop.load(SeqCst) && told.pipeline(&mut resp).is_ok() {}
+    let mut server = load.address.get();
+    let mut connection = Resp::try_to(&server);
+    while !load.stop.load(SeqCst) {
+        if !connection.as_mut().is_ok_and(|resp| told.pipeline(resp, load).is_ok()) {
+            server = load.address.after(&server);
+            connection = Resp::try_to(&server);
+        }
     }
     told
 }
@@ -133,19 +156,19 @@ fn no_reply_is_taken_back_however_often_the_server_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let mut server = Server::start_in(&data);
-    let (stop, address) = (AtomicBool::new(false), RwLock::new(server.redis.clone()));
+    let load = Load { stop: AtomicBool::new(false), address: Address::new(&server.redis), answered: AtomicU64::new(0) };
     let (server, told) = std::thread::scope(|scope| {
-        let send = |client| send_until(&stop, &address, client, seed);
+        let send = |client| send_until_stopped(&load, client, seed);
         let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || send(client))).collect();
         let mut rng = Rng::new(seed);
         for _ in 0..cycles {
-            pause(Duration::from_millis(20 + rng.below(250)));
+            load.wait_for_answers(CLIENTS + rng.below(KILL_AFTER_MAX));
             server.kill();
             server = Server::start_in(&data);
-            address.write().unwrap().clone_from(&server.redis);
+            load.address.set(&server.redis);
         }
-        pause(Duration::from_millis(100));
-        stop.store(true, SeqCst);
+        load.wait_for_answers(CLIENTS);
+        load.stop.store(true, SeqCst);
         (server, clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>())
     });
     let replies: usize = told.iter().map(|client| client.hot.len()).sum();
@@ -193,10 +216,13 @@ fn expiries_survive_a_kill_and_a_restart() {
         assert_eq!(resp.say("exists gone exact relative window kept counted"), Reply::Integer(5));
         assert_eq!(resp.say("get counted").number(), 7);
     }
-    while resp.say("exists soon") == Reply::Integer(1) {
+    wait_for("the expiry of `soon`", || {
         assert!(resp.say("pttl soon").number() <= 1500);
-        pause(Duration::from_millis(20));
-    }
+        match resp.say("exists soon") {
+            Reply::Integer(0) => Ok(()),
+            other => Err(other),
+        }
+    });
     assert_eq!(resp.say("incr soon"), Reply::Integer(1), "a new counter begins");
     assert_eq!(resp.say("ttl soon"), Reply::Integer(-1));
 }

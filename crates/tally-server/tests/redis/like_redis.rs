@@ -6,14 +6,14 @@
 //! `TALLY_REDIS_COMMANDS` says how many commands to send, `TALLY_SEED` which run to repeat.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tally_sim::rng::Rng;
 
 use crate::draw::{Draw, EXACT_MOMENTS, Words};
 use crate::harness::redis::Redis;
 use crate::harness::wire::{Reply, Resp, request};
-use crate::harness::{Server, pause};
+use crate::harness::{Server, wait_until_equal};
 use crate::increx::IncrEx;
 use crate::{number_from_env, seed};
 
@@ -21,16 +21,17 @@ const COMMANDS_DEFAULT: u64 = 100_000;
 /// Commands of one run, after which both sides begin anew.
 const RUN_COMMANDS: u64 = 10_000;
 const CONNECTIONS: usize = 4;
-/// How far apart the two sides' clocks may be read, in the unit of the reply.
-const SECONDS_APART_MAX: i64 = 10;
+/// How far the two sides may be apart by rounding to seconds.
+const ROUNDING_MAX: Duration = Duration::from_secs(1);
 
 /// How the two replies to a command must agree.
 #[derive(Clone, Debug)]
 enum Check {
     /// Exactly.
     Same,
-    /// As numbers that are positive and not far apart, or exactly.
-    Near(i64),
+    /// As moments or times left in this unit, if both are positive: Tally may be as late as it was seen to be. Other
+    /// numbers exactly.
+    Near(Duration),
     /// But for the number of the connection.
     Greeting,
     /// As pages of a walk: what is on each is another matter, see `walk`. Errors exactly.
@@ -42,11 +43,12 @@ enum Check {
 }
 
 impl Check {
-    fn passes(&self, ours: &Reply, theirs: &Reply) -> bool {
+    /// Whether the replies agree, if Tally carries out commands up to `late` after Redis.
+    fn passes(&self, ours: &Reply, theirs: &Reply, late: Duration) -> bool {
         match (self, ours, theirs) {
             (Check::Refused(text), Reply::Error(error), _) => error.starts_with(text),
-            (Check::Near(apart), Reply::Integer(a), Reply::Integer(b)) if *a > 0 && *b > 0 => {
-                a.abs_diff(*b) <= *apart as u64
+            (Check::Near(unit), Reply::Integer(a), Reply::Integer(b)) if *a > 0 && *b > 0 => {
+                u128::from(a.abs_diff(*b)) <= (late + ROUNDING_MAX).as_nanos().div_ceil(unit.as_nanos())
             }
             (Check::Page, Reply::Many(..), Reply::Many(..)) => {
                 [ours, theirs].iter().all(|page| page.items().len() == 2)
@@ -57,7 +59,7 @@ impl Check {
                     && checks
                         .iter()
                         .zip(ours.iter().zip(theirs))
-                        .all(|(check, (ours, theirs))| check.passes(ours, theirs))
+                        .all(|(check, (ours, theirs))| check.passes(ours, theirs, late))
             }
             (Check::Greeting, Reply::Many(a, ours), Reply::Many(b, theirs)) => {
                 let but_id = |items: &[Reply]| [&items[..7], &items[8..]].concat();
@@ -68,14 +70,14 @@ impl Check {
     }
 
     /// What is different, for people.
-    fn differences(&self, ours: &Reply, theirs: &Reply) -> String {
+    fn differences(&self, ours: &Reply, theirs: &Reply, late: Duration) -> String {
         match (self, ours, theirs) {
             (Check::Each(checks), Reply::Many(_, ours), Reply::Many(_, theirs)) if ours.len() == theirs.len() => {
                 let all = checks.iter().zip(ours.iter().zip(theirs)).enumerate();
-                let wrong = all.filter(|(_, (check, (ours, theirs)))| !check.passes(ours, theirs));
-                wrong.map(|(at, (check, (a, b)))| format!("{at}: {}\n", check.differences(a, b))).collect()
+                let wrong = all.filter(|(_, (check, (ours, theirs)))| !check.passes(ours, theirs, late));
+                wrong.map(|(at, (check, (a, b)))| format!("{at}: {}\n", check.differences(a, b, late))).collect()
             }
-            _ => format!("Tally said {ours:?}, Redis {theirs:?} ({self:?})"),
+            _ => format!("Tally said {ours:?}, Redis {theirs:?} ({self:?}, {late:?} late)"),
         }
     }
 }
@@ -86,8 +88,8 @@ fn check(words: &Words) -> Check {
     let is_exact = words.get(1).is_some_and(|key| key.starts_with(EXACT_MOMENTS));
     match name.as_slice() {
         b"expiretime" | b"pexpiretime" if is_exact => Check::Same,
-        b"ttl" | b"expiretime" => Check::Near(SECONDS_APART_MAX),
-        b"pttl" | b"pexpiretime" => Check::Near(SECONDS_APART_MAX * 1000),
+        b"ttl" | b"expiretime" => Check::Near(Duration::from_secs(1)),
+        b"pttl" | b"pexpiretime" => Check::Near(Duration::from_millis(1)),
         b"hello" => Check::Greeting,
         b"scan" => Check::Page,
         _ => Check::Same,
@@ -135,6 +137,8 @@ struct Run {
     server: Server,
     seed: u64,
     sent: u64,
+    /// How long a pipeline has taken at the most. Tally was never later than that.
+    late_max: Duration,
     history: Vec<String>,
 }
 
@@ -144,7 +148,7 @@ impl Run {
         let pair = || Pair { redis: Resp::over(redis.connect()), tally: Resp::to(&server), queue: None };
         let (pairs, aside) = ((0..CONNECTIONS).map(|_| pair()).collect(), pair());
         let draw = Draw { rng: Rng::new(seed), lapsing, suffix: String::new() };
-        Run { draw, pairs, aside, redis, server, seed, sent: 0, history: Vec::new() }
+        Run { draw, pairs, aside, redis, server, seed, sent: 0, late_max: Duration::ZERO, history: Vec::new() }
     }
 
     fn go(&mut self, commands: u64) {
@@ -189,6 +193,7 @@ impl Run {
 
     /// Pipelines on all connections at the same time, each with keys of its own.
     fn pipelines_at_once(&mut self) {
+        let begun = Instant::now();
         let mut all = Vec::new();
         for at in 0..CONNECTIONS {
             let Pair { redis, tally, queue } = &mut self.pairs[at];
@@ -203,12 +208,13 @@ impl Run {
             self.pairs[at].tally.send(bytes).unwrap();
         }
         for (at, (_, expected)) in all.into_iter().enumerate() {
-            self.expect(at, expected);
+            self.expect(at, expected, begun);
         }
     }
 
     /// A pipeline on any of the connections, after which it may quit.
     fn pipeline(&mut self) {
+        let begun = Instant::now();
         let at = self.draw.below(CONNECTIONS as u64) as usize;
         let (mut bytes, mut expected) = self.draw_pipeline(at);
         let quits = self.draw.one_in(50);
@@ -218,7 +224,7 @@ impl Run {
             expected.push(Expected { words, reply, check: Check::Same });
         }
         self.pairs[at].tally.send(&bytes).unwrap();
-        self.expect(at, expected);
+        self.expect(at, expected, begun);
         if quits {
             let Pair { redis, tally, .. } = &mut self.pairs[at];
             assert!(redis.is_closed() && tally.is_closed(), "QUIT closes; seed {}", self.seed);
@@ -283,14 +289,16 @@ impl Run {
         request(words)
     }
 
-    fn expect(&mut self, at: usize, expected: Vec<Expected>) {
+    /// Reads the replies to a pipeline. Redis got its first command after `begun`.
+    fn expect(&mut self, at: usize, expected: Vec<Expected>, begun: Instant) {
         for Expected { words, reply, check } in expected {
             let ours = self.pairs[at].tally.reply();
             let shown: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(&word[..word.len().min(40)])).collect();
             let shown = format!("{at}: {shown:?} -> {reply:?}");
+            self.late_max = self.late_max.max(begun.elapsed());
             let Ok(ours) = ours else { panic!("no reply to {shown}: {ours:?}; TALLY_SEED={}", self.seed) };
-            if !check.passes(&ours, &reply) {
-                let (ours, shown) = (check.differences(&ours, &reply), &shown[..shown.len().min(300)]);
+            if !check.passes(&ours, &reply, self.late_max) {
+                let (ours, shown) = (check.differences(&ours, &reply, self.late_max), &shown[..shown.len().min(300)]);
                 panic!("{}\n{shown}\n{ours}", self.story(shown));
             }
             self.history.push(shown);
@@ -346,10 +354,11 @@ impl Run {
             let (ours, theirs) = (self.aside.tally.call(&words), self.aside.redis.call(&words));
             assert_eq!(ours, theirs, "{words:?}; TALLY_SEED={}", self.seed);
             self.history.push(format!("lapse: {words:?} -> {theirs:?}"));
-            pause(Duration::from_millis(25));
-            let look = [b"PTTL", key.as_slice()];
-            let (ours, theirs) = (self.aside.tally.call(&look), self.aside.redis.call(&look));
-            assert_eq!((ours, theirs), (Reply::Integer(-2), Reply::Integer(-2)), "{words:?}; TALLY_SEED={}", self.seed);
+            let read = [b"PTTL", key.as_slice()];
+            let what = format!("the expiry after {words:?}; TALLY_SEED={}", self.seed);
+            wait_until_equal(&what, &[Reply::Integer(-2), Reply::Integer(-2)], || {
+                [&mut self.aside.tally, &mut self.aside.redis].map(|side| side.call(&read))
+            });
             self.sent += 2;
         }
     }
@@ -363,7 +372,7 @@ impl Run {
                 let words = vec![command.into(), key.clone()];
                 let (ours, theirs) = (self.aside.tally.call(&words), self.aside.redis.call(&words));
                 assert!(
-                    check(&words).passes(&ours, &theirs),
+                    check(&words).passes(&ours, &theirs, self.late_max),
                     "{words:?}: {ours:?}, {theirs:?}; TALLY_SEED={}",
                     self.seed
                 );

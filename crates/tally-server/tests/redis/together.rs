@@ -39,7 +39,7 @@ fn a_thousand_buyers_of_three_hundred_pieces_get_exactly_three_hundred() {
 }
 
 #[test]
-fn both_front_doors_count_into_one_total() {
+fn both_protocols_count_into_one_total() {
     let server = Server::start();
     let (resp, http) = (&server.redis, &server.base);
     std::thread::scope(|scope| {
@@ -62,7 +62,7 @@ fn both_front_doors_count_into_one_total() {
 }
 
 #[test]
-fn what_one_front_door_does_the_other_sees() {
+fn what_one_protocol_does_the_other_sees() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     assert_eq!(resp.say("SET a 5 EX 1000"), Reply::Simple("OK".into()));

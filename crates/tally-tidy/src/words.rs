@@ -1,0 +1,96 @@
+//! Words that prose here does not use, because the field has better ones: comments of Rust files, and ARCHITECTURE.md.
+//!
+//! To ban a word, move it from [`PENDING`] to [`BANNED`] once no comment has it any more.
+
+use crate::Finding;
+use crate::source::{SourceText, line_at};
+use crate::tree::TextFile;
+
+/// A word or phrase in lower case, and what to write instead. A space stands for anything between two words.
+pub type Wording = (&'static str, &'static str);
+
+/// What no comment may say.
+pub const BANNED: &[Wording] = &[("asker", "caller"), ("which cannot work", "what the limit is")];
+
+/// What still stands in comments and is to go.
+pub const PENDING: &[Wording] = &[
+    ("front door", "protocol"),
+    ("front doors", "protocols"),
+    ("glance", "snapshot"),
+    ("heed", "apply, record"),
+    ("journal's house", "what is done: reserves the next segment and trims old ones"),
+    ("likewise", "also, too"),
+    ("put off", "deferred"),
+    ("whoever", "the caller, the thread, clients that"),
+];
+
+/// Banned words in the comments of a Rust file, or anywhere in a document.
+#[must_use]
+pub fn words(file: &TextFile, banned: &[Wording]) -> Vec<Finding> {
+    let is_rust = file.path.ends_with(".rs");
+    let prose = if is_rust { SourceText::new(&file.text).comments } else { file.text.clone() };
+    let spoken = spoken(&prose);
+    let mut findings = Vec::new();
+    for (phrase, instead) in banned {
+        let wanted: Vec<&str> = phrase.split(' ').collect();
+        for said in spoken.windows(wanted.len()) {
+            if said.iter().zip(&wanted).all(|((_, word), wanted)| word == wanted) {
+                let line = line_at(&prose, said[0].0);
+                findings.push(Finding::new(&file.path, line, format!("`{phrase}`: write {instead}")));
+            }
+        }
+    }
+    findings.sort_by_key(|finding| finding.line);
+    findings
+}
+
+/// The words of a text in lower case, with their offsets. Punctuation and the ends of lines separate them.
+fn spoken(prose: &str) -> Vec<(usize, String)> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '\'' || c == '_';
+    let mut words = Vec::new();
+    let mut start = None;
+    for (at, c) in prose.char_indices().chain([(prose.len(), ' ')]) {
+        match (is_word(c), start) {
+            (true, None) => start = Some(at),
+            (false, Some(from)) => {
+                words.push((from, prose[from..at].to_lowercase()));
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str, banned: &[Wording]) -> Vec<usize> {
+        let file = TextFile { path: path.into(), text: text.into() };
+        words(&file, banned).into_iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn every_word_of_either_list_is_found() {
+        for wording in BANNED.iter().chain(PENDING) {
+            let text = format!("//! A.\n/// It is the {} of it.\nfn f() {{}}", wording.0.to_uppercase());
+            assert_eq!(found("a.rs", &text, &[*wording]), [2], "{}", wording.0);
+        }
+    }
+
+    #[test]
+    fn phrases_are_found_across_lines_and_in_documents() {
+        let banned = [("front door", "protocol")];
+        assert_eq!(found("a.rs", "//! A.\n// The front\n// door.", &banned), [2]);
+        assert_eq!(found("ARCHITECTURE.md", "1. **Front door**, `src`", &banned), [1]);
+        assert_eq!(found("a.rs", "// a front-door", &banned), [1]);
+    }
+
+    #[test]
+    fn code_and_longer_words_are_not_prose() {
+        let banned = [("heed", "apply")];
+        assert!(found("a.rs", "fn heed() { \"heed\" }", &banned).is_empty());
+        assert!(found("a.rs", "// heedless, `heed_it`", &banned).is_empty());
+    }
+}
