@@ -202,7 +202,7 @@ fn touch(machine: &Machine, counters: u64, changed: u64) -> Result<(), Failure> 
             if nudge != Nudge::None {
                 machine.seal();
                 let _ = machine.flush();
-                machine.tend_journal();
+                machine.maintain_journal();
             }
         };
         block_on(machine.submit(events, tally_engine::Durability::Flushed, drive))

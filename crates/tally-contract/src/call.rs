@@ -3,7 +3,7 @@
 use tally_core::batch::Events;
 use tally_core::consistency::Consistency;
 use tally_core::event::{
-    Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look, RequestId,
+    Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, RequestId,
 };
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Receipt};
@@ -139,8 +139,8 @@ impl<'e, E: Engine> Call<'e, E> {
 
     /// Tells what stands at this place.
     #[must_use]
-    pub fn look(self, key: impl AsRef<[u8]>, look: Look) -> Self {
-        self.event(key, Change::Look(look), None, None)
+    pub fn look(self, key: impl AsRef<[u8]>, look: Field) -> Self {
+        self.event(key, Change::Read(look), None, None)
     }
 
     /// What `fill` adds is one group.

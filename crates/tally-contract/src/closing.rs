@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use tally_core::consistency::Consistency;
-use tally_core::event::Look;
+use tally_core::event::Field;
 use tally_core::surface::{Engine, EngineError, Health, SubmitOptions};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
@@ -74,7 +74,7 @@ pub fn stopping_while_others_look_comes_to_an_end<H: Host>(host: &H) -> Verdict 
         thread::scope(|scope| -> Verdict {
             let looker = |began: mpsc::Sender<()>| -> Verdict {
                 loop {
-                    match running.call().look("n", Look::Value).submit()? {
+                    match running.call().look("n", Field::Value).submit()? {
                         Ok(receipt) => assert_eq!(receipt.outcomes[0].value, 7),
                         Err(EngineError::Closing) => return Ok(()),
                         Err(error) => return Err(error.into()),

@@ -1,6 +1,6 @@
 //! Expiry: from its moment on a counter does not exist.
 
-use tally_core::event::{AddExpiry, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Look};
+use tally_core::event::{AddExpiry, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Field};
 use tally_core::outcome::Outcome;
 use tally_core::time::Millis;
 
@@ -19,7 +19,7 @@ fn expiring(at: Millis, only_if_none: bool) -> Option<Details> {
 }
 
 fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failure> {
-    let looked = running.call().look(key, Look::Expiry).one()?;
+    let looked = running.call().look(key, Field::Expiry).one()?;
     let read = running.read(key)?;
     assert_eq!(looked.exists, read.exists);
     let shown = read.expires_at.map(|at| at.0 as i64).or(read.exists.then_some(-1));
@@ -41,8 +41,8 @@ pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     assert_eq!(listed.iter().map(|(key, _)| key.as_bytes()).collect::<Vec<_>>(), [b"here"]);
     let outcomes = running
         .call()
-        .look("gone", Look::Value)
-        .look("gone", Look::Expiry)
+        .look("gone", Field::Value)
+        .look("gone", Field::Expiry)
         .expire("gone", Some(FAR), ALWAYS)
         .delete("gone")
         .swap("gone", 5, 1)

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use tally_core::event::{Change, Look};
+use tally_core::event::{Change, Field};
 use tally_core::outcome::Outcome;
 
 use crate::{Host, Running, Verdict};
@@ -14,8 +14,8 @@ fn values(outcomes: &[Outcome]) -> Vec<(i64, i64, bool)> {
 /// Wherever it stands in a submission.
 pub fn a_look_sees_what_is_before_it_and_not_what_is_after_it<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
-    let call = running.call().look("n", Look::Value).add("n", 1).add("n", 1).look("n", Look::Value).add("n", 1);
-    let call = call.look("n", Look::Value).look("n", Look::Expiry).delete("n").look("n", Look::Value).add("n", 9);
+    let call = running.call().look("n", Field::Value).add("n", 1).add("n", 1).look("n", Field::Value).add("n", 1);
+    let call = call.look("n", Field::Value).look("n", Field::Expiry).delete("n").look("n", Field::Value).add("n", 9);
     let expected = [
         (0, 0, false),
         (1, 1, true),
@@ -35,14 +35,14 @@ pub fn a_look_sees_what_is_before_it_and_not_what_is_after_it<H: Host>(host: &H)
 /// It creates nothing, and an id on it means nothing.
 pub fn a_look_changes_nothing_and_is_not_remembered<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
-    let look = |id| running.event("n", Change::Look(Look::Value), id, None);
+    let look = |id| running.event("n", Change::Read(Field::Value), id, None);
     assert_eq!(values(&[look(Some("id"))?]), [(0, 0, false)]);
     assert!(!running.read("n")?.exists);
     assert_eq!(running.count()?, 0);
     assert_eq!(running.add_once("id", "n", 4)?.value, 4, "the id is free");
     let again = look(Some("id"))?;
     assert_eq!((again.value, again.is_duplicate(), again.refusal), (4, false, None));
-    let best_effort = running.call().best_effort().look("n", Look::Value).one()?;
+    let best_effort = running.call().best_effort().look("n", Field::Value).one()?;
     assert_eq!(best_effort.value, 4);
     Ok(())
 }
@@ -51,7 +51,7 @@ pub fn a_look_changes_nothing_and_is_not_remembered<H: Host>(host: &H) -> Verdic
 pub fn events_of_a_group_get_their_own_outcomes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 1).group(|call| call).add("n", 1);
-    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).look("n", Look::Value)).add("n", 1);
+    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).look("n", Field::Value)).add("n", 1);
     let outcomes = call.send()?;
     let expected = [(1, 1, true), (2, 1, true), (3, 1, true), (4, 1, true), (4, 0, true), (4, 0, true), (5, 1, true)];
     assert_eq!(values(&outcomes), expected);
@@ -69,7 +69,7 @@ pub fn nothing_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict
             // Takes one from here to there and looks at both: together they hold nothing, always.
             let call = running.call().add("noise", 1);
             let call = call.group(|call| {
-                call.add("here", -1).add("there", 1).look("here", Look::Value).look("there", Look::Value)
+                call.add("here", -1).add("there", 1).look("here", Field::Value).look("there", Field::Value)
             });
             let outcomes = call.send()?;
             assert_eq!(outcomes[1].value, outcomes[3].value);
@@ -91,9 +91,9 @@ pub fn a_group_stays_whole_where_an_earlier_increment_overflows<H: Host>(host: &
     let running = Running::fresh(host)?;
     running.call().set("full", i64::MAX - 1).one()?;
     let call = running.call().add_times("full", 1, 3).group(|call| {
-        call.add("other", 1).look("full", Look::Value).look("other", Look::Value).add("other", 1).add("full", -5)
+        call.add("other", 1).look("full", Field::Value).look("other", Field::Value).add("other", 1).add("full", -5)
     });
-    let outcomes = call.add("other", 10).look("full", Look::Value).send()?;
+    let outcomes = call.add("other", 10).look("full", Field::Value).send()?;
     let full = i64::MAX;
     let expected = [
         (full, 1, true),

@@ -1,7 +1,7 @@
 //! Reads among events, and what a caller may demand of a read.
 
 use tally_core::consistency::Consistency;
-use tally_core::event::Look;
+use tally_core::event::Field;
 use tally_core::outcome::Token;
 use tally_core::surface::{Engine, EngineError, ReadOptions};
 use tally_core::time::Position;
@@ -13,7 +13,7 @@ pub fn events_that_only_read_are_answered_at_once<H: Host>(host: &H) -> Verdict 
     let running = Running::fresh(host)?;
     let written = running.call().add("n", 5).submit()??;
     let events =
-        || running.call().look("n", Look::Value).look("none", Look::Value).look("n", Look::Expiry).into_events();
+        || running.call().look("n", Field::Value).look("none", Field::Value).look("n", Field::Expiry).into_events();
     let options = ReadOptions { at_least: Some(written.token.clone()), ..ReadOptions::new(Consistency::Exact) };
     let reads = block_on(running.engine().read_events(events()?, options.clone()))?;
     let shown: Vec<_> = reads.receipt.outcomes.iter().map(|outcome| (outcome.value, outcome.exists)).collect();

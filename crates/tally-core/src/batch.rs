@@ -216,7 +216,7 @@ impl Batch {
     }
 
     fn is_read(&self, slot: &Slot) -> bool {
-        matches!(self.extra(slot), Some(Extra { change: Some(Change::Look(_)), .. }))
+        matches!(self.extra(slot), Some(Extra { change: Some(Change::Read(_)), .. }))
     }
 
     /// The events in order.
@@ -288,7 +288,7 @@ impl Batch {
 
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
-        self.reads += usize::from(matches!(extra.change, Some(Change::Look(_))));
+        self.reads += usize::from(matches!(extra.change, Some(Change::Read(_))));
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
     }
@@ -320,7 +320,7 @@ impl Batch {
         details: Option<Details>,
     ) {
         // A read leaves no trace, so there is nothing to remember under an id.
-        let is_read = matches!(change, Change::Look(_));
+        let is_read = matches!(change, Change::Read(_));
         let id = id.filter(|_| !is_read);
         let details = details.filter(|details| !is_read && !details.is_empty());
         let (key_start, key_len) = self.push_key(key);

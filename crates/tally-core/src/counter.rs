@@ -25,18 +25,18 @@ pub struct Counter {
 
 /// A counter with the moment it expires, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct CounterState {
     /// The counter.
     pub counter: Counter,
     /// From this moment on it does not exist, although it may still take room.
     pub expires_at: Option<Millis>,
 }
 
-impl Held {
+impl CounterState {
     /// A counter at zero that does not expire, first touched at `now`.
     #[must_use]
     pub fn new(now: Millis) -> Self {
-        Held { counter: Counter::new(now), expires_at: None }
+        CounterState { counter: Counter::new(now), expires_at: None }
     }
 
     /// Whether the counter no longer exists at `now`.

@@ -44,7 +44,7 @@ pub enum Change {
         when: ExpiryCondition,
     },
     /// Changes nothing and is not remembered under a request id: tells what stands at this place among the events.
-    Look(Look),
+    Read(Field),
     /// Removes the counter if it has expired, together with the store's record of this expiry. Engines submit it: the
     /// counter stopped existing when it expired, and this frees its memory and its place in the store. Writes no ledger
     /// entry. `applied` is 1 if the counter was removed.
@@ -117,7 +117,7 @@ pub enum ExpiryCondition {
 
 /// What a look asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum Field {
     /// The value.
     Value,
     /// When the counter expires, as the outcome's value: milliseconds since the epoch, or -1 for never.
@@ -389,7 +389,7 @@ impl ChangeRef<'_> {
     pub(crate) fn is_correction(self) -> bool {
         match self {
             ChangeRef::Add(_) | ChangeRef::Adds(_) => false,
-            ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. }) => false,
+            ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. }) => false,
             ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
         }
     }

@@ -5,21 +5,21 @@
 
 pub mod batch;
 mod bits;
-pub mod book;
 pub mod consistency;
 pub mod counter;
+mod counter_table;
 pub mod event;
 pub mod key;
 pub mod ledger;
+pub mod ledger_heads;
 pub mod limits;
+pub mod missing_keys;
 pub mod outcome;
 pub mod partition;
 pub mod rates;
 pub mod reading;
 pub mod record;
-pub mod seen;
+pub mod request_ids;
 pub mod surface;
-mod table;
 pub mod time;
 pub mod varint;
-pub mod wanted;

@@ -33,7 +33,7 @@ impl Outcome {
     }
 
     /// Stands where nothing has been decided yet.
-    pub const UNTRIED: Outcome = Outcome {
+    pub const EMPTY: Outcome = Outcome {
         value: 0,
         applied: 0,
         exists: false,

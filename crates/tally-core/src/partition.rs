@@ -16,20 +16,20 @@ use std::collections::BTreeSet;
 pub use capture::Capture;
 use capture::Capturing;
 use change::{read_field, standing};
-pub use residence::{Malformed, Room};
+pub use residence::{Headroom, Malformed};
 pub use sweep::Probe;
 
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
-use crate::book::Book;
-use crate::counter::Held;
+use crate::counter::CounterState;
+use crate::counter_table::{CellId, CounterTable};
 use crate::event::{Change, ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::ledger::LedgerEntry;
+use crate::ledger_heads::LedgerHeads;
 use crate::outcome::{Outcome, Outcomes, Refusal};
 use crate::record::Meta;
-use crate::seen::{FirstOutcome, Seen};
-use crate::table::{CellId, Table};
+use crate::request_ids::{FirstOutcome, RequestIds};
 use crate::time::Millis;
 
 /// Events whose counters are looked up before the first of them is applied.
@@ -49,9 +49,9 @@ struct Hint {
 pub struct Partition {
     seed: u64,
     clock: Millis,
-    table: Table,
-    seen: Seen,
-    book: Book,
+    table: CounterTable,
+    request_ids: RequestIds,
+    ledger_heads: LedgerHeads,
     /// Cells changed since the last capture began.
     dirty: Bits,
     /// Cells whose key the store does not hold.
@@ -81,9 +81,9 @@ impl Partition {
         Partition {
             seed,
             clock: Millis(0),
-            table: Table::new(seed),
-            seen: Seen::default(),
-            book: Book::default(),
+            table: CounterTable::new(seed),
+            request_ids: RequestIds::default(),
+            ledger_heads: LedgerHeads::default(),
             dirty: Bits::default(),
             created: Bits::default(),
             removed: BTreeSet::new(),
@@ -101,22 +101,22 @@ impl Partition {
     /// A partition whose state is in the store, to be brought to memory as it is used, within `budget_bytes`.
     #[must_use]
     pub fn beside_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
-        let mut table = Table::new(seed);
+        let mut table = CounterTable::new(seed);
         table.reserve(meta.counters, budget_bytes);
         Partition {
             clock: meta.clock,
             table,
             counters: meta.counters,
             expiring: meta.expiring,
-            seen: Seen::beside_store(),
-            book: Book::beside_store(),
+            request_ids: RequestIds::beside_store(),
+            ledger_heads: LedgerHeads::beside_store(),
             in_store_only: true,
             warming: true,
             ..Partition::new(seed)
         }
     }
 
-    /// Applies a batch and appends one outcome per event. Everything the batch [`wants`](Self::wants) must have been
+    /// Applies a batch and appends one outcome per event. Everything the batch [missing](Self::missing) must have been
     /// restored. A batch that claims an earlier time than the one before happens at the time of the one before, unless it
     /// is there to reset the clock. Returns the time it happened at.
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Outcomes) -> Millis {
@@ -143,20 +143,20 @@ impl Partition {
         now: Millis,
         batch: &Batch,
         refusal: Refusal,
-        stored: impl Fn(KeyRef<'_>) -> Option<Held>,
+        stored: impl Fn(KeyRef<'_>) -> Option<CounterState>,
         outcomes: &mut Outcomes,
     ) -> Millis {
         let now = self.clock.max(now);
         outcomes.reserve(batch.len());
         for event in batch.iter() {
             let found = match self.table.find(event.hash, event.key.as_bytes()) {
-                Some(id) => Some(self.table.held(id)),
+                Some(id) => Some(self.table.state(id)),
                 None if self.is_counter_unknown(event.hash, event.key) => stored(event.key),
                 None => None,
             };
             let found = found.filter(|held| !held.is_expired(now));
             outcomes.push(match event.change {
-                ChangeRef::Other(Change::Look(field)) => read_field(found.as_ref(), *field, now),
+                ChangeRef::Other(Change::Read(field)) => read_field(found.as_ref(), *field, now),
                 _ => Outcome { refusal: Some(refusal), ..standing(found.as_ref(), now) },
             });
         }
@@ -183,9 +183,9 @@ impl Partition {
 
     /// The counter, if it is in memory, whether or not it has expired.
     #[must_use]
-    pub fn held(&self, key: KeyRef<'_>) -> Option<Held> {
+    pub fn state_of(&self, key: KeyRef<'_>) -> Option<CounterState> {
         let hash = key_hash(self.seed, key.as_bytes());
-        self.table.find(hash, key.as_bytes()).map(|id| self.table.held(id))
+        self.table.find(hash, key.as_bytes()).map(|id| self.table.state(id))
     }
 
     /// Counters in memory and in the store. Those that have expired count until they are forgotten.
@@ -207,7 +207,7 @@ impl Partition {
 
     /// Ledger entries of `key` that the store may not hold yet, oldest first.
     pub fn unsaved_ledger<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
-        self.book.unsaved_of(key)
+        self.ledger_heads.unsaved_of(key)
     }
 
     /// Counters in memory.
@@ -219,7 +219,7 @@ impl Partition {
     /// Request ids in memory.
     #[must_use]
     pub fn resident_requests(&self) -> usize {
-        self.seen.len()
+        self.request_ids.len()
     }
 
     /// Looks up the next few events. Their cache misses do not depend on each other: in short loops the processor waits
@@ -234,10 +234,10 @@ impl Partition {
             self.table.fetch(cell);
         }
         for id in hints.iter().filter_map(|hint| hint.request) {
-            self.seen.fetch(id);
+            self.request_ids.fetch(id);
         }
         for hint in &mut hints {
-            hint.first = hint.request.and_then(|id| self.seen.get_closed(id)).copied();
+            hint.first = hint.request.and_then(|id| self.request_ids.get_closed(id)).copied();
         }
         hints
     }
@@ -247,13 +247,13 @@ impl Partition {
             return self.change(event, hint.cell, outcomes);
         };
         let fingerprint = event.fingerprint();
-        let first = self.seen.get_current(id).copied().or(hint.first);
+        let first = self.request_ids.get_current(id).copied().or(hint.first);
         match first.filter(|first| !first.is_expired(self.clock)) {
             Some(first) if first.fingerprint == fingerprint => outcomes.push(first.replay()),
             Some(_) => outcomes.push(self.refused(event, Refusal::PayloadMismatch)),
             None => {
                 let outcome = self.change_one(event, hint.cell);
-                self.seen.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
+                self.request_ids.insert(id, FirstOutcome::new(fingerprint, self.clock, &outcome));
                 outcomes.push(outcome);
             }
         }

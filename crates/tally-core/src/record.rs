@@ -12,12 +12,12 @@
 //! The first byte of a store key is its family, so each family is one range in key order; the first byte of a
 //! value is its version. A new layout gets a new version or a new family, never another meaning for an old one.
 
-use crate::counter::{Counter, Held};
+use crate::counter::{Counter, CounterState};
 use crate::event::RequestId;
 use crate::key::{Key, KeyRef};
 use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
 use crate::limits::{KEY_BYTES_MAX, REASON_BYTES_MAX};
-use crate::seen::FirstOutcome;
+use crate::request_ids::FirstOutcome;
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
@@ -117,7 +117,7 @@ pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
 
 /// Reads a counter.
 #[must_use]
-pub fn read_counter(value: &[u8]) -> Option<Held> {
+pub fn read_counter(value: &[u8]) -> Option<CounterState> {
     let mut cursor = Cursor::new(value);
     let version = cursor.u8()?;
     let counter = Counter::decode(&mut cursor)?;
@@ -126,7 +126,7 @@ pub fn read_counter(value: &[u8]) -> Option<Held> {
         VERSION_EXPIRES => Some(Millis(cursor.u64()?)),
         _ => return None,
     };
-    cursor.is_done().then_some(Held { counter, expires_at })
+    cursor.is_done().then_some(CounterState { counter, expires_at })
 }
 
 /// Reads what holds of the partition as a whole. Version 1 does not say how many counters expire: then they are counted.
@@ -251,7 +251,7 @@ impl Records {
     }
 
     /// Adds a counter, and its expiry if it has one.
-    pub fn put_counter(&mut self, key: &[u8], held: &Held) {
+    pub fn put_counter(&mut self, key: &[u8], held: &CounterState) {
         let Some(expires_at) = held.expires_at else {
             return self.put(&[&[COUNTER], key], |out| held.counter.encode(out));
         };
@@ -390,7 +390,7 @@ mod tests {
             }
             let mut records = Records::default();
             for key in &shuffled {
-                records.put_counter(key, &Held::new(Millis(0)));
+                records.put_counter(key, &CounterState::new(Millis(0)));
             }
             records.sort();
             let sorted: Vec<Vec<u8>> = records.iter().map(|(key, _)| key[1..].to_vec()).collect();

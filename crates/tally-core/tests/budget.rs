@@ -5,9 +5,9 @@ use tally_core::batch::Events;
 use tally_core::event::{Change, Correction, Deadline, ExpiryCondition, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::outcome::{Outcome, Outcomes};
-use tally_core::partition::{Partition, Room};
+use tally_core::partition::{Headroom, Partition};
 use tally_core::record::{Meta, Records, request_key, write_request};
-use tally_core::seen::FirstOutcome;
+use tally_core::request_ids::FirstOutcome;
 use tally_core::time::Millis;
 
 const SEED: u64 = 7;
@@ -33,10 +33,14 @@ fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: im
     for batch in 0..batches {
         let mut events = Events::new(SEED);
         (0..500).for_each(|event| fill(batch * 500 + event, &mut events));
-        if partition.make_room(events.batch(), budget) == Room::NeedsCheckpoint {
+        if partition.make_room(events.batch(), budget) == Headroom::NeedsCheckpoint {
             checkpoint(partition);
             checkpoints += 1;
-            assert_eq!(partition.make_room(events.batch(), budget), Room::Enough, "after a checkpoint there is room");
+            assert_eq!(
+                partition.make_room(events.batch(), budget),
+                Headroom::Enough,
+                "after a checkpoint there is room"
+            );
         }
         partition.apply(Millis(batch), events.batch(), &mut Outcomes::default());
         assert!(partition.memory_bytes() <= BUDGET + SLACK, "{} bytes after batch {batch}", partition.memory_bytes());
@@ -89,7 +93,7 @@ fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
     let mut other = Events::new(SEED);
     other.add(KeyRef::new(b"other").unwrap(), 1);
     partition.apply(Millis(1_000), other.batch(), &mut Outcomes::default());
-    assert_eq!(partition.make_room(large.batch(), BUDGET), Room::Enough);
+    assert_eq!(partition.make_room(large.batch(), BUDGET), Headroom::Enough);
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() 
     for batch in 0..100 {
         let mut events = Events::new(SEED);
         (0..50).for_each(|n| events.add(key(&format!("{batch}:{n:0>500}")).as_ref(), 1));
-        waits |= partition.make_room(events.batch(), BUDGET) == Room::NeedsCheckpoint;
+        waits |= partition.make_room(events.batch(), BUDGET) == Headroom::NeedsCheckpoint;
         if waits {
             break;
         }
@@ -131,7 +135,7 @@ fn request_ids_that_came_back_from_the_store_leave_before_any_counter_does() {
     let resident = partition.resident_counters();
     let hot = KeyRef::new(b"hot").unwrap();
     let mut value = Vec::new();
-    write_request(&FirstOutcome::new(1, Millis(0), &Outcome::UNTRIED), &mut value);
+    write_request(&FirstOutcome::new(1, Millis(0), &Outcome::EMPTY), &mut value);
     for n in 0..100_000u32 {
         let id = RequestId::new(hot, &n.to_le_bytes()).unwrap();
         partition.restore(&request_key(id), &value).unwrap();
@@ -139,7 +143,7 @@ fn request_ids_that_came_back_from_the_store_leave_before_any_counter_does() {
     assert!(partition.memory_bytes() > BUDGET);
     let mut events = Events::new(SEED);
     events.add(hot, 1);
-    assert_eq!(partition.make_room(events.batch(), BUDGET), Room::Enough);
+    assert_eq!(partition.make_room(events.batch(), BUDGET), Headroom::Enough);
     assert!(partition.memory_bytes() <= BUDGET);
     assert!(partition.resident_counters() > resident - 100, "{} of {resident}", partition.resident_counters());
 }
@@ -207,5 +211,5 @@ fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
     let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
-    assert_eq!(partition.make_room(events.batch(), 0), Room::Enough);
+    assert_eq!(partition.make_room(events.batch(), 0), Headroom::Enough);
 }

@@ -242,7 +242,7 @@ mod tests {
     fn count(machine: &Machine, requests: Range<usize>) -> usize {
         let drive = |nudge| {
             if nudge != Nudge::None {
-                machine.tend_journal();
+                machine.maintain_journal();
                 machine.seal();
                 machine.flush().unwrap();
             }

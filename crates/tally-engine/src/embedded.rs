@@ -224,7 +224,7 @@ impl Shared {
                 // The flusher may be waiting for the disk: apply meanwhile, if nobody else is at it.
                 // A panic would leave a half-applied batch behind, on somebody else's thread.
                 match catch_unwind(AssertUnwindSafe(|| self.machine.try_seal())) {
-                    Ok(sealed) => self.heed(sealed),
+                    Ok(sealed) => self.request_checkpoint_if_needed(sealed),
                     Err(_) => drop(self.machine.poison("sealing a batch panicked".to_owned())),
                 }
                 self.flusher.set();
@@ -238,13 +238,13 @@ impl Shared {
             Ok(None) => self.flusher.set(),
             Ok(Some((_, Err(_)))) => self.nudge_all(),
             Ok(Some((sealed, Ok(flushed)))) => {
-                self.heed(Some(sealed));
+                self.request_checkpoint_if_needed(Some(sealed));
                 // Also when nothing was sealed: others may have sealed what was flushed, and a checkpoint may wait for it.
                 if flushed {
                     self.after_flush();
                 }
                 // The flusher knows what to do with a batch that cannot be sealed now.
-                if sealed != Seal::Applied || self.machine.needs_tending() {
+                if sealed != Seal::Applied || self.machine.needs_maintenance() {
                     self.flusher.set();
                 }
             }
@@ -255,7 +255,7 @@ impl Shared {
         }
     }
 
-    fn heed(&self, sealed: Option<Seal>) {
+    fn request_checkpoint_if_needed(&self, sealed: Option<Seal>) {
         let refused_for_room = sealed == Some(Seal::Refused) && self.machine.health() == Health::DiskFull;
         let wanted = self.machine.checkpoint_wanted.swap(false, Ordering::AcqRel);
         if sealed == Some(Seal::NeedsCheckpoint) || refused_for_room || wanted {
@@ -273,11 +273,11 @@ impl Shared {
         loop {
             // Asked before sealing: from then on nobody joins, so a batch found empty stays empty.
             let is_draining = self.is_told(&self.draining);
-            if self.machine.needs_tending() {
-                self.machine.tend_journal();
+            if self.machine.needs_maintenance() {
+                self.machine.maintain_journal();
             }
             let sealed = self.machine.seal();
-            self.heed(Some(sealed));
+            self.request_checkpoint_if_needed(Some(sealed));
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
                 Ok(false) if sealed == Seal::Empty && is_draining => return,
@@ -336,7 +336,7 @@ impl Shared {
             }
         }
         drop(checkpoint);
-        // Room in memory and segments to recycle: both are the flusher's business.
+        // Headroom in memory and segments to recycle: both are the flusher's business.
         self.flusher.set();
         self.merger.set();
     }

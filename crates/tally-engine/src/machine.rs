@@ -6,7 +6,7 @@
 //!
 //! Locks are taken in this order: writer, sealing, state, open batch. The store is never read while the state is locked.
 
-mod census;
+mod count;
 mod fetch;
 mod mark;
 mod read;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-pub use census::Sweep;
+pub use count::Sweep;
 pub use read::Warmth;
 pub use recover::OpenError;
 pub use seal::Seal;
@@ -99,7 +99,7 @@ pub struct Machine {
     pub(crate) meters: Meters,
     pub(crate) poison: Poison,
     open: Mutex<Open>,
-    /// Held while a batch is sealed, so that batches are applied in the order they were taken.
+    /// CounterState while a batch is sealed, so that batches are applied in the order they were taken.
     sealing: Mutex<()>,
     /// A parking_lot mutex, so that the checkpointer can unlock fairly between slices.
     pub(crate) state: parking_lot::Mutex<State>,
@@ -152,14 +152,14 @@ impl Flushing {
 }
 
 /// What came of joining the open batch.
-struct Joined {
+struct JoinedBatch {
     ticket: Arc<Ticket>,
     placed: Vec<Placed>,
     first: bool,
     full: bool,
 }
 
-impl Joined {
+impl JoinedBatch {
     fn nudge(&self) -> Nudge {
         match (self.full, self.first) {
             (true, _) => Nudge::Seal,
@@ -231,7 +231,7 @@ impl Machine {
     }
 
     /// Puts the events into the open batch, unless it is full: then waits for the next.
-    fn join(&self, events: &Events, waker: &Waker) -> Poll<Result<Joined, EngineError>> {
+    fn join(&self, events: &Events, waker: &Waker) -> Poll<Result<JoinedBatch, EngineError>> {
         let mut open = lock(&self.open);
         // Under the lock: whoever closes or poisons takes the batch after setting the flag, so none is left behind.
         if let Some(refusal) = self.refusal() {
@@ -245,7 +245,7 @@ impl Machine {
         let mut placed = Vec::new();
         open.combiner.gather(events, &mut placed);
         let full = is_full(open.combiner.batch());
-        Poll::Ready(Ok(Joined { ticket: Arc::clone(&open.ticket), placed, first, full }))
+        Poll::Ready(Ok(JoinedBatch { ticket: Arc::clone(&open.ticket), placed, first, full }))
     }
 
     /// Writes and syncs everything sealed; wakes the callers whose batches it covers. Says whether anything was
@@ -303,7 +303,7 @@ impl Machine {
 
     /// Keeps the journal's house: reserves the next segment and gives up those before the last checkpoint. Called by
     /// the flusher when no batch waits for it, or when one was refused for want of room.
-    pub fn tend_journal(&self) {
+    pub fn maintain_journal(&self) {
         let mut flushing = lock(&self.writer);
         let Some(writer) = &mut flushing.writer else {
             return self.begin_writing(&mut flushing);
@@ -355,9 +355,9 @@ impl Machine {
         }
     }
 
-    /// Whether `tend_journal` has something to do. Whoever is flushing now will ask again.
+    /// Whether `maintain_journal` has something to do. Whoever is flushing now will ask again.
     #[must_use]
-    pub fn needs_tending(&self) -> bool {
+    pub fn needs_maintenance(&self) -> bool {
         self.trim_to.load(Ordering::Acquire) > 0 || self.writer.try_lock().is_ok_and(|flushing| flushing.needs_spare())
     }
 

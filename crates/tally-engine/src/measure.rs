@@ -102,7 +102,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use tally_core::batch::Events;
-    use tally_core::event::{Change, Look};
+    use tally_core::event::{Change, Field};
     use tally_core::key::KeyRef;
 
     use super::*;
@@ -113,7 +113,7 @@ mod tests {
         let meters = Meters::new();
         let mut combiner = Combiner::default();
         let mut events = Events::new(0);
-        events.push(key, Change::Look(Look::Value), None, None);
+        events.push(key, Change::Read(Field::Value), None, None);
         events.add(key, 1);
         events.add(key, 1);
         combiner.gather(&events, &mut Vec::new());

@@ -96,7 +96,7 @@ fn name(number: usize) -> Key {
 }
 
 fn drive(machine: &Machine) {
-    machine.tend_journal();
+    machine.maintain_journal();
     machine.seal();
     machine.flush().unwrap();
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tally_contract::{BACKGROUND_MS_MAX, block_on};
-use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, ExpiryCondition, Look};
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, ExpiryCondition, Field};
 use tally_core::key::KeyRef;
 use tally_core::limits::MEMORY_BYTES_MIN;
 use tally_core::outcome::Outcome;
@@ -61,7 +61,7 @@ fn increments_that_overflow_together_are_journalled_and_counted_once() {
     assert_eq!(figure(&engine, "tally_events_total"), 1);
     // Together the adds overflow; the first two fit.
     let add = |key| (key, Change::Add(1));
-    let outcomes = submit(&engine, [add("k"), add("k"), add("k"), ("k", Change::Look(Look::Value)), add("other")]);
+    let outcomes = submit(&engine, [add("k"), add("k"), add("k"), ("k", Change::Read(Field::Value)), add("other")]);
     assert_eq!(outcomes.iter().map(|outcome| outcome.applied).collect::<Vec<_>>(), [1, 1, 0, 0, 1]);
     assert_eq!(outcomes[3].value, i64::MAX);
     assert_eq!(figure(&engine, "tally_journalled_events_total"), 1 + 2, "nothing is submitted twice");
@@ -98,7 +98,7 @@ fn a_counter_that_expired_is_counted_when_it_is_forgotten_or_starts_afresh() {
     let engine = open(&dir);
     submit(&engine, [("a", set(5, PAST)), ("b", set(5, PAST)), ("c", set(5, FAR))]);
     assert_eq!(expiries(&engine), (3, 0), "they take room until then");
-    let outcomes = submit(&engine, [("a", Change::Look(Look::Value)), ("a", Change::Add(1)), ("a", Change::Add(1))]);
+    let outcomes = submit(&engine, [("a", Change::Read(Field::Value)), ("a", Change::Add(1)), ("a", Change::Add(1))]);
     assert_eq!(outcomes[2].value, 2);
     assert_eq!(expiries(&engine), (2, 1));
     // Stopping writes down what there is; what has expired is found by the next engine.

@@ -23,7 +23,7 @@ struct Sealed {
 impl Sealed {
     /// Submissions that the counter of submissions knows: those that do more than look.
     fn counted(&self) -> usize {
-        self.submissions.iter().filter(|events| !events.iter().all(Event::is_look)).count()
+        self.submissions.iter().filter(|events| !events.iter().all(Event::is_read)).count()
     }
 }
 
@@ -65,7 +65,7 @@ impl History {
         let outcomes = submissions.iter().map(|events| {
             let outcomes = events.iter().map(|event| {
                 let outcome = self.applied.apply(at, event);
-                if outcome.refusal.is_none() && !outcome.is_duplicate() && !event.is_look() {
+                if outcome.refusal.is_none() && !outcome.is_duplicate() && !event.is_read() {
                     changed.insert(event.key.clone());
                 }
                 outcome
@@ -73,7 +73,7 @@ impl History {
             outcomes.collect()
         });
         let outcomes = outcomes.collect();
-        if submissions.iter().flatten().all(Event::is_look) {
+        if submissions.iter().flatten().all(Event::is_read) {
             return outcomes;
         }
         let end = |key: &Key| Some((key.clone(), self.applied.ledger.get(key)?.len() as u64));

@@ -121,7 +121,7 @@ impl<'m> Life<'m> {
             9..=12 => self.seal()?,
             13..=15 => self.flush()?,
             16 => self.flush_here()?,
-            17 => self.tend(),
+            17 => self.maintain(),
             18 => drop(self.machine.mark_end()),
             19..=22 => self.checkpoint()?,
             23 => match self.world.rng.below(3) {
@@ -306,9 +306,9 @@ impl<'m> Life<'m> {
     }
 
     /// Reserves the next segment and gives up old ones.
-    pub fn tend(&mut self) {
+    pub fn maintain(&mut self) {
         let before = self.segments();
-        self.machine.tend_journal();
+        self.machine.maintain_journal();
         self.world.seen.trims += u64::from(self.segments() < before);
     }
 
@@ -349,7 +349,7 @@ impl<'m> Life<'m> {
 
     /// Seals and flushes what was submitted; everything gets its answer.
     pub fn settle(&mut self) -> Verdict {
-        self.tend();
+        self.maintain();
         self.seal()?;
         self.flush()?;
         self.answer()
@@ -555,7 +555,7 @@ impl<'m> Life<'m> {
                 let refused = |outcome: &Outcome| outcome.refusal == Some(Refusal::NoRoom) && outcome.applied == 0;
                 let found = of_each(&submission.events, &receipt.outcomes);
                 let mut both = submission.events.iter().zip(&found);
-                let right = both.all(|(event, outcome)| refused(outcome) != event.is_look());
+                let right = both.all(|(event, outcome)| refused(outcome) != event.is_read());
                 ensure!(right, "a batch without room was answered {found:?}");
                 self.world.seen.refused_full += 1;
             }
@@ -609,7 +609,7 @@ impl<'m> Life<'m> {
     pub fn stop(&mut self) -> Verdict {
         self.world.disk.set_capacity(u64::MAX);
         for _ in 0..50 {
-            self.tend();
+            self.maintain();
             self.seal()?;
             self.flush()?;
             self.checkpoint()?;

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use tally_core::counter::Held;
+use tally_core::counter::CounterState;
 use tally_core::event::{
-    Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Look, OnBound, RequestId,
+    Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Field, OnBound, RequestId,
 };
 use tally_core::key::Key;
 use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
@@ -51,8 +51,8 @@ impl Event {
 
     /// Whether it only looks.
     #[must_use]
-    pub fn is_look(&self) -> bool {
-        matches!(self.change, Change::Look(_))
+    pub fn is_read(&self) -> bool {
+        matches!(self.change, Change::Read(_))
     }
 
     /// What the request asks for; who asks and in what company is not part of it.
@@ -62,7 +62,7 @@ impl Event {
             Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
                 *why = Correction::new("", why.reason()).unwrap_or_default();
             }
-            Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. } => {}
+            Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -194,7 +194,7 @@ impl Model {
 
     /// Applies events as one batch: if all of them only read, no time passes.
     pub fn apply_all(&mut self, at: Millis, events: &[Event]) -> Vec<Outcome> {
-        match events.iter().all(Event::is_look) {
+        match events.iter().all(Event::is_read) {
             true => events.iter().map(|event| self.read(at, event)).collect(),
             false => events.iter().map(|event| self.apply(at, event)).collect(),
         }
@@ -219,7 +219,7 @@ impl Model {
     }
 
     fn answer(&mut self, event: &Event) -> Outcome {
-        let Some(id) = event.id.as_ref().filter(|_| !event.is_look()) else { return self.change(event) };
+        let Some(id) = event.id.as_ref().filter(|_| !event.is_read()) else { return self.change(event) };
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
         if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
             return if answered.payload == event.payload() {
@@ -295,7 +295,7 @@ impl Model {
                 self.advance(Millis(0));
                 Outcome { applied, ..self.standing(event) }
             }
-            Change::Look(_) => self.read(self.clock(), event),
+            Change::Read(_) => self.read(self.clock(), event),
             // What has expired is gone from here already.
             Change::Sweep { .. } => self.standing(event),
         }
@@ -308,7 +308,7 @@ impl Model {
         let found = self.seen(&event.key, at);
         let number = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
         let value = match event.change {
-            Change::Look(Look::Expiry) => found.map_or(0, |life| life.expires.map_or(-1, number)),
+            Change::Read(Field::Expiry) => found.map_or(0, |life| life.expires.map_or(-1, number)),
             _ => found.map_or(0, |life| life.value),
         };
         Outcome { value, applied: 0, exists: found.is_some(), exact: true, duplicate: Some(false), refusal: None, at }
@@ -465,7 +465,7 @@ impl Life {
     }
 
     /// Says in what a counter differs from this, if in anything.
-    pub fn compare(&self, held: &Held, now: Millis) -> Result<(), String> {
+    pub fn compare(&self, held: &CounterState, now: Millis) -> Result<(), String> {
         let counter = &held.counter;
         if held.expires_at.map(|at| at.0) != self.expires {
             return Err(format!("expected to expire at {:?}, found {:?}", self.expires, held.expires_at));

@@ -1,7 +1,7 @@
 //! What simulated callers ask for, drawn from a seed.
 
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look, OnBound,
+    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound,
 };
 use tally_core::key::Key;
 use tally_core::time::Millis;
@@ -65,8 +65,8 @@ impl Workload {
     }
 
     fn look(&self, rng: &mut Rng) -> Event {
-        let look = if rng.one_in(2) { Look::Value } else { Look::Expiry };
-        Event { change: Change::Look(look), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
+        let look = if rng.one_in(2) { Field::Value } else { Field::Expiry };
+        Event { change: Change::Read(look), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
     }
 
     fn event(&self, rng: &mut Rng, now: Millis) -> Event {

@@ -79,13 +79,13 @@ macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// How often things happened: a simulation that never gets into trouble proves nothing.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Seen {
+        pub struct Observed {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        impl Seen {
+        impl Observed {
             /// Takes in what another world has seen.
-            pub fn add(&mut self, other: &Seen) {
+            pub fn add(&mut self, other: &Observed) {
                 $(self.$name += other.$name;)*
             }
 
@@ -158,7 +158,7 @@ pub struct World {
     /// What happened.
     pub history: History,
     /// How often.
-    pub seen: Seen,
+    pub seen: Observed,
     /// Requests that a crash took back, to be sent again.
     pub lost: Vec<model::Event>,
     /// Whether a sync was made to fail that nobody may have met yet.
@@ -176,7 +176,7 @@ impl World {
             rng: Rng::new(seed),
             workload,
             history: History::default(),
-            seen: Seen::default(),
+            seen: Observed::default(),
             lost: Vec::new(),
             sync_fails: false,
             // The smallest memory that holds one chunk of counters.

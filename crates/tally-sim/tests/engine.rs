@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tally_core::event::{AddExpiry, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look};
+use tally_core::event::{AddExpiry, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field};
 use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::record;
@@ -18,7 +18,7 @@ use tally_sim::life::{Life, at_once};
 use tally_sim::model::{Event, push_all};
 use tally_sim::rng::Rng;
 use tally_sim::workload::{Workload, counted};
-use tally_sim::world::Seen;
+use tally_sim::world::Observed;
 use tally_sim::{Loss, World};
 
 const SEEDS_DEFAULT: u64 = 1_500;
@@ -37,8 +37,8 @@ fn world(seed: u64) -> World {
     World::new(seed, Workload::lively(), segment_bytes)
 }
 
-fn total(all: &[Seen]) -> Seen {
-    let mut sum = Seen::default();
+fn total(all: &[Observed]) -> Observed {
+    let mut sum = Observed::default();
     for seen in all {
         sum.add(seen);
     }
@@ -104,7 +104,7 @@ fn a_merge_forgets_no_request_that_a_replay_may_ask_for() {
 /// checkpoints.
 #[test]
 fn a_crowd_of_counters_survives_too() {
-    let mut seen = Seen::default();
+    let mut seen = Observed::default();
     for seed in seeds(24).take(200) {
         let mut world = World::new(seed, Workload::crowded(), 256 << 10);
         for life in 0..3 {
@@ -150,7 +150,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
             life.answer()?;
             life.flush()?;
             life.answer()?;
-            life.tend();
+            life.maintain();
             life.world.clock.advance(300);
             if round % 2 == 1 {
                 // A batch in the middle of a checkpoint, to be flushed before it may count.
@@ -159,7 +159,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
                 life.submit()?;
                 life.seal()?;
                 life.whole_checkpoint()?;
-                life.tend();
+                life.maintain();
                 life.sweep()?;
                 life.settle()?;
                 life.merge()?;
@@ -292,7 +292,7 @@ fn a_failed_flush_poisons_the_engine() {
 fn a_read_waits_for_what_it_may_have_seen_and_writes_nothing() {
     let mut world = world(0);
     let (key, other) = (world.workload.keys[0].clone(), world.workload.keys[1].clone());
-    let look = || vec![Event { change: Change::Look(Look::Value), ..Event::add(&key, 0) }];
+    let look = || vec![Event { change: Change::Read(Field::Value), ..Event::add(&key, 0) }];
     let mut run = || {
         let machine = world.open()?;
         let mut life = Life::new(&mut world, &machine);
@@ -375,7 +375,7 @@ fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     drop(machine);
     let clock = Arc::clone(&world.clock);
     let machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
-    assert_eq!(settle(&machine, &key, Change::Look(Look::Value)).value, 1);
+    assert_eq!(settle(&machine, &key, Change::Read(Field::Value)).value, 1);
     assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
 }
 
@@ -402,7 +402,7 @@ fn durations_hold_whatever_the_wall_clock_does() {
         expiry: Expiry::At(Deadline::After(60_000)),
         why: Correction::default(),
     };
-    let read = || Change::Look(Look::Value);
+    let read = || Change::Read(Field::Value);
     for step in [90_000, YEARS_MS] {
         for forward in [false, true] {
             for restart in [false, true] {

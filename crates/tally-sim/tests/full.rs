@@ -109,12 +109,12 @@ fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_
     assert_eq!(reading[0].value, 1);
     let mut refused = submit(&machine, 0);
     assert!(poll(&mut refused).is_pending());
-    machine.tend_journal();
+    machine.maintain_journal();
     machine.seal();
     assert_refused(poll(&mut refused));
 
     sim.set_capacity(u64::MAX);
-    machine.tend_journal();
+    machine.maintain_journal();
     assert_eq!(machine.health(), Health::Ready);
     let mut call = submit(&machine, 0);
     assert!(poll(&mut call).is_pending());
@@ -136,7 +136,7 @@ fn a_first_start_on_a_full_disk_begins_once_there_is_room_and_a_crash_at_any_tim
         assert!(sim.contents().keys().all(|name| name.starts_with("manifest")), "{:?}", sim.file_names());
         sim.set_capacity(u64::MAX);
         sim.crash_at(sim.operations() + operations);
-        machine.tend_journal();
+        machine.maintain_journal();
         drop(machine);
         sim.power_cut(operations);
         check_disk(&sim.disk(), &mut |_, _| {}).unwrap();

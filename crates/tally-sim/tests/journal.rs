@@ -24,7 +24,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
         Some(seed) => seed..seed + 1,
         None => 0..number("TALLY_SEEDS").unwrap_or(SEEDS_DEFAULT),
     };
-    let mut seen = Seen::default();
+    let mut seen = Observed::default();
     for seed in seeds.clone() {
         let _named = Named(format!("TALLY_SEED={seed}"));
         let mut world = World::new(seed);
@@ -36,7 +36,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
     if seeds.end - seeds.start >= 500 {
         // A simulation that never gets into trouble proves nothing.
         println!("{seen:?}");
-        let Seen { crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks, .. } = seen;
+        let Observed { crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks, .. } = seen;
         for count in [crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks] {
             assert!(count > 20, "{seen:?}");
         }
@@ -101,7 +101,7 @@ struct World {
     acknowledged: usize,
     /// Where the checkpoint stands.
     from: Position,
-    seen: Seen,
+    seen: Observed,
 }
 
 struct Placed {
@@ -117,7 +117,7 @@ struct Open {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Observed {
     crashes: u64,
     recoveries_crashed: u64,
     torn: u64,
@@ -142,7 +142,7 @@ impl World {
             frames: Vec::new(),
             acknowledged: 0,
             from: Position(0),
-            seen: Seen::default(),
+            seen: Observed::default(),
         }
     }
 
@@ -307,8 +307,8 @@ impl World {
     }
 }
 
-impl Seen {
-    fn add(&mut self, other: &Seen) {
+impl Observed {
+    fn add(&mut self, other: &Observed) {
         self.crashes += other.crashes;
         self.recoveries_crashed += other.recoveries_crashed;
         self.torn += other.torn;

@@ -46,7 +46,7 @@ fn add(machine: &Machine, counters: u64) {
     let drive = |_: Nudge| {
         machine.seal();
         machine.flush().unwrap();
-        machine.tend_journal();
+        machine.maintain_journal();
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => assert!(receipt.is_ok()),

@@ -38,7 +38,7 @@ fn add_to_all(machine: &Machine) -> bool {
     let drive = |_: Nudge| {
         machine.seal();
         let _ = machine.flush();
-        machine.tend_journal();
+        machine.maintain_journal();
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => receipt.is_ok(),
@@ -56,7 +56,7 @@ fn checkpoint(machine: &Machine) -> bool {
         }
     }
     drop(checkpoint);
-    machine.tend_journal();
+    machine.maintain_journal();
     true
 }
 

@@ -87,6 +87,17 @@ const RULES: [Rule; 2] = [
                 callers: Callers::AreNotFollowed,
             },
             Waiting { file: "crates/tally-engine/src/embedded.rs", function: "warm", callers: Callers::AreNotFollowed },
+            // The marker records what was flushed already.
+            Waiting {
+                file: "crates/tally-engine/src/embedded/mark.rs",
+                function: "wait_for_pause",
+                callers: Callers::Wait,
+            },
+            Waiting {
+                file: "crates/tally-engine/src/embedded/mark.rs",
+                function: "mark_until_stopped",
+                callers: Callers::AreNotFollowed,
+            },
         ],
         why: "group commit has no timer: wait for work or for the flush. A thread that may wait is listed in \
               crates/tally-tidy/src/timers.rs",

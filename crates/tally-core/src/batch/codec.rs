@@ -8,7 +8,7 @@
 //!           (and has none of the others) · bits 6 and 7 must be 0
 //! change  = Add delta | combined adds: runs:varint, of each delta, times:varint
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
-//!         | Expire terms:u8,[deadline] | Look what:u8 | more:u8 and then Sweep expires_at
+//!         | Expire terms:u8,[deadline] | Field what:u8 | more:u8 and then Sweep expires_at
 //! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry stays, goes, at, after
 //!           of Expire: bits 0-2 condition · bit 3 deadline is given · bit 4 it is a duration
 //! why     = actor:bytes reason:bytes
@@ -24,7 +24,7 @@
 
 use super::{BARE_SUM, Batch, Extra, HAS_REQUEST_ID, OPEN, Shape, Slot};
 use crate::event::{
-    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Look,
+    AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field,
     Member, OnBound, RequestId,
 };
 use crate::key::KeyRef;
@@ -48,7 +48,7 @@ const KIND_RESET: u8 = 2;
 const KIND_ADJUST: u8 = 3;
 const KIND_DELETE: u8 = 4;
 const KIND_EXPIRE: u8 = 5;
-const KIND_LOOK: u8 = 6;
+const KIND_READ: u8 = 6;
 /// The kind stands in a byte of its own, in front of the change.
 const KIND_MORE: u8 = 7;
 const KIND_MASK: u8 = 0b111;
@@ -262,7 +262,7 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Adjust { .. }) => KIND_ADJUST,
         Some(Change::Delete(_)) => KIND_DELETE,
         Some(Change::Expire { .. }) => KIND_EXPIRE,
-        Some(Change::Look(_)) => KIND_LOOK,
+        Some(Change::Read(_)) => KIND_READ,
         Some(Change::Sweep { .. }) => KIND_MORE,
     }
 }
@@ -292,7 +292,7 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
             );
             put_deadline(out, *at);
         }
-        Change::Look(look) => out.push(u8::from(*look == Look::Expiry)),
+        Change::Read(look) => out.push(u8::from(*look == Field::Expiry)),
         Change::Sweep { expires_at } => {
             out.push(MORE_SWEEP);
             put_u64(out, expires_at.0);
@@ -375,9 +375,9 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
         KIND_ADJUST => Change::Adjust { delta: cursor.i64()?, why: read_why(cursor)? },
         KIND_DELETE => Change::Delete(read_why(cursor)?),
         KIND_EXPIRE => read_expire(cursor)?,
-        KIND_LOOK => Change::Look(match cursor.u8()? {
-            0 => Look::Value,
-            1 => Look::Expiry,
+        KIND_READ => Change::Read(match cursor.u8()? {
+            0 => Field::Value,
+            1 => Field::Expiry,
             _ => return None,
         }),
         KIND_MORE => match cursor.u8()? {
@@ -508,7 +508,7 @@ impl Extra {
             Some(Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why)) => {
                 why.actor().len() + why.reason().len()
             }
-            Some(Change::Add(_) | Change::Expire { .. } | Change::Look(_) | Change::Sweep { .. }) | None => 0,
+            Some(Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. }) | None => 0,
         };
         let details = self.details.as_ref().map_or(0, |details| {
             let dimensions: usize = details.dimensions.iter().map(|(name, of)| name.len() + of.len() + 4).sum();

@@ -174,7 +174,7 @@ impl Events {
     pub fn outcomes<'o>(&self, of_slot: impl Fn(usize) -> SlotOutcome<'o>) -> impl Iterator<Item = Outcome> {
         // Events in a row are often of one slot: it is looked up once.
         let mut at = NONE;
-        let mut found = SlotOutcome { outcome: Outcome::UNTRIED, base: 0, split: None };
+        let mut found = SlotOutcome { outcome: Outcome::EMPTY, base: 0, split: None };
         self.marks.iter().map(move |mark| {
             if mark.slot != at {
                 at = mark.slot;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use super::Partition;
 use crate::bits::Bits;
-use crate::book::Pages;
+use crate::counter_table::CellId;
 use crate::event::RequestId;
 use crate::key::{Key, KeyRef};
 use crate::ledger::ChainHead;
+use crate::ledger_heads::UnsavedEntries;
 use crate::record::{Meta, Records, request_key, write_request};
-use crate::seen::{FirstOutcome, Layer};
-use crate::table::CellId;
+use crate::request_ids::{FirstOutcome, Layer};
 use crate::time::Millis;
 
 /// A capture under way, as the partition sees it.
@@ -35,7 +35,7 @@ pub(super) struct Capturing {
 /// The parts of a capture that never change once closed: they can be written without holding the partition.
 pub struct Capture {
     layers: Vec<Arc<Layer>>,
-    pages: Vec<Arc<Pages>>,
+    pages: Vec<Arc<UnsavedEntries>>,
     removed: Arc<BTreeSet<Key>>,
     outdated: Vec<(Millis, Key)>,
     meta: Meta,
@@ -137,7 +137,7 @@ impl Partition {
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         let gone = !self.removed.is_empty() || !self.outdated.is_empty();
-        self.dirty.count() > 0 || gone || self.seen.is_dirty() || self.book.is_dirty()
+        self.dirty.count() > 0 || gone || self.request_ids.is_dirty() || self.ledger_heads.is_dirty()
     }
 
     /// Counters changed since the last capture began.
@@ -153,12 +153,12 @@ impl Partition {
         let removed = Arc::new(std::mem::take(&mut self.removed));
         // What expires at that moment again is captured with its record.
         let outdated = std::mem::take(&mut self.outdated).into_iter().filter(|(expires_at, key)| {
-            self.held(key.as_ref()).is_none_or(|held| held.expires_at != Some(*expires_at))
+            self.state_of(key.as_ref()).is_none_or(|held| held.expires_at != Some(*expires_at))
         });
         let outdated = outdated.collect();
         let capture = Capture {
-            layers: self.seen.begin_capture(),
-            pages: self.book.begin_capture(),
+            layers: self.request_ids.begin_capture(),
+            pages: self.ledger_heads.begin_capture(),
             removed: Arc::clone(&removed),
             outdated,
             meta: Meta { clock: self.clock, counters: self.counters, expiring: self.expiring },
@@ -191,7 +191,7 @@ impl Partition {
             capturing.pending.clear(at);
             capturing.cursor = at + 1;
             let id = at as CellId;
-            records.put_counter(self.table.key(id), &self.table.held(id));
+            records.put_counter(self.table.key(id), &self.table.state(id));
         }
         true
     }
@@ -209,8 +209,8 @@ impl Partition {
         };
         self.departures += 1;
         self.created.remove_all(&capturing.cells);
-        self.seen.committed(capturing.layers);
-        self.book.committed(capturing.pages);
+        self.request_ids.committed(capturing.layers);
+        self.ledger_heads.committed(capturing.pages);
     }
 
     /// The capture did not reach the store: what it held counts as changed again.
@@ -220,7 +220,7 @@ impl Partition {
         };
         self.dirty.absorb(&capturing.cells);
         for key in capturing.removed.iter() {
-            if self.held(key.as_ref()).is_none() {
+            if self.state_of(key.as_ref()).is_none() {
                 self.removed.insert(key.clone());
             }
         }
@@ -232,7 +232,7 @@ impl Partition {
             return;
         };
         if capturing.pending.take(id as usize) {
-            capturing.preimages.put_counter(self.table.key(id), &self.table.held(id));
+            capturing.preimages.put_counter(self.table.key(id), &self.table.state(id));
         }
     }
 
@@ -241,6 +241,6 @@ impl Partition {
     pub fn is_removed(&self, key: KeyRef<'_>) -> bool {
         let was_removed = |capturing: &Capturing| capturing.removed.contains(key.as_bytes());
         self.removed.contains(key.as_bytes())
-            || self.capturing.as_ref().is_some_and(was_removed) && self.held(key).is_none()
+            || self.capturing.as_ref().is_some_and(was_removed) && self.state_of(key).is_none()
     }
 }

@@ -1,14 +1,14 @@
 //! What each kind of event does to its counter. One that has expired does not exist, whether or not it still takes room.
 
 use super::Partition;
-use crate::counter::{Held, Overflow, is_due};
+use crate::counter::{CounterState, Overflow, is_due};
+use crate::counter_table::CellId;
 use crate::event::{
     AddExpiry, Adds, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition,
-    Look, OnBound,
+    Field, OnBound,
 };
 use crate::ledger::CorrectionKind;
 use crate::outcome::{Outcome, Outcomes, Refusal, Split};
-use crate::table::CellId;
 use crate::time::Millis;
 
 impl Partition {
@@ -48,7 +48,7 @@ impl Partition {
             },
             Change::Delete(why) => self.delete(event, why),
             Change::Expire { at, when } => self.expire(event, at.map(|at| at.resolve(self.clock)), *when),
-            Change::Look(field) => read_field(self.live_held(event).as_ref(), *field, self.clock),
+            Change::Read(field) => read_field(self.live_state(event).as_ref(), *field, self.clock),
             Change::Sweep { expires_at } => self.sweep(event, *expires_at),
         }
     }
@@ -66,7 +66,7 @@ impl Partition {
     /// Applies combined adds: all at once if their sum fits, otherwise one by one as far as they do.
     fn add_all(&mut self, event: &EventRef<'_>, adds: Adds<'_>, hint: Option<CellId>, outcomes: &mut Outcomes) {
         let found = self.find(event, hint);
-        let (mut held, expiry_before) = self.held_in(found);
+        let (mut held, expiry_before) = self.state_in(found);
         if held.counter.add(self.clock, adds.sum()) == Ok(()) {
             self.keep(found, expiry_before, event, &held);
             // The sum from one end of the range to the other wraps; see `Outcome::applied_times`.
@@ -87,7 +87,7 @@ impl Partition {
 
     fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
         let found = self.find(event, hint);
-        let (mut held, expiry_before) = self.held_in(found);
+        let (mut held, expiry_before) = self.state_in(found);
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,
             Some(bounds) => match within(bounds, held.counter.value(), delta) {
@@ -112,7 +112,7 @@ impl Partition {
         why: &Correction,
     ) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
-        let (mut held, expiry_before) = self.held_in(found);
+        let (mut held, expiry_before) = self.state_in(found);
         let before = held.counter.value();
         if held.counter.correct(self.clock, target) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
@@ -123,19 +123,19 @@ impl Partition {
             Expiry::At(deadline) => Some(deadline.resolve(self.clock)),
         };
         self.keep(found, expiry_before, event, &held);
-        self.book.append(event.key, self.clock, kind, why, (before, target));
+        self.ledger_heads.append(event.key, self.clock, kind, why, (before, target));
         // A swing across the whole range does not fit; the value afterwards says what happened.
         self.changed(&held, target.saturating_sub(before))
     }
 
     fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
-        let gone = Outcome { at: self.clock, ..Outcome::UNTRIED };
+        let gone = Outcome { at: self.clock, ..Outcome::EMPTY };
         let Some(id) = self.live(event) else {
             return gone;
         };
         let before = self.table.counter(id).value();
         self.forget(id);
-        self.book.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
+        self.ledger_heads.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
         Outcome { applied: 0i64.saturating_sub(before), ..gone }
     }
 
@@ -172,22 +172,28 @@ impl Partition {
         found.filter(|&id| !is_due(self.table.expiry(id), self.clock))
     }
 
-    fn live_held(&self, event: &EventRef<'_>) -> Option<Held> {
-        self.live(event).map(|id| self.table.held(id))
+    fn live_state(&self, event: &EventRef<'_>) -> Option<CounterState> {
+        self.live(event).map(|id| self.table.state(id))
     }
 
     /// What an event finds in a cell: a new counter where there is none, or none any more. And the expiry that stands there,
     /// so that nobody has to look for it again.
-    fn held_in(&self, found: Option<CellId>) -> (Held, Option<Millis>) {
-        let Some(held) = found.map(|id| self.table.held(id)) else {
-            return (Held::new(self.clock), None);
+    fn state_in(&self, found: Option<CellId>) -> (CounterState, Option<Millis>) {
+        let Some(held) = found.map(|id| self.table.state(id)) else {
+            return (CounterState::new(self.clock), None);
         };
         let expires_at = held.expires_at;
-        (if is_due(expires_at, self.clock) { Held::new(self.clock) } else { held }, expires_at)
+        (if is_due(expires_at, self.clock) { CounterState::new(self.clock) } else { held }, expires_at)
     }
 
     /// Writes a changed counter to its cell, old or new.
-    fn keep(&mut self, found: Option<CellId>, expiry_before: Option<Millis>, event: &EventRef<'_>, held: &Held) {
+    fn keep(
+        &mut self,
+        found: Option<CellId>,
+        expiry_before: Option<Millis>,
+        event: &EventRef<'_>,
+        held: &CounterState,
+    ) {
         let id = match found {
             Some(id) => {
                 self.save_preimage(id);
@@ -214,7 +220,7 @@ impl Partition {
     }
 
     /// The outcome of a change that was made. One that let the counter expire at once still tells its value.
-    fn changed(&self, held: &Held, applied: i64) -> Outcome {
+    fn changed(&self, held: &CounterState, applied: i64) -> Outcome {
         Outcome {
             value: held.counter.value(),
             applied,
@@ -228,7 +234,7 @@ impl Partition {
 
     /// The counter as it stands.
     pub(super) fn standing(&self, event: &EventRef<'_>) -> Outcome {
-        standing(self.live_held(event).as_ref(), self.clock)
+        standing(self.live_state(event).as_ref(), self.clock)
     }
 
     pub(super) fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
@@ -237,17 +243,17 @@ impl Partition {
 }
 
 /// The outcome that only tells what stands there.
-pub(super) fn standing(found: Option<&Held>, now: Millis) -> Outcome {
+pub(super) fn standing(found: Option<&CounterState>, now: Millis) -> Outcome {
     let value = found.map_or(0, |held| held.counter.value());
-    Outcome { value, exists: found.is_some(), at: now, ..Outcome::UNTRIED }
+    Outcome { value, exists: found.is_some(), at: now, ..Outcome::EMPTY }
 }
 
 /// What a read tells of a counter, if it exists.
-pub(super) fn read_field(found: Option<&Held>, field: Look, now: Millis) -> Outcome {
+pub(super) fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Outcome {
     let standing = standing(found, now);
     match (field, found) {
-        (Look::Value, _) | (_, None) => standing,
-        (Look::Expiry, Some(held)) => {
+        (Field::Value, _) | (_, None) => standing,
+        (Field::Expiry, Some(held)) => {
             let value = held.expires_at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
             Outcome { value, ..standing }
         }

@@ -5,17 +5,17 @@ use super::{LOOK_AHEAD, Partition};
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::counter::is_due;
+use crate::counter_table::{CellId, CounterTable, EXPIRY_BYTES, Leaving};
 use crate::event::{ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
+use crate::missing_keys::MissingKeys;
 use crate::record;
-use crate::table::{CellId, EXPIRY_BYTES, Leaving, Table};
 use crate::time::{Millis, Position};
-use crate::wanted::Wanted;
 
 /// Whether a batch may be applied within the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum Headroom {
     /// There is room.
     Enough,
     /// What takes the room has changed since the last checkpoint; only another one makes room.
@@ -43,13 +43,13 @@ pub struct Malformed;
 impl Partition {
     /// Appends the store keys of everything the batch needs that is not in memory and that the store, which stands `at` this
     /// position, may hold. Keys may repeat.
-    pub fn wants(&self, batch: &Batch, at: Position, wanted: &mut Wanted) {
-        if !self.in_store_only && !self.seen.is_beside_store() && !self.book.is_beside_store() {
+    pub fn missing(&self, batch: &Batch, at: Position, wanted: &mut MissingKeys) {
+        if !self.in_store_only && !self.request_ids.is_beside_store() && !self.ledger_heads.is_beside_store() {
             return;
         }
         let checked = batch.is_checked_at(at);
         let mut want = |event: EventRef<'_>, cell| {
-            self.wants_of(&EventRef { unstored: event.unstored && checked, ..event }, cell, wanted);
+            self.missing_of_event(&EventRef { unstored: event.unstored && checked, ..event }, cell, wanted);
         };
         if !self.in_store_only {
             return batch.iter().for_each(|event| want(event, None));
@@ -71,14 +71,14 @@ impl Partition {
     }
 
     /// The store keys of what an event needs, whose counter is probably in this cell.
-    fn wants_of(&self, event: &EventRef<'_>, cell: Option<CellId>, wanted: &mut Wanted) {
+    fn missing_of_event(&self, event: &EventRef<'_>, cell: Option<CellId>, wanted: &mut MissingKeys) {
         if let Some(id) = event.request_id
             && !event.unstored
-            && self.seen.is_unknown(id)
+            && self.request_ids.is_unknown(id)
         {
             wanted.push(&record::request_key(id));
         }
-        if event.change.is_correction() && self.book.is_head_unknown(event.key) {
+        if event.change.is_correction() && self.ledger_heads.is_head_unknown(event.key) {
             wanted.push(&record::head_key(event.key));
         }
         let is_here = cell.is_some_and(|id| self.table.holds(id, event.key.as_bytes()));
@@ -89,7 +89,7 @@ impl Partition {
 
     /// Whether only the store can tell what the counter holds.
     #[must_use]
-    pub fn wants_counter(&self, key: KeyRef<'_>) -> bool {
+    pub fn is_missing(&self, key: KeyRef<'_>) -> bool {
         self.is_counter_unknown(key_hash(self.seed, key.as_bytes()), key)
     }
 
@@ -111,11 +111,11 @@ impl Partition {
             }
             b'i' => {
                 let id = RequestId(rest.try_into().map_err(|_| Malformed)?);
-                self.seen.recall(id, record::read_request(value).ok_or(Malformed)?);
+                self.request_ids.recall(id, record::read_request(value).ok_or(Malformed)?);
             }
             b'h' => {
                 let key = KeyRef::new(rest).map_err(|_| Malformed)?;
-                self.book.recall(key, record::read_head(value).ok_or(Malformed)?);
+                self.ledger_heads.recall(key, record::read_head(value).ok_or(Malformed)?);
             }
             _ => return Err(Malformed),
         }
@@ -125,24 +125,27 @@ impl Partition {
     /// Bytes of memory the state holds.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.table.memory_bytes() + self.seen.memory_bytes() + self.book.memory_bytes() + self.preimage_bytes()
+        self.table.memory_bytes()
+            + self.request_ids.memory_bytes()
+            + self.ledger_heads.memory_bytes()
+            + self.preimage_bytes()
     }
 
     /// Makes sure the batch fits into `budget_bytes`, letting go of cold counters that the store
     /// holds.
-    pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Room {
+    pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Headroom {
         if self.unsaved_bytes() > budget_bytes / UNSAVED_SHARE && self.has_changed() {
-            return Room::NeedsCheckpoint;
+            return Headroom::NeedsCheckpoint;
         }
         let most = Incoming { counters: batch.len(), bytes_beside: batch.bytes() };
         if self.fits(most, budget_bytes) {
-            return Room::Enough;
+            return Headroom::Enough;
         }
         let mut incoming = Incoming { counters: 0, bytes_beside: 0 };
         for event in batch.iter() {
             if self.table.find(event.hash, event.key.as_bytes()).is_none() {
                 incoming.counters += 1;
-                incoming.bytes_beside += Table::bytes_beside(event.key.as_bytes());
+                incoming.bytes_beside += CounterTable::bytes_beside(event.key.as_bytes());
             }
             // More than a plain add may bring an expiry.
             if event.details.is_some() || matches!(event.change, ChangeRef::Other(_)) {
@@ -153,12 +156,12 @@ impl Partition {
     }
 
     /// Makes sure one more counter fits into `budget_bytes`.
-    pub fn make_room_for_one(&mut self, key: KeyRef<'_>, budget_bytes: usize) -> Room {
-        let incoming = Incoming { counters: 1, bytes_beside: Table::bytes_beside(key.as_bytes()) };
+    pub fn make_room_for_one(&mut self, key: KeyRef<'_>, budget_bytes: usize) -> Headroom {
+        let incoming = Incoming { counters: 1, bytes_beside: CounterTable::bytes_beside(key.as_bytes()) };
         self.make_room_for(incoming, budget_bytes)
     }
 
-    fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Room {
+    fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Headroom {
         // However much a batch brings, a checkpoint can make no more room than this.
         let bytes_beside = incoming.bytes_beside.min(budget_bytes / BESIDE_SHARE);
         let incoming = Incoming { bytes_beside, ..incoming };
@@ -166,7 +169,7 @@ impl Partition {
             // A counter that leaves gives up its cell to another one, and what lies beside it; the rest stays as it is.
             let staying = self.memory_bytes() - self.table.bytes_beside_cells();
             let is_gain = staying + incoming.bytes_beside <= self.whole_bytes(budget_bytes);
-            if !is_gain && self.seen.drop_recalled() {
+            if !is_gain && self.request_ids.drop_recalled() {
                 self.departures += 1;
                 continue;
             }
@@ -183,13 +186,13 @@ impl Partition {
             if leaving.map_or(0, &mut evict) == 0 {
                 // Nothing can leave, or nothing is gained by it. If that is because of what changed, a checkpoint helps;
                 // otherwise nothing does, and counting goes before the budget.
-                return if changed { Room::NeedsCheckpoint } else { Room::Enough };
+                return if changed { Headroom::NeedsCheckpoint } else { Headroom::Enough };
             }
             self.departures += 1;
             self.in_store_only = true;
             self.warming = false;
         }
-        Room::Enough
+        Headroom::Enough
     }
 
     /// Whether a checkpoint, the one under way or the next, will find anything to move out of memory.
@@ -212,7 +215,7 @@ impl Partition {
 
     /// Bytes that only a checkpoint can move out of memory.
     fn unsaved_bytes(&self) -> usize {
-        self.seen.unsaved_bytes() + self.book.memory_bytes()
+        self.request_ids.unsaved_bytes() + self.ledger_heads.memory_bytes()
     }
 
     /// Whether so much has changed that a checkpoint should begin before batches have to wait for one.
@@ -262,6 +265,6 @@ impl Partition {
     /// Says whether the key is known to hold nothing, without asking the store.
     #[must_use]
     pub fn is_known_absent(&self, key: &Key) -> bool {
-        self.held(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key.as_ref()))
+        self.state_of(key.as_ref()).is_none() && (!self.in_store_only || self.is_removed(key.as_ref()))
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Partition;
 use crate::counter::is_due;
+use crate::counter_table::CellId;
 use crate::event::EventRef;
 use crate::key::{Key, KeyRef};
 use crate::outcome::Outcome;
-use crate::table::CellId;
 use crate::time::Millis;
 
 impl Partition {

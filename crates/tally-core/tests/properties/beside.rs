@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tally_core::batch::{Batch, Combiner, Events, decode, encode};
-use tally_core::counter::Held;
+use tally_core::counter::CounterState;
 use tally_core::event::Change;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
+use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcome, Outcomes, Refusal};
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
-use tally_core::wanted::Wanted;
 use tally_sim::model::{Event, Model, of_each, push_all};
 
 pub struct Beside {
@@ -64,9 +64,9 @@ impl Beside {
     }
 
     fn restore(&mut self, batches: &[Batch]) {
-        let mut wanted = Wanted::default();
+        let mut wanted = MissingKeys::default();
         for batch in batches {
-            self.partition.wants(batch, Position(0), &mut wanted);
+            self.partition.missing(batch, Position(0), &mut wanted);
         }
         for key in wanted.iter() {
             if let Some(value) = self.store.get(key) {
@@ -182,11 +182,11 @@ impl Beside {
     }
 
     /// The counter, unless it has expired at `now`.
-    pub fn counter(&self, key: &Key, now: Millis) -> Option<Held> {
-        let held = if self.partition.wants_counter(key.as_ref()) {
+    pub fn counter(&self, key: &Key, now: Millis) -> Option<CounterState> {
+        let held = if self.partition.is_missing(key.as_ref()) {
             stored(&self.store, key.as_bytes())
         } else {
-            self.partition.held(key.as_ref())
+            self.partition.state_of(key.as_ref())
         };
         held.filter(|held| !held.is_expired(now))
     }
@@ -254,7 +254,7 @@ impl Beside {
     /// Says in what the store differs from the model, if in anything.
     fn store_is(&self, model: &Model, clock: Millis) -> Result<(), String> {
         let counters = self.store.iter().filter_map(|(key, value)| Some((record::counter_of(key)?.to_key(), value)));
-        let mut counters: BTreeMap<Key, Held> =
+        let mut counters: BTreeMap<Key, CounterState> =
             counters.map(|(key, value)| (key, record::read_counter(value).unwrap())).collect();
         let expiring = counters.values().filter(|held| held.expires_at.is_some()).count() as u64;
         let meta = Meta { clock, counters: counters.len() as u64, expiring };
@@ -296,13 +296,13 @@ impl Beside {
     }
 }
 
-fn stored(store: &BTreeMap<Vec<u8>, Vec<u8>>, key: &[u8]) -> Option<Held> {
+fn stored(store: &BTreeMap<Vec<u8>, Vec<u8>>, key: &[u8]) -> Option<CounterState> {
     store.get(&record::counter_key(key)).map(|value| record::read_counter(value).unwrap())
 }
 
 fn compare(
     key: &Key,
-    found: Option<&Held>,
+    found: Option<&CounterState>,
     expected: Option<&tally_sim::model::Life>,
     now: Millis,
 ) -> Result<(), String> {

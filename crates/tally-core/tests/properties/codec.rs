@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tally_core::batch::{Batch, CodecError, Combiner, Events, decode, encode};
 use tally_core::event::{
     AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Dimensions, EventRef, Expiry,
-    ExpiryCondition, Look, Member, OnBound, RequestId,
+    ExpiryCondition, Field, Member, OnBound, RequestId,
 };
 use tally_core::key::Key;
 use tally_core::limits::{
@@ -52,8 +52,8 @@ proptest! {
         prop_assert!(bytes.len() - before.len() <= call.batch().bytes(), "the estimate is an upper bound");
         let mut back = Batch::default();
         prop_assert_eq!(decode(&bytes[before.len()..], SEED, &mut back), Ok(Millis(at)));
-        let is_look = |event: &EventRef<'_>| matches!(event.change, ChangeRef::Other(Change::Look(_)));
-        let written = call.batch().iter().filter(|event| !is_look(event)).map(|event| format!("{event:?}"));
+        let is_read = |event: &EventRef<'_>| matches!(event.change, ChangeRef::Other(Change::Read(_)));
+        let written = call.batch().iter().filter(|event| !is_read(event)).map(|event| format!("{event:?}"));
         prop_assert_eq!(events_of(&back), written.collect::<Vec<_>>());
         prop_assert_eq!(encoded(&back, Millis(at)), &bytes[before.len()..]);
     }
@@ -176,11 +176,11 @@ fn batches_of_the_version_before_are_read_and_fingerprints_stay_the_same() {
 #[test]
 fn reads_are_not_written() {
     let (a, b) = (Key::new("a").unwrap(), Key::new("b").unwrap());
-    let look = || Change::Look(Look::Value);
+    let look = || Change::Read(Field::Value);
     let id = RequestId::new(a.as_ref(), b"id").unwrap();
     let mut call = Events::new(SEED);
     call.push(a.as_ref(), look(), Some(id), Some(Details { at: Some(Millis(1)), ..Details::default() }));
-    call.push(b.as_ref(), Change::Look(Look::Expiry), None, None);
+    call.push(b.as_ref(), Change::Read(Field::Expiry), None, None);
     assert_eq!((call.batch().len(), call.batch().reads(), call.batch().journalled_len()), (2, 2, 0));
     assert!(call.batch().is_read_only());
     assert!(call.batch().iter().all(|event| event.request_id.is_none() && event.details.is_none()));

@@ -4,7 +4,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tally_core::batch::{Batch, Combiner, Events, Placed, decode, encode};
-use tally_core::event::{Change, Look};
+use tally_core::event::{Change, Field};
 use tally_core::key::Key;
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::Partition;
@@ -56,7 +56,7 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<V
             placed
         })
         .collect();
-    assert_eq!(combiner.events(), calls.concat().iter().filter(|event| !event.is_look()).count());
+    assert_eq!(combiner.events(), calls.concat().iter().filter(|event| !event.is_read()).count());
     let of_batch = partition.apply(at, combiner.batch());
     let outcomes_of = |(call, placed): (&Vec<Event>, Vec<Placed>)| {
         let outcomes = call_of(call).outcomes(|slot| combiner.outcome_of(placed[slot], &of_batch)).collect::<Vec<_>>();
@@ -78,7 +78,7 @@ fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<O
 fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Outcome>) {
     let of_key = |key: &Key| {
         let ledger: Vec<_> = partition.unsaved_ledger(key).collect();
-        format!("{:?} {:?} {ledger:?}", key, partition.held(key.as_ref()))
+        format!("{:?} {:?} {ledger:?}", key, partition.state_of(key.as_ref()))
     };
     let state = drawn::keys().iter().map(of_key).collect();
     let with_ids: Vec<Event> = events.iter().filter(|event| event.id.is_some()).cloned().collect();
@@ -207,7 +207,7 @@ proptest! {
         }
         for (key, sum) in sums {
             for partition in [&partition.live, &partition.replayed] {
-                let value = partition.held(key.as_ref()).map_or(0, |held| held.counter.value());
+                let value = partition.state_of(key.as_ref()).map_or(0, |held| held.counter.value());
                 prop_assert_eq!(i128::from(value), sum, "{:?}", key);
             }
         }
@@ -217,7 +217,7 @@ proptest! {
 #[test]
 fn a_group_sees_what_is_left_of_increments_before_it_that_overflow() {
     let [a, b] = ["a", "b"].map(|name| Key::new(name).unwrap());
-    let read = |key: &Key| Event { change: Change::Look(Look::Value), ..Event::add(key, 0) };
+    let read = |key: &Key| Event { change: Change::Read(Field::Value), ..Event::add(key, 0) };
     let grouped = |event: Event| Event { grouped: true, ..event };
     let mut twins = Twins::new();
     apply_calls(&mut twins, Millis(1), &[vec![Event::add(&a, i64::MAX - 1)]]);

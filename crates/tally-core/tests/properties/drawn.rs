@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Dimensions, Expiry, ExpiryCondition, Look,
+    AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Dimensions, Expiry, ExpiryCondition, Field,
     Member, OnBound,
 };
 use tally_core::key::Key;
@@ -46,7 +46,7 @@ fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> 
         1 => (amount.clone(), why()).prop_map(|(delta, why)| Change::Adjust { delta, why }),
         2 => why().prop_map(Change::Delete),
         2 => expire.prop_map(|(at, when)| Change::Expire { at, when }),
-        2 => prop::sample::select(vec![Look::Value, Look::Expiry]).prop_map(Change::Look),
+        2 => prop::sample::select(vec![Field::Value, Field::Expiry]).prop_map(Change::Read),
     ]
 }
 

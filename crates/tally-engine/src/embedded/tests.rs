@@ -68,7 +68,7 @@ fn a_flusher_that_is_late_with_the_next_segment_makes_nobody_think_that_the_disk
             if shared.machine.flushed() == before {
                 // The flusher comes only now that it has to.
                 left += 1;
-                shared.machine.tend_journal();
+                shared.machine.maintain_journal();
                 shared.machine.seal();
                 shared.machine.flush().unwrap();
             }

@@ -56,7 +56,7 @@ pub struct EndMark {
     file: Arc<dyn DiskFile>,
     /// What the file may say now.
     known: Mutex<EndRecord>,
-    /// Held while it is written.
+    /// CounterState while it is written.
     written: Mutex<Written>,
 }
 

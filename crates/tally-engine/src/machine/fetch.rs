@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::MutexGuard;
-use tally_core::counter::Held;
+use tally_core::counter::CounterState;
 use tally_core::key::KeyRef;
+use tally_core::missing_keys::MissingKeys;
 use tally_core::partition::Partition;
 use tally_core::record;
 use tally_core::time::Position;
-use tally_core::wanted::Wanted;
 
 use super::{Machine, State};
 use crate::store::{Snapshot, StoreError};
@@ -22,9 +22,9 @@ use crate::store::{Snapshot, StoreError};
 /// What one pass over the store looked for, and what it found, in key order.
 #[derive(Default)]
 struct Pass {
-    wanted: Wanted,
-    keys: Wanted,
-    values: Wanted,
+    wanted: MissingKeys,
+    keys: MissingKeys,
+    values: MissingKeys,
 }
 
 /// Records of the store.
@@ -55,7 +55,7 @@ impl Fetched {
     }
 
     /// The counter, if it was fetched.
-    pub(super) fn counter(&self, key: KeyRef<'_>) -> Result<Option<Held>, StoreError> {
+    pub(super) fn counter(&self, key: KeyRef<'_>) -> Result<Option<CounterState>, StoreError> {
         if self.passes.is_empty() {
             return Ok(None);
         }
@@ -74,7 +74,7 @@ impl Fetched {
         Ok(())
     }
 
-    fn add_pass(&mut self, snapshot: &Snapshot, wanted: Wanted) -> Result<usize, StoreError> {
+    fn add_pass(&mut self, snapshot: &Snapshot, wanted: MissingKeys) -> Result<usize, StoreError> {
         let mut pass = Pass { wanted, ..Pass::default() };
         let looked_up = snapshot.get_many(&pass.wanted, &mut |key, value| {
             pass.keys.push(key);
@@ -85,7 +85,7 @@ impl Fetched {
     }
 
     /// Those of the keys that no pass has looked for.
-    fn missing_of(&self, wanted: &Wanted) -> Wanted {
+    fn missing_of(&self, wanted: &MissingKeys) -> MissingKeys {
         let known: BTreeSet<&[u8]> = self.passes.iter().flat_map(|pass| pass.wanted.iter()).collect();
         wanted.iter().filter(|key| !known.contains(key)).collect()
     }
@@ -96,13 +96,13 @@ impl Machine {
     /// the partition and the position of the store.
     pub(super) fn lock_with(
         &self,
-        list: impl Fn(&Partition, Position, &mut Wanted),
+        list: impl Fn(&Partition, Position, &mut MissingKeys),
     ) -> Result<(MutexGuard<'_, State>, Fetched), StoreError> {
         let mut fetched = Fetched::default();
         let mut state = self.state.lock();
         loop {
             let snapshot = self.store.snapshot();
-            let mut wanted = Wanted::default();
+            let mut wanted = MissingKeys::default();
             list(&state.partition, snapshot.position(), &mut wanted);
             if !fetched.passes.is_empty() {
                 wanted = fetched.missing_of(&wanted);

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tally_core::batch::{Events, key_hash};
-use tally_core::counter::{Counter, Held};
+use tally_core::counter::{Counter, CounterState};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::PAGE_ITEMS_MAX;
+use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcomes, Reads, Receipt, Refusal, Token};
-use tally_core::partition::{Partition, Room};
+use tally_core::partition::{Headroom, Partition};
 use tally_core::reading::{Reading, Stats};
 use tally_core::record;
 use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
-use tally_core::wanted::Wanted;
 
 use super::fetch::Fetched;
 use super::{Machine, PARTITION, State};
@@ -104,23 +104,27 @@ impl Machine {
     }
 
     /// The counters that exist now, as they stand, and what to await before they may be shown.
-    fn look_up(&self, keys: &[Key], durability: Durability) -> Result<(Vec<Option<Held>>, Option<Wait>), EngineError> {
-        let list = |partition: &Partition, _, wanted: &mut Wanted| {
-            for key in keys.iter().filter(|key| partition.wants_counter(key.as_ref())) {
+    fn look_up(
+        &self,
+        keys: &[Key],
+        durability: Durability,
+    ) -> Result<(Vec<Option<CounterState>>, Option<Wait>), EngineError> {
+        let list = |partition: &Partition, _, wanted: &mut MissingKeys| {
+            for key in keys.iter().filter(|key| partition.is_missing(key.as_ref())) {
                 wanted.push(&record::counter_key(key.as_bytes()));
             }
         };
         let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
         self.refuse_if_poisoned()?;
         let now = self.now_at(&state);
-        let counter = |key: &Key| match state.partition.wants_counter(key.as_ref()) {
+        let counter = |key: &Key| match state.partition.is_missing(key.as_ref()) {
             true => fetched.counter(key.as_ref()),
-            false => Ok(state.partition.held(key.as_ref())),
+            false => Ok(state.partition.state_of(key.as_ref())),
         };
         let counters = keys.iter().map(counter).collect::<Result<Vec<_>, _>>();
         let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
         self.restore_if_room(&mut state, &fetched).map_err(|error| self.store_failed(&mut state, &error))?;
-        let existing = |held: Option<Held>| held.filter(|held| !held.is_expired(now));
+        let existing = |held: Option<CounterState>| held.filter(|held| !held.is_expired(now));
         Ok((counters.into_iter().map(existing).collect(), self.wait_for(&state, keys, durability)))
     }
 
@@ -141,7 +145,7 @@ impl Machine {
             return Err(refusal);
         }
         let batch = events.batch();
-        let list = |partition: &Partition, at, wanted: &mut Wanted| partition.wants(batch, at, wanted);
+        let list = |partition: &Partition, at, wanted: &mut MissingKeys| partition.missing(batch, at, wanted);
         let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
         self.refuse_if_poisoned()?;
         let mut outcomes = Outcomes::default();
@@ -194,7 +198,7 @@ impl Machine {
             let Some(key) = record::counter_of(store_key) else {
                 continue;
             };
-            if state.partition.make_room_for_one(key, budget) == Room::Enough {
+            if state.partition.make_room_for_one(key, budget) == Headroom::Enough {
                 state.partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
             }
         }
@@ -318,7 +322,7 @@ impl Machine {
             if key.as_bytes() > after {
                 let key = key.to_key();
                 let state = self.state.lock();
-                let held = state.partition.held(key.as_ref()).or_else(|| record::read_counter(value));
+                let held = state.partition.state_of(key.as_ref()).or_else(|| record::read_counter(value));
                 let expired = held.is_some_and(|held| held.is_expired(now));
                 if !expired && !state.partition.is_removed(key.as_ref()) {
                     found.insert(key, ());
@@ -342,7 +346,7 @@ pub(super) fn unrevealed(error: EngineError) -> EngineError {
     }
 }
 
-fn reading(held: Option<&Held>, now: Millis) -> Reading {
+fn reading(held: Option<&CounterState>, now: Millis) -> Reading {
     let counter = held.map(|held| &held.counter);
     Reading {
         value: counter.map_or(0, Counter::value),
@@ -357,7 +361,7 @@ fn reading(held: Option<&Held>, now: Millis) -> Reading {
     }
 }
 
-fn stats(held: Option<Held>, now: Millis) -> Stats {
+fn stats(held: Option<CounterState>, now: Millis) -> Stats {
     let reading = reading(held.as_ref(), now);
     let counter = held.map(|held| held.counter).unwrap_or_default();
     let (min, max) = counter.extremes();

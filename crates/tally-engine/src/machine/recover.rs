@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use tally_core::batch::{Batch, Combiner, decode, key_hash};
+use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcomes, Refusal};
 use tally_core::partition::{Malformed, Partition};
 use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
-use tally_core::wanted::Wanted;
 
 use super::{Flushing, Machine, Open, Settings, State};
 use crate::clock::{Clock, SlewedClock};
@@ -89,7 +89,7 @@ struct Replay<'a> {
     bytes: usize,
     /// Memory that can be used again, up to what one sweep takes.
     spare: Vec<Batch>,
-    wanted: Wanted,
+    wanted: MissingKeys,
 }
 
 impl Replay<'_> {
@@ -108,7 +108,7 @@ impl Replay<'_> {
     fn apply(&mut self) -> Result<(), StoreError> {
         self.wanted.clear();
         for (_, batch) in &self.batches {
-            self.partition.wants(batch, self.store.position(), &mut self.wanted);
+            self.partition.missing(batch, self.store.position(), &mut self.wanted);
         }
         restore_all(self.store, self.partition, &self.wanted)?;
         let mut outcomes = Outcomes::default();
@@ -144,7 +144,7 @@ fn has_overflowed_sum(batch: &Batch, outcomes: &Outcomes) -> bool {
 }
 
 /// Brings records from the store to memory; says how many it looked for.
-fn restore_all(store: &Store, partition: &mut Partition, wanted: &Wanted) -> Result<usize, StoreError> {
+fn restore_all(store: &Store, partition: &mut Partition, wanted: &MissingKeys) -> Result<usize, StoreError> {
     let mut malformed = None;
     let looked_for = store.get_many(wanted, &mut |key, value| {
         if partition.restore(key, value) == Err(Malformed) {
@@ -236,7 +236,7 @@ impl Machine {
             events: 0,
             bytes: 0,
             spare: Vec::new(),
-            wanted: Wanted::default(),
+            wanted: MissingKeys::default(),
         };
         let (recovered, repair) =
             journal::replay(&disk, store.id(), from, &mut |frame| replay.take(frame.payload), progress)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use tally_core::batch::{Combiner, encode};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcomes, Refusal};
-use tally_core::partition::Room;
+use tally_core::partition::Headroom;
 use tally_core::surface::EngineError;
 use tally_core::time::{Millis, Position};
 
@@ -35,7 +35,7 @@ pub enum Seal {
 struct Taken {
     combiner: Combiner,
     ticket: Arc<Ticket>,
-    room: Room,
+    room: Headroom,
 }
 
 impl Machine {
@@ -58,7 +58,7 @@ impl Machine {
         };
         let Taken { combiner, ticket, room } = taken;
         let batch = combiner.batch();
-        let (mut state, fetched) = match self.lock_with(|partition, at, wanted| partition.wants(batch, at, wanted)) {
+        let (mut state, fetched) = match self.lock_with(|partition, at, wanted| partition.missing(batch, at, wanted)) {
             Ok(locked) => locked,
             Err(error) => {
                 ticket.fail(self.store_failed(&mut self.state.lock(), &error));
@@ -72,7 +72,7 @@ impl Machine {
         }
         let at = self.now_at(&state);
         // Without room, memory is full of changes and the disk has no room for them.
-        if room == Room::Enough {
+        if room == Headroom::Enough {
             if let Err(error) = fetched.restore(&mut state.partition) {
                 ticket.fail(self.store_failed(&mut state, &error));
                 return Seal::Refused;
@@ -107,7 +107,7 @@ impl Machine {
             }
             room = state.partition.make_room(open.combiner.batch(), budget);
         }
-        if room == Room::NeedsCheckpoint && !self.checkpoint_full.load(Ordering::Acquire) {
+        if room == Headroom::NeedsCheckpoint && !self.checkpoint_full.load(Ordering::Acquire) {
             return Err(Seal::NeedsCheckpoint);
         }
         let (combiner, ticket) = self.take_open();

@@ -29,8 +29,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tally_core::missing_keys::MissingKeys;
 use tally_core::time::Position;
-use tally_core::wanted::Wanted;
 
 use self::checkpoint::Pending;
 pub use self::checkpoint::{CheckpointWriter, Entry};
@@ -57,11 +57,11 @@ pub struct Store {
     id: DirId,
     /// Whether the manifest in force has the present format.
     has_manifest: AtomicBool,
-    /// What readers see. Held only to copy or replace the pointer.
+    /// What readers see. CounterState only to copy or replace the pointer.
     current: Mutex<Arc<Version>>,
-    /// Held while a commit is under way. Names files to remove once a durable manifest does not name them.
+    /// CounterState while a commit is under way. Names files to remove once a durable manifest does not name them.
     doomed: Mutex<Vec<String>>,
-    /// Held while a merge is under way.
+    /// CounterState while a merge is under way.
     merging: Mutex<()>,
     stopping: AtomicBool,
     next_file: AtomicU64,
@@ -92,7 +92,7 @@ impl Snapshot {
     }
 
     /// Looks up many keys; see [`Store::get_many`].
-    pub fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+    pub fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
         if keys.is_empty() { Ok(0) } else { self.0.get_many(keys, found) }
     }
 
@@ -224,7 +224,7 @@ impl Store {
     /// Looks up many keys, in any order and some perhaps more than once. Calls `found` once for each that has a value,
     /// in the order of keys. Blocks are read and decoded at most once, so the closer the keys the cheaper each. Says how many
     /// keys it had to look for in runs: those that no run can hold cost little.
-    pub fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+    pub fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
         if keys.is_empty() { Ok(0) } else { self.version().get_many(keys, found) }
     }
 

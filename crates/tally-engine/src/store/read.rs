@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tally_core::missing_keys::MissingKeys;
 use tally_core::record::sort_by_bytes;
-use tally_core::wanted::Wanted;
 
 use super::cursor::{ReadAhead, RunCursor};
 use super::filter::hash;
@@ -23,7 +23,11 @@ impl Version {
         Ok(None)
     }
 
-    pub(super) fn get_many(&self, keys: &Wanted, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+    pub(super) fn get_many(
+        &self,
+        keys: &MissingKeys,
+        found: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, StoreError> {
         let holders = self.holders(&keys.iter());
         let mut wanted: Vec<(usize, RunSet)> = holders.into_iter().enumerate().filter(|(_, of)| *of != 0).collect();
         sort_by_bytes(&mut wanted, keys, |(number, _), keys| keys.key(*number));

@@ -62,8 +62,8 @@ impl Driven {
 
     fn settle(&self) {
         loop {
-            if self.machine.needs_tending() {
-                self.machine.tend_journal();
+            if self.machine.needs_maintenance() {
+                self.machine.maintain_journal();
             }
             let sealed = self.machine.seal();
             if sealed == Seal::NeedsCheckpoint {

@@ -167,7 +167,7 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     Query::none(&parts.uri)?;
     let instead = "a batch takes no `Idempotency-Key`; give each item its own `request_id`";
     idempotency::refuse_header(&parts.headers, instead)?;
-    // Held until the answer is built: the parsed items take memory too.
+    // CounterState until the answer is built: the parsed items take memory too.
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let mut writes = app.service.writes()?;
     let verdicts = judge_all(&bytes, &mut writes)?;

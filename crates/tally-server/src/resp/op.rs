@@ -4,7 +4,7 @@
 
 use tally_core::batch::Events;
 use tally_core::event::{
-    AddExpiry, Bounds, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Look, OnBound, RequestId,
+    AddExpiry, Bounds, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound, RequestId,
 };
 use tally_core::key::KeyRef;
 use tally_core::time::Millis;
@@ -24,9 +24,9 @@ pub enum Op<'a> {
     /// Adds with more than a number.
     AddWith { key: KeyRef<'a>, delta: i64, id: Option<RequestId>, details: Details, plan: Plan },
     /// Looks at one counter.
-    Look { key: KeyRef<'a>, look: Look, plan: Plan },
+    Read { key: KeyRef<'a>, look: Field, plan: Plan },
     /// Looks at several.
-    Looks { keys: Args<'a>, plan: Plan },
+    ReadMany { keys: Args<'a>, plan: Plan },
     /// Removes several.
     Remove { keys: Args<'a>, plan: Plan },
     /// Removes one and tells what it was.
@@ -57,14 +57,14 @@ impl<'a> Op<'a> {
             return Some(delta.and_then(|delta| Ok(Op::Add { delta, key: key(args)? })));
         }
         Some(match command {
-            Command::Get => look(args, Look::Value, Plan::Text),
-            Command::Type => look(args, Look::Value, Plan::Kind),
-            Command::Ttl => look(args, Look::Expiry, Plan::Expiry(Clock::SecondsLeft)),
-            Command::PTtl => look(args, Look::Expiry, Plan::Expiry(Clock::MillisLeft)),
-            Command::ExpireTime => look(args, Look::Expiry, Plan::Expiry(Clock::Second)),
-            Command::PExpireTime => look(args, Look::Expiry, Plan::Expiry(Clock::Milli)),
-            Command::MGet => keys(args).map(|(keys, plan)| Op::Looks { keys, plan: Plan::Texts(plan) }),
-            Command::Exists => keys(args).map(|(keys, plan)| Op::Looks { keys, plan: Plan::Existing(plan) }),
+            Command::Get => look(args, Field::Value, Plan::Text),
+            Command::Type => look(args, Field::Value, Plan::Kind),
+            Command::Ttl => look(args, Field::Expiry, Plan::Expiry(Clock::SecondsLeft)),
+            Command::PTtl => look(args, Field::Expiry, Plan::Expiry(Clock::MillisLeft)),
+            Command::ExpireTime => look(args, Field::Expiry, Plan::Expiry(Clock::Second)),
+            Command::PExpireTime => look(args, Field::Expiry, Plan::Expiry(Clock::Milli)),
+            Command::MGet => keys(args).map(|(keys, plan)| Op::ReadMany { keys, plan: Plan::Texts(plan) }),
+            Command::Exists => keys(args).map(|(keys, plan)| Op::ReadMany { keys, plan: Plan::Existing(plan) }),
             Command::Del | Command::Unlink => {
                 keys(args).map(|(keys, plan)| Op::Remove { keys, plan: Plan::Removed(plan) })
             }
@@ -90,11 +90,11 @@ impl<'a> Op<'a> {
         match self {
             Op::Add { key, .. }
             | Op::AddWith { key, .. }
-            | Op::Look { key, .. }
+            | Op::Read { key, .. }
             | Op::Take { key }
             | Op::Set { key, .. }
             | Op::Expire { key, .. } => service.consistency(*key),
-            Op::Looks { keys, .. } | Op::Remove { keys, .. } => {
+            Op::ReadMany { keys, .. } | Op::Remove { keys, .. } => {
                 let all = keys.iter().skip(1).filter_map(|key| KeyRef::new(key).ok());
                 all.map(|key| service.consistency(key)).max().unwrap_or_default()
             }
@@ -104,7 +104,7 @@ impl<'a> Op<'a> {
     /// Whether it changes nothing.
     #[inline]
     pub fn is_read(&self) -> bool {
-        matches!(self, Op::Look { .. } | Op::Looks { .. })
+        matches!(self, Op::Read { .. } | Op::ReadMany { .. })
     }
 
     /// Adds its events, and says how its reply follows from them.
@@ -119,13 +119,13 @@ impl<'a> Op<'a> {
                 events.push(key, Change::Add(delta), id, Some(details));
                 Ok(plan)
             }
-            Op::Look { key, look, plan } => {
-                events.push(key, Change::Look(look), None, None);
+            Op::Read { key, look, plan } => {
+                events.push(key, Change::Read(look), None, None);
                 Ok(plan)
             }
-            Op::Looks { keys, plan } => {
+            Op::ReadMany { keys, plan } => {
                 for key in keys.iter().skip(1) {
-                    events.push(admit(key)?, Change::Look(Look::Value), None, None);
+                    events.push(admit(key)?, Change::Read(Field::Value), None, None);
                 }
                 Ok(plan)
             }
@@ -141,7 +141,7 @@ impl<'a> Op<'a> {
             }
             Op::Set { key, value, when, expiry, before } => {
                 if before {
-                    events.push(key, Change::Look(Look::Value), None, None);
+                    events.push(key, Change::Read(Field::Value), None, None);
                 }
                 let why = correction(asker, "SET")?;
                 events.push(key, Change::Set { value, when, expiry, why }, None, None);
@@ -157,7 +157,7 @@ impl<'a> Op<'a> {
 
 /// Tells whether the counter is there, then removes it.
 fn remove(events: &mut Events, key: KeyRef<'_>, asker: Asker, command: &str) -> Result<(), Refused> {
-    events.push(key, Change::Look(Look::Value), None, None);
+    events.push(key, Change::Read(Field::Value), None, None);
     events.push(key, Change::Delete(correction(asker, command)?), None, None);
     Ok(())
 }
@@ -211,8 +211,8 @@ pub fn delta(command: Command, args: Args<'_>) -> Option<Result<i64, Refused>> {
     })
 }
 
-fn look(args: Args<'_>, look: Look, plan: Plan) -> Result<Op<'_>, Refused> {
-    Ok(Op::Look { key: key(args)?, look, plan })
+fn look(args: Args<'_>, look: Field, plan: Plan) -> Result<Op<'_>, Refused> {
+    Ok(Op::Read { key: key(args)?, look, plan })
 }
 
 /// A unit of time.

@@ -94,7 +94,7 @@ impl Machine {
                 let held = held.ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
                 let state = self.state.lock();
                 // Memory knows better, and it may have come there since memory was looked at.
-                let held = if state.partition.wants_counter(key) { Some(held) } else { state.partition.held(key) };
+                let held = if state.partition.is_missing(key) { Some(held) } else { state.partition.state_of(key) };
                 if held.is_some_and(|held| !held.is_expired(self.now_at(&state))) {
                     return Ok(Some(self.found(&state, key.to_key())));
                 }

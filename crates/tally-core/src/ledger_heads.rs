@@ -9,22 +9,22 @@ use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
 use crate::time::Millis;
 
 /// Entries by counter, oldest first.
-pub type Pages = BTreeMap<Key, Vec<LedgerEntry>>;
+pub type UnsavedEntries = BTreeMap<Key, Vec<LedgerEntry>>;
 
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct LedgerHeads {
     heads: BTreeMap<Key, ChainHead>,
-    current: Pages,
+    current: UnsavedEntries,
     current_bytes: usize,
     /// Closed, not yet in the store, with their size; newest last.
-    unsaved: Vec<(Arc<Pages>, usize)>,
+    unsaved: Vec<(Arc<UnsavedEntries>, usize)>,
     /// Whether the store may hold chains whose head is not in memory.
     in_store_only: bool,
 }
 
-impl Book {
+impl LedgerHeads {
     pub(crate) fn beside_store() -> Self {
-        Book { in_store_only: true, ..Book::default() }
+        LedgerHeads { in_store_only: true, ..LedgerHeads::default() }
     }
 
     /// Whether the store may hold chains that are not in memory.
@@ -79,7 +79,7 @@ impl Book {
         !self.current.is_empty() || !self.unsaved.is_empty()
     }
 
-    pub(crate) fn begin_capture(&mut self) -> Vec<Arc<Pages>> {
+    pub(crate) fn begin_capture(&mut self) -> Vec<Arc<UnsavedEntries>> {
         if !self.current.is_empty() {
             let bytes = std::mem::take(&mut self.current_bytes);
             self.unsaved.push((Arc::new(std::mem::take(&mut self.current)), bytes));

@@ -2,13 +2,13 @@
 
 /// Keys one after the other in one buffer, so that many of them cost no allocation each.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct MissingKeys {
     bytes: Vec<u8>,
     /// Where each key ends.
     ends: Vec<usize>,
 }
 
-impl Wanted {
+impl MissingKeys {
     /// Adds a key.
     pub fn push(&mut self, key: &[u8]) {
         self.push_joined(&[key]);
@@ -52,9 +52,9 @@ impl Wanted {
     }
 }
 
-impl<K: AsRef<[u8]>> FromIterator<K> for Wanted {
+impl<K: AsRef<[u8]>> FromIterator<K> for MissingKeys {
     fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
-        let mut wanted = Wanted::default();
+        let mut wanted = MissingKeys::default();
         keys.into_iter().for_each(|key| wanted.push(key.as_ref()));
         wanted
     }

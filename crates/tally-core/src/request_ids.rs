@@ -129,7 +129,7 @@ fn hash(id: RequestId) -> u64 {
 
 /// All remembered ids that are in memory.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct RequestIds {
     current: Layer,
     /// Closed, not yet in the store; newest last.
     unsaved: Vec<Arc<Layer>>,
@@ -139,10 +139,10 @@ pub(crate) struct Seen {
     in_store_only: bool,
 }
 
-impl Seen {
+impl RequestIds {
     /// A memory of ids beside a store that may hold some.
     pub(crate) fn beside_store() -> Self {
-        Seen { in_store_only: true, ..Seen::default() }
+        RequestIds { in_store_only: true, ..RequestIds::default() }
     }
 
     /// What the layer that takes new ids knows. It has the last word: an expired id may have been used afresh.

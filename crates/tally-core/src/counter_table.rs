@@ -10,7 +10,7 @@ use hashbrown::HashTable;
 
 use crate::batch::key_hash;
 use crate::bits::Bits;
-use crate::counter::{Counter, Held, PACKED_BYTES, Packed};
+use crate::counter::{Counter, CounterState, PACKED_BYTES, Packed};
 use crate::time::Millis;
 
 const INLINE_MAX: usize = 21;
@@ -42,7 +42,7 @@ const _: () = assert!(size_of::<Cell>() == 102);
 pub(crate) type CellId = u32;
 
 /// Counters by key.
-pub(crate) struct Table {
+pub(crate) struct CounterTable {
     seed: u64,
     index: Vec<HashTable<CellId>>,
     chunks: Vec<Box<[Cell]>>,
@@ -72,9 +72,9 @@ pub(crate) enum Leaving {
     WithBytesBeside,
 }
 
-impl Table {
+impl CounterTable {
     pub(crate) fn new(seed: u64) -> Self {
-        Table {
+        CounterTable {
             seed,
             index: (0..SHARDS).map(|_| HashTable::new()).collect(),
             chunks: Vec::new(),
@@ -178,8 +178,8 @@ impl Table {
         if self.expiries.is_empty() { None } else { self.expiries.get(&id).copied() }
     }
 
-    pub(crate) fn held(&self, id: CellId) -> Held {
-        Held { counter: self.counter(id), expires_at: self.expiry(id) }
+    pub(crate) fn state(&self, id: CellId) -> CounterState {
+        CounterState { counter: self.counter(id), expires_at: self.expiry(id) }
     }
 
     /// Replaces a counter; its expiry stays.
@@ -216,7 +216,7 @@ impl Table {
     }
 
     /// Adds a counter whose key is not in the table.
-    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], held: &Held) -> CellId {
+    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], held: &CounterState) -> CellId {
         let (key_field, key_len) = self.store_key(key);
         let mut cell = Cell { counter: [0; PACKED_BYTES], key: key_field, key_len };
         held.counter.pack(&mut cell.counter);
