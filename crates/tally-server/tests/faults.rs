@@ -353,3 +353,76 @@ fn files_that_may_not_grow_are_a_full_disk_and_not_the_end_of_the_server() {
     assert_eq!(server.value("a"), 0);
     assert!(server.terminate().success());
 }
+
+/// One client keeps retrying writes; the reads of others, and those in a pipeline with writes, are answered all the same.
+#[test]
+fn on_a_full_disk_redis_reads_are_answered_beside_refused_writes() {
+    let faults = Faults::new();
+    let mut server = faults.start();
+    let mut writer = Resp::to(&server);
+    assert_eq!(writer.say("SET here 7"), Reply::Simple("OK".into()));
+    switch_on(&faults.room_marker());
+    let keys: Vec<String> = (0..8_000).map(|i| format!("{i:0>512}")).collect();
+    let writes: Vec<u8> = keys.iter().flat_map(|key| request(&["INCR", key])).collect();
+    let refused_of = |writer: &mut Resp| {
+        writer.send(&writes).unwrap();
+        let replies: Vec<Reply> = keys.iter().map(|_| writer.reply().unwrap()).collect();
+        replies.iter().filter(|reply| reply.error().starts_with("MISCONF ")).count()
+    };
+    assert!((0..100).any(|_| refused_of(&mut writer) > 0), "the journal grows although there is no room");
+    let mut reader = Resp::to(&server);
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..20).for_each(|_| assert!(refused_of(&mut writer) > 0)));
+        scope.spawn(|| {
+            // A write in front of each read takes it along in one submission.
+            let mixed = [request(&["INCR", &keys[17]]), request(&["GET", "here"])].concat().repeat(50);
+            for _ in 0..60 {
+                assert_eq!(reader.say("GET here").number(), 7);
+                reader.send(&mixed).unwrap();
+                for _ in 0..50 {
+                    reader.reply().unwrap();
+                    assert_eq!(reader.reply().unwrap().number(), 7);
+                }
+            }
+        });
+    });
+    switch_off(&faults.room_marker());
+    wait_until_equal("refusals once there is room", &0, || refused_of(&mut Resp::to(&server)));
+    assert_eq!(server.terminate().code(), Some(0));
+    let warnings = server.log().lines().filter(|line| line.contains("no room")).count();
+    assert!((1..20).contains(&warnings), "a full disk is logged when it fills up, not for every write: {warnings}");
+}
+
+/// Only what rests on the flush waits for it.
+#[test]
+fn on_a_slow_disk_redis_reads_of_other_keys_do_not_wait_for_the_flush() {
+    let faults = Faults::new();
+    let server = faults.start();
+    let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
+    assert_eq!((writer.say("INCR a"), writer.say("INCR b")), (Reply::Integer(1), Reply::Integer(1)));
+    // One slow flush, so that the next is left to the engine's own thread.
+    switch_on(&faults.hold_marker());
+    writer.send(&request(&["INCR", "a"])).unwrap();
+    assert!(!writer.answers_within(Duration::from_millis(50)));
+    switch_off(&faults.hold_marker());
+    assert_eq!(writer.reply().unwrap(), Reply::Integer(2));
+
+    switch_on(&faults.hold_marker());
+    writer.send(&request(&["INCR", "a"])).unwrap();
+    // Whether it has been applied yet shows in the metrics.
+    wait_for("the increment to be applied", || {
+        let metrics = server.send("GET", "/metrics", "").text;
+        if metrics.contains("tally_events_total 4\n") { Ok(()) } else { Err(metrics) }
+    });
+    assert_eq!(reader.say("PING"), Reply::Simple("PONG".into()));
+    assert_eq!(reader.say("GET b").number(), 1);
+    assert_eq!(reader.say("TTL b"), Reply::Integer(-1));
+    assert_eq!(reader.say("GET none"), Reply::Line("$-1".into()));
+    // What the increment has changed stays hidden until it is durable.
+    reader.send(&[request(&["GET", "b"]), request(&["GET", "a"])].concat()).unwrap();
+    assert!(!reader.answers_within(Duration::from_millis(50)));
+    switch_off(&faults.hold_marker());
+    assert_eq!(writer.reply().unwrap(), Reply::Integer(3));
+    assert_eq!(reader.reply().unwrap().number(), 1);
+    assert_eq!(reader.reply().unwrap().number(), 3);
+}
