@@ -1,4 +1,4 @@
-//! Who flushes: the thread that submits where that is quick, and the flusher otherwise.
+//! Which thread flushes: the submitter if flushes are fast, otherwise the flusher.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -16,7 +16,7 @@ use tally_engine::disk::{Disk, DiskFile};
 use tally_engine::{Durability, Machine, Seal, Settings};
 use tally_sim::SimDisk;
 
-/// Time passes only while a disk syncs.
+/// A clock that advances only while the disk syncs.
 #[derive(Default)]
 struct Syncing {
     elapsed_micros: AtomicU64,
@@ -144,7 +144,7 @@ impl Place {
 }
 
 #[test]
-fn a_slow_disk_keeps_the_flush_away_from_the_thread_that_submits_until_it_is_quick_again() {
+fn submitters_do_not_flush_inline_while_the_disk_is_slow() {
     let place = Place::new();
     assert!(place.flushes_here(FLUSH_HERE_MICROS_MAX, 1));
     assert!(!place.flushes_here(FLUSH_HERE_MICROS_MAX + 1, 1));
@@ -153,7 +153,7 @@ fn a_slow_disk_keeps_the_flush_away_from_the_thread_that_submits_until_it_is_qui
 }
 
 #[test]
-fn a_large_batch_keeps_the_flush_away_from_the_thread_that_submits() {
+fn submitters_do_not_flush_large_batches_inline() {
     let place = Place::new();
     assert!(place.flushes_here(0, FLUSH_HERE_EVENTS_MAX));
     assert!(!place.flushes_here(0, FLUSH_HERE_EVENTS_MAX + 1));

@@ -1,5 +1,5 @@
-//! The journal over a disk that crashes: whatever was flushed is there afterwards, byte for byte and in order, and
-//! nothing but a beginning of what was not follows it.
+//! The journal on a crashing disk: flushed frames survive byte for byte and in order, followed by at most a prefix of the
+//! unflushed ones.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -18,7 +18,7 @@ const ID: DirId = DirId::new(5);
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
-fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() {
+fn flushed_frames_survive_every_crash_followed_by_a_prefix_of_the_unflushed_ones() {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     let seeds = match number("TALLY_SEED") {
         Some(seed) => seed..seed + 1,
@@ -34,7 +34,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
         seen.add(&world.seen);
     }
     if seeds.end - seeds.start >= 500 {
-        // A simulation that never gets into trouble proves nothing.
+        // A simulation in which nothing goes wrong proves nothing.
         println!("{seen:?}");
         let Observed { crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks, .. } = seen;
         for count in [crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks] {
@@ -44,7 +44,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
 }
 
 #[test]
-fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_flushed() {
+fn a_crash_at_any_operation_of_rolls_trims_and_restarts_loses_no_flushed_frame() {
     let workload = |world: &mut World| {
         for _ in 0..2 {
             let Some(mut open) = world.open() else { return };
@@ -80,7 +80,7 @@ fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_f
     }
 }
 
-/// Less than the page that is written at once, some pages, or more than is written ahead; whole pages or not.
+/// Less than a page, some pages, or more than is written ahead; page-aligned or not.
 fn segment_bytes(rng: &mut Rng) -> u64 {
     let aligned = match rng.below(20) {
         0..=11 => return 128 + 8 * rng.below(200),
@@ -90,7 +90,7 @@ fn segment_bytes(rng: &mut Rng) -> u64 {
     if rng.one_in(2) { aligned } else { aligned + 8 * rng.below(512) }
 }
 
-/// A disk, what should be on it, and what goes wrong next.
+/// A disk, its expected content, and the faults to inject.
 struct World {
     sim: SimDisk,
     rng: Rng,
@@ -110,7 +110,7 @@ struct Placed {
     payload: Vec<u8>,
 }
 
-/// One life of the process.
+/// One process lifetime.
 struct Open {
     writer: Writer,
     tail: Tail,
@@ -341,7 +341,7 @@ fn replay(pass: Pass, disk: &Arc<dyn Disk>, from: Position) -> (Result<Recovered
     (result, payloads)
 }
 
-/// Says which case a failure belongs to.
+/// Names the failing case.
 struct Named(String);
 
 impl Drop for Named {

@@ -1,4 +1,4 @@
-//! Damage at the journal's end: noticed whenever the durable end says so, and never seen where there is none.
+//! Damage at the end of the journal: detected up to the recorded durable end, and without false alarms.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 
@@ -14,7 +14,7 @@ use tally_core::time::Position;
 use tally_engine::Durability;
 use tally_engine::check::{CheckError, check_disk};
 use tally_engine::{Machine, Nudge, OpenError, Settings, Step};
-use tally_sim::life::at_once;
+use tally_sim::life::ready;
 use tally_sim::world::SimClock;
 use tally_sim::{Rng, SimDisk};
 
@@ -55,7 +55,7 @@ fn add(machine: &Machine, counters: u64) {
 }
 
 fn hits(machine: &Machine) -> i64 {
-    at_once(machine.read(&[Key::new("hits").unwrap()], Durability::Flushed)).unwrap().unwrap()[0].value
+    ready(machine.read(&[Key::new("hits").unwrap()], Durability::Flushed)).unwrap().unwrap()[0].value
 }
 
 /// A directory whose process was killed, and what was acknowledged in it.
@@ -68,7 +68,7 @@ struct Killed {
     end: (Position, i64),
 }
 
-/// Lives by the seed; after the last record `unmarked` more additions are acknowledged.
+/// A random run of a process; after the last end record, `unmarked` more increments are acknowledged.
 fn killed(rng: &mut Rng, unmarked: u64) -> Killed {
     let sim = SimDisk::new(rng.next_u64());
     let segment_bytes = 4096 * (1 + rng.below(3));
@@ -146,7 +146,7 @@ const DAMAGES: [Damage; 7] = [
     Damage::OlderCopy,
 ];
 
-/// Where the frames of a segment begin, and where the last of them ends.
+/// The start offsets of the frames of a segment, and the end offset of the last one.
 fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
     let mut starts = vec![HEADER];
     while let Some(&last) = starts.last().filter(|last| **last < end) {
@@ -156,7 +156,7 @@ fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
     starts
 }
 
-/// The files with the damage done to bytes before `end` of the segment, whose last frame ends there.
+/// The files, with damage before `end` of the segment, where its last frame ends.
 fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut Rng) -> Files {
     let mut files = files.clone();
     let starts = frame_starts(&files[segment], end);
@@ -183,7 +183,7 @@ fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut R
 }
 
 #[test]
-fn damage_to_what_is_recorded_as_durable_is_refused_and_named() {
+fn damage_before_the_recorded_durable_end_is_refused_with_its_file() {
     for seed in seeds() {
         for damage in DAMAGES {
             let case = format!("TALLY_SEED={seed}, {damage:?}");
@@ -199,7 +199,7 @@ fn damage_to_what_is_recorded_as_durable_is_refused_and_named() {
 }
 
 #[test]
-fn damage_behind_the_record_costs_at_most_what_came_after_it() {
+fn damage_after_the_recorded_durable_end_loses_only_what_follows_it() {
     let mut lost = 0;
     for seed in seeds() {
         for damage in DAMAGES {
@@ -220,7 +220,7 @@ fn damage_behind_the_record_costs_at_most_what_came_after_it() {
 }
 
 #[test]
-fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value() {
+fn a_flipped_bit_outside_the_runs_is_refused_or_harmless() {
     let mut refused = 0;
     for seed in seeds() {
         let case = format!("TALLY_SEED={seed}");
@@ -244,7 +244,7 @@ fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value(
 }
 
 #[test]
-fn a_record_that_is_damaged_itself_falls_back_to_the_one_before_and_without_either_the_start_is_refused() {
+fn a_damaged_end_record_falls_back_to_the_older_one_and_without_both_the_start_is_refused() {
     let mut rng = Rng::new(7);
     let killed = killed(&mut rng, 0);
     for bit in (0..44 * 8).chain(4096 * 8..(4096 + 44) * 8) {

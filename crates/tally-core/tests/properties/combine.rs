@@ -9,7 +9,7 @@ use tally_core::key::Key;
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
-use tally_sim::model::{Event, of_each, push_all};
+use tally_sim::model::{Event, outcome_per_event, push_all};
 
 use crate::drawn;
 
@@ -59,7 +59,7 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<V
     let of_batch = partition.apply(at, combiner.batch());
     let outcomes_of = |(call, placed): (&Vec<Event>, Vec<Placed>)| {
         let outcomes = call_of(call).outcomes(|slot| combiner.outcome_of(placed[slot], &of_batch)).collect::<Vec<_>>();
-        of_each(call, &outcomes)
+        outcome_per_event(call, &outcomes)
     };
     calls.iter().zip(placed).map(outcomes_of).collect()
 }

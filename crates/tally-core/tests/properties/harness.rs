@@ -13,7 +13,7 @@ use tally_core::outcome::{Outcome, Outcomes, Refusal};
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
-use tally_sim::model::{Event, Model, of_each, push_all};
+use tally_sim::model::{Event, Model, outcome_per_event, push_all};
 
 pub struct Harness {
     pub partition: Partition,
@@ -60,7 +60,7 @@ impl Harness {
             self.partition.apply(at, combiner.batch(), &mut outcomes);
         }
         let found = call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes));
-        of_each(events, &found.collect::<Vec<_>>())
+        outcome_per_event(events, &found.collect::<Vec<_>>())
     }
 
     fn restore(&mut self, batches: &[Batch]) {
@@ -305,7 +305,7 @@ fn stored(store: &BTreeMap<Vec<u8>, Vec<u8>>, key: &[u8]) -> Option<CounterState
 fn compare(
     key: &Key,
     found: Option<&CounterState>,
-    expected: Option<&tally_sim::model::Life>,
+    expected: Option<&tally_sim::model::ModelCounter>,
     now: Millis,
 ) -> Result<(), String> {
     match (found, expected) {
