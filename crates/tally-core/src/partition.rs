@@ -100,7 +100,7 @@ impl Partition {
 
     /// A partition whose state is in the store and is loaded on use, within `budget_bytes` of memory.
     #[must_use]
-    pub fn beside_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
+    pub fn with_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
         let mut table = CounterTable::new(seed);
         table.reserve(meta.counters, budget_bytes);
         Partition {

@@ -198,7 +198,7 @@ fn the_index_is_sized_for_the_counters_of_the_store_that_fit_the_budget() {
     const BUDGET: usize = 64 << 20;
     let index_bytes = |counters| {
         let meta = Meta { clock: Millis(0), counters, expiring: 0 };
-        Partition::beside_store(SEED, meta, BUDGET).memory_bytes()
+        Partition::with_store(SEED, meta, BUDGET).memory_bytes()
     };
     assert_eq!(index_bytes(0), 0);
     assert!((100_000 * 5..100_000 * 16).contains(&index_bytes(100_000)), "{}", index_bytes(100_000));
@@ -208,7 +208,7 @@ fn the_index_is_sized_for_the_counters_of_the_store_that_fit_the_budget() {
 
 #[test]
 fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
-    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
+    let mut partition = Partition::with_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Headroom::Enough);

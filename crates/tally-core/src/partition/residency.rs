@@ -235,7 +235,7 @@ impl Partition {
     }
 
     /// Ends warming: every counter of the store was loaded.
-    pub fn all_warm(&mut self) {
+    pub fn finish_warming(&mut self) {
         self.store_may_have_more &= !self.warming;
         self.warming = false;
     }

@@ -150,7 +150,7 @@ impl Harness {
         self.partition = if self.store.is_empty() {
             Partition::new(seed)
         } else {
-            Partition::beside_store(seed, self.meta(), 1 << 20)
+            Partition::with_store(seed, self.meta(), 1 << 20)
         };
         let mut batches = Vec::new();
         let mut times = Vec::new();
