@@ -67,7 +67,7 @@ pub struct Partition {
     /// Expired counters removed or recreated since the last `take_expired`.
     expired: u64,
     capturing: Option<Capturing>,
-    departures: u64,
+    evictions: u64,
     /// Whether the store may hold counters that the table does not.
     store_may_have_more: bool,
     /// Whether nothing was evicted since the start, so that loading the rest makes every counter resident.
@@ -92,7 +92,7 @@ impl Partition {
             expiring: 0,
             expired: 0,
             capturing: None,
-            departures: 0,
+            evictions: 0,
             store_may_have_more: false,
             warming: false,
         }
@@ -165,8 +165,8 @@ impl Partition {
 
     /// How many times counters or request ids were evicted. While it is unchanged, everything resident still is.
     #[must_use]
-    pub fn departures(&self) -> u64 {
-        self.departures
+    pub fn evictions(&self) -> u64 {
+        self.evictions
     }
 
     /// The time of the last batch.

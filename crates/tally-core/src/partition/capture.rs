@@ -206,7 +206,7 @@ impl Partition {
         let Some(capturing) = self.capturing.take() else {
             return;
         };
-        self.departures += 1;
+        self.evictions += 1;
         self.created.difference_with(&capturing.cells);
         self.request_ids.committed(capturing.id_layers);
         self.ledger_heads.committed(capturing.ledger_layers);

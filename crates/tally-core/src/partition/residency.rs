@@ -172,7 +172,7 @@ impl Partition {
             let not_evictable = self.memory_bytes() - self.table.out_of_line_bytes();
             let eviction_helps = not_evictable + incoming.out_of_line_bytes <= self.limit_bytes(budget_bytes);
             if !eviction_helps && self.request_ids.evict_restored() {
-                self.departures += 1;
+                self.evictions += 1;
                 continue;
             }
             let changed = self.has_changed();
@@ -190,7 +190,7 @@ impl Partition {
                 // otherwise nothing does, and exceeding the budget is better than refusing to count.
                 return if changed { Headroom::NeedsCheckpoint } else { Headroom::Enough };
             }
-            self.departures += 1;
+            self.evictions += 1;
             self.store_may_have_more = true;
             self.warming = false;
         }
