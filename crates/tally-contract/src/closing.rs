@@ -94,7 +94,7 @@ pub fn stopping_during_reads_finishes<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// With or without work in between.
+/// Restarting works with or without writes in between.
 pub fn an_engine_can_be_restarted_repeatedly<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     for round in 0..6 {

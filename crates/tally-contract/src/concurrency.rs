@@ -53,7 +53,7 @@ pub fn a_hot_counter_hammered_by_many_threads_is_exact<H: Host>(host: &H) -> Ver
     Ok(())
 }
 
-/// Random amounts, in submissions of random size.
+/// Threads add random amounts in submissions of random size.
 pub fn random_counters_hammered_by_many_threads_are_exact<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     const KEYS: u64 = 500;
@@ -140,7 +140,7 @@ pub fn acknowledged_writes_are_visible_to_every_thread<H: Host>(host: &H) -> Ver
     Ok(())
 }
 
-/// Whichever way it is read.
+/// This holds for outcomes, readings and listings.
 pub fn reads_of_a_growing_counter_never_go_back<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     hammer(|number| {

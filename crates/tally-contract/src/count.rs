@@ -55,7 +55,7 @@ pub fn expired_counters_are_removed_from_the_count<H: Host>(host: &H) -> Verdict
     Ok(())
 }
 
-/// Never deleted or expired, and not always the same.
+/// A sample is never deleted or expired, and not always the same counter.
 pub fn a_sample_is_an_existing_counter<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     assert_eq!(running.sample(1)?, None);

@@ -7,7 +7,7 @@ use tally_core::limits::{CALL_EVENTS_MAX, KEY_BYTES_MAX};
 
 use crate::{Host, Running, Verdict};
 
-/// In outcomes and in readings.
+/// Outcomes and readings agree.
 pub fn increments_and_decrements_add_up<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut sum = 0;
@@ -22,7 +22,7 @@ pub fn increments_and_decrements_add_up<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// And reading it does not create it.
+/// Reading an unknown counter does not create it.
 pub fn an_unknown_counter_reads_zero_and_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for _ in 0..2 {
@@ -37,7 +37,7 @@ pub fn an_unknown_counter_reads_zero_and_does_not_exist<H: Host>(host: &H) -> Ve
     Ok(())
 }
 
-/// Even though increments of one submission are combined.
+/// This holds although the increments of a submission are combined.
 pub fn every_event_gets_the_running_value_of_its_counter<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let keys = ["a", "b", "c"];
@@ -75,7 +75,7 @@ pub fn every_increment_of_a_large_submission_gets_its_own_value<H: Host>(host: &
     Ok(())
 }
 
-/// It succeeds.
+/// Submitting nothing succeeds.
 pub fn an_empty_submission_changes_nothing<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     assert!(running.call().send()?.is_empty());
@@ -87,7 +87,7 @@ pub fn an_empty_submission_changes_nothing<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Including zero, newline, invalid UTF-8 and prefixes of each other.
+/// Keys may contain zeros, newlines and invalid UTF-8, and may be prefixes of each other.
 pub fn a_key_may_be_any_bytes<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut keys: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
@@ -108,7 +108,7 @@ pub fn a_key_may_be_any_bytes<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Including repeated and unknown keys.
+/// Repeated and unknown keys have their readings, too.
 pub fn readings_are_in_the_order_of_the_keys<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("a", 1).add("b", 2).add("c", 3).send()?;
@@ -119,7 +119,7 @@ pub fn readings_are_in_the_order_of_the_keys<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// And counting continues from them.
+/// Counting continues from the stored values.
 pub fn values_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     for round in 1..=3 {
@@ -135,7 +135,7 @@ pub fn values_survive_a_restart<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// For every combination of write and read consistency.
+/// This holds for every combination of write and read consistency.
 pub fn every_consistency_reads_its_own_acknowledged_writes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut sum = 0;

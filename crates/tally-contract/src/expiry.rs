@@ -28,7 +28,7 @@ fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failur
     Ok(event.value)
 }
 
-/// For events, readings, statistics and listings. An expiry in the past takes effect at once.
+/// This holds for events, readings, statistics and listings. An expiry in the past takes effect at once.
 pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("gone", 5).add("here", 6).send()?;
@@ -93,7 +93,7 @@ pub fn a_counter_expires_without_being_touched<H: Host>(host: &H) -> Verdict {
     }
 }
 
-/// Other changes keep it.
+/// Other changes keep the expiry.
 pub fn a_set_keeps_removes_or_replaces_the_expiry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let set = |expiry| running.call().set_when("n", 1, Condition::Always, expiry).one();
@@ -113,7 +113,7 @@ pub fn a_set_keeps_removes_or_replaces_the_expiry<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// Always, or only if there is none; never if the increment is refused.
+/// It sets the expiry always or only if there is none, and never if it is refused.
 pub fn an_increment_may_set_an_expiry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let add = |delta, details| -> Result<Outcome, Failure> { running.event("n", Change::Add(delta), None, details) };
@@ -163,7 +163,7 @@ pub fn an_expiry_changes_only_if_its_condition_is_met<H: Host>(host: &H) -> Verd
     Ok(())
 }
 
-/// Both pending and past ones.
+/// Both pending and past expiries survive.
 pub fn an_expiry_survives_a_restart<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("far", 1).expire("far", Some(FAR), ALWAYS).send()?;

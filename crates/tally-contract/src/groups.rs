@@ -11,7 +11,7 @@ fn values(outcomes: &[Outcome]) -> Vec<(i64, i64, bool)> {
     outcomes.iter().map(|outcome| (outcome.value, outcome.applied, outcome.exists)).collect()
 }
 
-/// Wherever it is in the submission.
+/// This holds anywhere in a submission.
 pub fn a_read_sees_the_events_before_it_and_not_those_after_it<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().read("n", Field::Value).add("n", 1).add("n", 1).read("n", Field::Value).add("n", 1);
@@ -59,7 +59,7 @@ pub fn every_event_of_a_group_gets_its_own_outcome<H: Host>(host: &H) -> Verdict
     Ok(())
 }
 
-/// Even if other threads change the same counters.
+/// This holds even if other threads change the same counters.
 pub fn no_event_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict {
     const THREADS: usize = 4;
     const ROUNDS: usize = 60;

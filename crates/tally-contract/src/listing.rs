@@ -47,7 +47,7 @@ pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Whatever the page size.
+/// This holds for every page size.
 pub fn pages_of_a_listing_have_no_gaps_or_repeats<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
@@ -83,7 +83,7 @@ pub fn a_prefix_selects_only_its_keys<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// At once.
+/// A listing reflects creations and deletions at once.
 pub fn a_listing_shows_created_counters_and_no_deleted_ones<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut all = BTreeMap::new();
@@ -106,7 +106,7 @@ pub fn a_listing_shows_created_counters_and_no_deleted_ones<H: Host>(host: &H) -
     Ok(())
 }
 
-/// With deleted counters, and with another page size.
+/// Deleted counters stay deleted, and the page size makes no difference.
 pub fn a_listing_survives_a_restart<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     fill(&running, "k")?;

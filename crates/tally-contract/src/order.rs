@@ -4,7 +4,7 @@ use tally_core::outcome::Refusal;
 
 use crate::{Host, Running, Verdict};
 
-/// Increments and corrections of one key.
+/// This holds for increments and corrections of one key.
 pub fn events_of_a_submission_are_applied_in_order<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 5).set("n", 100).add("n", 1).adjust("n", -50).add("n", 2).reset("n").add("n", 9);
@@ -14,7 +14,7 @@ pub fn events_of_a_submission_are_applied_in_order<H: Host>(host: &H) -> Verdict
     Ok(())
 }
 
-/// Within one submission and across restarts.
+/// Nothing of the deleted counter comes back, within a submission or after a restart.
 pub fn a_counter_recreated_after_deletion_starts_from_zero<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     for _ in 0..3 {

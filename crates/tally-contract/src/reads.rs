@@ -8,7 +8,7 @@ use tally_core::time::Position;
 
 use crate::{Host, Running, Verdict, block_on};
 
-/// And it creates no counters.
+/// A read-only submission creates no counter.
 pub fn a_read_only_submission_sees_acknowledged_writes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let written = running.call().add("n", 5).submit()??;

@@ -8,7 +8,7 @@ use tally_core::outcome::{Outcome, Refusal};
 use crate::call::why;
 use crate::{Failure, Host, Running, Verdict};
 
-/// And changes nothing, even if the counter has changed since.
+/// A repeat changes nothing, even if the counter has changed since.
 pub fn a_repeat_returns_the_first_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let first = running.add_once("id", "ns:n", 5)?;
@@ -39,7 +39,7 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// Another delta, another key or another kind of change.
+/// A different delta, key or kind of change is a different payload.
 pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add_once("id", "ns:a", 5)?;
@@ -88,7 +88,7 @@ pub fn concurrent_repeats_count_once<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Over several restarts, with their first outcomes.
+/// Their first outcomes survive with them, over several restarts.
 pub fn request_ids_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut first = Vec::new();
@@ -112,7 +112,7 @@ pub fn request_ids_survive_a_restart<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Even if it would no longer be refused now.
+/// It is refused even if the request would succeed now.
 pub fn a_repeat_of_a_refused_request_is_refused<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.call().set("n", i64::MAX).send()?;
@@ -131,7 +131,7 @@ pub fn a_repeat_of_a_refused_request_is_refused<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// And changes the value once.
+/// It changes the value once.
 pub fn a_repeated_correction_writes_one_ledger_entry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let adjust = || Change::Adjust { delta: 5, why: why("stocktaking") };

@@ -20,7 +20,7 @@ pub fn statistics_cover_every_change<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// But not towards the rates.
+/// Corrections do not count towards the rates.
 pub fn corrections_count_towards_sums_and_extremes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", 50).adjust("n", -70).reset("n").send()?;
@@ -55,7 +55,7 @@ pub fn the_times_of_creation_and_last_change_are_kept<H: Host>(host: &H) -> Verd
     Ok(())
 }
 
-/// Including extremes at both ends of the range.
+/// Sums, extremes and times are the same after a restart.
 pub fn statistics_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.call().add("n", i64::MAX).add("n", -100).set("n", i64::MIN).add("n", 7).send()?;

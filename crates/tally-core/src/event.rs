@@ -133,7 +133,7 @@ pub struct Correction {
 
 /// A part of an event is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} has {len}; the most is {max}")]
+#[error("{what} is too long: {len}, the maximum is {max}")]
 pub struct TooLong {
     /// Which part.
     pub what: &'static str,

@@ -235,7 +235,7 @@ pub struct Token {
 
 /// Why text is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not a token that Tally gave out")]
+#[error("invalid token")]
 pub struct TokenError;
 
 impl Token {

@@ -110,7 +110,7 @@ pub enum EngineError {
     #[error("the call is too large; nothing was changed: send it in several parts")]
     TooLarge,
     /// The engine did not reach the token or the freshness that a read asked for in time.
-    #[error("the reading asked for is not available yet: {0}")]
+    #[error("the requested reading is not available yet: {0}")]
     TooStale(String),
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]

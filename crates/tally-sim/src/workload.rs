@@ -80,7 +80,7 @@ impl Workload {
             let bounds = rng.one_in(2).then(|| bounds(rng));
             let only_if_none = rng.one_in(2);
             let expiry =
-                rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| moment(rng, now)), only_if_none });
+                rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| deadline(rng, now)), only_if_none });
             Details { bounds, expiry, ..Details::default() }
         });
         Event { key: self.key(rng), change, id, details, grouped: rng.one_in(6) }
@@ -108,7 +108,7 @@ fn change(rng: &mut Rng, now: Millis) -> Change {
         3 => Change::Adjust { delta: amount(rng), why: why(rng) },
         4 | 5 => Change::Delete(why(rng)),
         7 | 8 => {
-            let at = (!rng.one_in(5)).then(|| moment(rng, now));
+            let at = (!rng.one_in(5)).then(|| deadline(rng, now));
             Change::Expire { at, when: expiry_condition(rng) }
         }
         _ => Change::Add(amount(rng)),
@@ -127,7 +127,7 @@ fn expiry(rng: &mut Rng, now: Millis) -> Expiry {
     match rng.below(3) {
         0 => Expiry::Keep,
         1 => Expiry::Never,
-        _ => Expiry::At(moment(rng, now)),
+        _ => Expiry::At(deadline(rng, now)),
     }
 }
 
@@ -143,7 +143,7 @@ fn expiry_condition(rng: &mut Rng) -> ExpiryCondition {
 }
 
 /// A random deadline: mostly soon, sometimes at once or just past, sometimes far in the future.
-fn moment(rng: &mut Rng, now: Millis) -> Deadline {
+fn deadline(rng: &mut Rng, now: Millis) -> Deadline {
     let millis = match rng.below(6) {
         0 => 0,
         1 => rng.below(40 * 3_600_000),

@@ -31,7 +31,7 @@ fn increment_all(machine: &Machine) -> Result<(), EngineError> {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => receipt.map(|_| ()),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 

@@ -59,7 +59,7 @@ fn acknowledged_writes_survive_exactly_once_and_reads_return_only_durable_state(
     let seen = total(&all);
     println!("{seen:?}");
     if all.len() >= 500 {
-        assert!(seen.rarest().0 > 50, "a simulation that never gets into trouble proves nothing: {seen:?}");
+        assert!(seen.rarest().0 > 50, "a simulation in which nothing goes wrong proves nothing: {seen:?}");
     }
 }
 
@@ -142,7 +142,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
             life.seal()?;
             life.submit()?;
             life.seal()?;
-            // Sees what is not flushed yet.
+            // Reads unflushed state.
             life.read()?;
             life.seal()?;
             life.check_answers()?;
@@ -151,7 +151,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
             life.maintain();
             life.world.clock.advance(300);
             if round % 2 == 1 {
-                // A batch in the middle of a checkpoint, to be flushed before it may count.
+                // A batch during a checkpoint, which must be flushed before the checkpoint is committed.
                 life.checkpoint()?;
                 life.checkpoint()?;
                 life.submit()?;
@@ -192,7 +192,7 @@ fn a_crash_at_any_operation_loses_no_acknowledged_write() {
                 if world.disk.crashed() {
                     world.power_cut(Some(loss));
                 }
-                // A second life, to see that the first recovery left something to build on.
+                // A second life, to check that the first recovery left a usable state.
                 let machine = world.open()?;
                 let mut life = Life::new(world, &machine);
                 life.submit()?;
@@ -209,7 +209,7 @@ fn a_crash_at_any_operation_loses_no_acknowledged_write() {
     }
 }
 
-/// Everything else goes on.
+/// Only what needs space is refused.
 #[test]
 fn a_full_disk_refuses_writes_until_there_is_space() {
     for seed in 0..50 {
@@ -273,10 +273,10 @@ fn a_failed_flush_poisons_the_engine() {
                 life.ask()?;
                 life.check_answers()?;
             }
-            assert!(life.world.observed.acknowledged <= acknowledged + 1, "only what asked for no flush");
+            assert!(life.world.observed.acknowledged <= acknowledged + 1, "only submissions with `Applied`");
             drop(life);
             drop(machine);
-            // The process is restarted on a disk that lies about what it holds; only then does the power go.
+            // The process restarts while the page cache still shows what is not durable; only then is the power cut.
             drop(world.open()?);
             world.power_cut(None);
             world.open().map(|_| ())
@@ -340,7 +340,7 @@ fn ledger_entries_stay_in_order_when_the_clock_is_set_back() {
     let mut events = machine.events();
     push_all(&set(2), &mut events);
     let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
-    assert!(ready(submitted.as_mut()).is_err(), "it waits to be sealed");
+    assert!(ready(submitted.as_mut()).is_err(), "it is not sealed yet");
     machine.seal();
     machine.flush().unwrap();
     ready(submitted).unwrap().unwrap();
@@ -390,7 +390,7 @@ fn settle(machine: &Machine, key: &Key, change: Change) -> Outcome {
     answer.unwrap().unwrap().outcomes[0]
 }
 
-/// Neither while the engine runs nor while it is stopped.
+/// This holds for steps while the engine runs and while it is stopped.
 #[test]
 fn steps_of_the_wall_clock_do_not_change_durations() {
     const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
@@ -423,7 +423,7 @@ fn steps_of_the_wall_clock_do_not_change_durations() {
                 assert!(settle(&machine, &key, set()).exists, "{what}");
                 world.clock.advance(50_000);
                 assert_eq!(settle(&machine, &key, read()).value, 5, "{what}");
-                // The clock is slewed by a sixteenth at the most.
+                // The clock is slewed by at most a sixteenth.
                 world.clock.advance(15_000);
                 assert!(!settle(&machine, &key, read()).exists, "{what}");
             }
@@ -458,7 +458,7 @@ fn a_clock_reset_survives_replay() {
     assert_eq!(settle(&machine, &key, Change::Add(1)).value, 2);
 }
 
-/// And their expiry records.
+/// It also removes their expiry records.
 #[test]
 fn a_sweep_removes_expired_counters_from_memory_and_store() {
     let mut world = World::new(0, Workload::crowded(), 256 << 10);
@@ -495,7 +495,7 @@ fn a_sweep_removes_expired_counters_from_memory_and_store() {
     while let Some((store_key, _)) = scan.next_entry().unwrap() {
         families.push(char::from(store_key[0]));
     }
-    assert_eq!(families, ['c', 'c', 'm'], "no counter and no expiry is left behind");
+    assert_eq!(families, ['c', 'c', 'm'], "no swept counter or expiry record is left");
     assert_eq!(world.open().map(|machine| ready(machine.count(Durability::Flushed))), Ok(Ok(Ok(2))));
 }
 
@@ -529,7 +529,7 @@ fn a_store_without_a_count_is_counted_when_it_is_opened() {
     assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(keys.len() as u64 + 2)));
 }
 
-/// Neither deleted in memory nor expired in the store.
+/// The sample is neither deleted in memory nor expired in the store.
 #[test]
 fn a_sample_from_the_store_is_an_existing_counter() {
     let mut world = world(0);
@@ -546,7 +546,7 @@ fn a_sample_from_the_store_is_an_existing_counter() {
         call.push(key.as_ref(), Change::Delete(Correction::default()), None, None);
     }
     let mut submitted = std::pin::pin!(machine.submit(call, Durability::Flushed, |_| {}));
-    assert!(ready(submitted.as_mut()).is_err(), "it waits to be sealed");
+    assert!(ready(submitted.as_mut()).is_err(), "it is not sealed yet");
     machine.seal();
     machine.flush().unwrap();
     ready(submitted).unwrap().unwrap();

@@ -102,8 +102,8 @@ impl Place {
         Place { machine: Machine::open(disk, clock.clone(), settings, &mut |_, _| {}).unwrap(), clock }
     }
 
-    /// Whether the thread that submits an increment of each of so many counters flushes it, after a flush of another that
-    /// took this long. If not, nothing has happened yet, and the flusher does it.
+    /// Submits an increment of each of several counters after a flush that took this long. Returns whether the submitting
+    /// thread flushed it; if not, it is still unflushed, and the flusher flushes it.
     fn flushes_here(&self, last_flush_micros: u64, counters: usize) -> bool {
         self.clock.sync_micros.store(last_flush_micros, Ordering::Relaxed);
         self.submit(1, || self.flush());
@@ -125,7 +125,7 @@ impl Place {
         here
     }
 
-    /// What the flusher does.
+    /// Seals and flushes like the flusher.
     fn flush(&self) {
         assert_eq!((self.machine.seal(), self.machine.flush()), (Seal::Applied, Ok(true)));
     }

@@ -65,7 +65,7 @@ fn writes_are_refused_while_memory_is_dirty_and_the_disk_has_no_space_for_a_chec
         }
         assert!(written < 1_000_000, "memory never fills up");
     };
-    assert!(!checkpoint(&machine), "there is no room for a checkpoint");
+    assert!(!checkpoint(&machine), "there is no space for a checkpoint");
     machine.seal();
     assert_refused(poll(&mut waiting));
     assert_eq!(machine.health(), Health::DiskFull);
@@ -76,8 +76,8 @@ fn writes_are_refused_while_memory_is_dirty_and_the_disk_has_no_space_for_a_chec
     assert!(poll(&mut call).is_pending());
     machine.seal();
     machine.flush().unwrap();
-    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
-    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "what was refused was not counted");
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is space again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "refused increments were not counted");
     assert_eq!(machine.health(), Health::Ready);
 }
 
@@ -120,8 +120,8 @@ fn an_engine_opened_on_a_full_disk_serves_reads_and_accepts_writes_once_there_is
     assert!(poll(&mut call).is_pending());
     machine.seal();
     machine.flush().unwrap();
-    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
-    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "what was refused was not counted");
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is space again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "refused increments were not counted");
 }
 
 #[test]

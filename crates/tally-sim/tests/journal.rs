@@ -17,7 +17,7 @@ const SEEDS_DEFAULT: u64 = 2_000;
 const ID: DirId = DirId::new(5);
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
+#[expect(clippy::disallowed_methods, reason = "the seeds to run are chosen by an environment variable")]
 fn flushed_frames_survive_every_crash_followed_by_a_prefix_of_the_unflushed_ones() {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     let seeds = match number("TALLY_SEED") {
@@ -95,11 +95,11 @@ struct World {
     sim: SimDisk,
     rng: Rng,
     segment_bytes: u64,
-    /// Every frame placed and not known to be lost.
+    /// Every frame that was placed and is not known to be lost.
     frames: Vec<Placed>,
-    /// How many of them, from the first, were acknowledged.
+    /// How many of them were acknowledged; they are the first ones.
     acknowledged: usize,
-    /// Where the checkpoint stands.
+    /// The position of the checkpoint.
     from: Position,
     seen: Observed,
 }
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Starts, works for a while, and dies of something.
+    /// Opens the journal, works on it and ends in a random way.
     fn live(&mut self) {
         if self.rng.one_in(4) {
             self.segment_bytes = segment_bytes(&mut self.rng);
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Recovers and begins to write; nothing if the crash came during that.
+    /// Recovers and opens the writer; `None` if the disk crashed meanwhile.
     fn open(&mut self) -> Option<Open> {
         let disk = self.sim.disk();
         if !self.sim.crashed() {
@@ -216,7 +216,7 @@ impl World {
         assert_eq!(self.sim.contents(), before);
     }
 
-    /// What was replayed is all that was acknowledged, and then a beginning of the rest.
+    /// Asserts that replay found every acknowledged frame, followed by a prefix of the others.
     fn expect_prefix(&self, replayed: &[(Position, Vec<u8>)]) {
         let skipped = self.frames.partition_point(|frame| frame.position < self.from);
         let expected = &self.frames[skipped..];
@@ -240,7 +240,7 @@ impl World {
             6..=8 => self.flush(open),
             9 => self.trim(open),
             10 => {
-                // Lost with the crash it met, or written: either way it says no more than is true.
+                // Written or lost in a crash: either way the mark claims no more than is durable.
                 self.seen.marks += u64::from(open.writer.end_mark().write().unwrap_or(false));
                 Ok(())
             }

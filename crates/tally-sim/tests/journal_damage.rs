@@ -98,7 +98,7 @@ fn examine(sim: &SimDisk, from: Position) -> Result<(Recovered, Replayed), Journ
             assert_eq!(inspected.to_string(), recovered.to_string());
             assert_eq!(sim.contents(), before, "refusing changed a file");
         }
-        _ => panic!("inspect says {inspected:?}, recover says {recovered:?}"),
+        _ => panic!("inspect returned {inspected:?}, recover returned {recovered:?}"),
     }
     recovered
 }
@@ -435,5 +435,5 @@ fn a_failed_sync_poisons_the_writer_and_a_restart_finds_every_acknowledged_frame
     let (_, replayed) = examine(&sim, Position(0)).unwrap();
     assert_eq!(replayed.len(), 2, "the page cache still has both");
     sim.power_cut_losing(Loss::Everything, 0);
-    assert_eq!(examine(&sim, Position(0)).unwrap().1, replayed, "what recovery has shown is durable");
+    assert_eq!(examine(&sim, Position(0)).unwrap().1, replayed, "what recovery has replayed is durable");
 }

@@ -23,7 +23,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 const SEEDS_DEFAULT: u64 = 300;
 const HEADER: usize = 40;
 
-#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
+#[expect(clippy::disallowed_methods, reason = "the seeds to run are chosen by an environment variable")]
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     match number("TALLY_SEED") {
@@ -50,7 +50,7 @@ fn add(machine: &Machine, counters: u64) {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => assert!(receipt.is_ok()),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 
@@ -62,9 +62,9 @@ fn hits(machine: &Machine) -> i64 {
 struct Killed {
     files: Files,
     segment_bytes: u64,
-    /// Where the journal was recorded to be durable, and the value then.
+    /// The recorded durable end of the journal, and the value there.
     marked: (Position, i64),
-    /// Where it really ends, and the value there.
+    /// The actual end, and the value there.
     end: (Position, i64),
 }
 
@@ -98,14 +98,15 @@ fn killed(rng: &mut Rng, unmarked: u64) -> Killed {
 }
 
 impl Killed {
-    /// The segment in which the journal ends, where its frames end in it, and where those that are recorded end.
+    /// The last segment, the end of its frames, and the recorded durable end within it.
     fn last(&self) -> (String, usize, usize) {
         let name = self.files.keys().rfind(|name| name.starts_with("journal-")).unwrap();
         let base = u64::from_str_radix(&name["journal-".len()..name.len() - ".seg".len()], 16).unwrap();
         (name.clone(), (self.end.0.0 - base) as usize, self.marked.0.0.saturating_sub(base) as usize)
     }
 
-    /// The start and `check` agree on the damaged files, and a refused start leaves them; the value if they open.
+    /// Asserts that the start and `check` agree on the damaged files and that a refused start changes nothing. Returns the
+    /// value if they open.
     fn examine(&self, files: &Files, case: &str) -> Option<i64> {
         let sim = SimDisk::with_contents(1, files);
         let checked = check_disk(&sim.disk(), &mut |_, _| {});

@@ -42,7 +42,7 @@ fn increment_all(machine: &Machine) -> bool {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => receipt.is_ok(),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 
@@ -89,10 +89,14 @@ fn populated(checkpoints: usize) -> (Files, i64) {
 fn assert_refused(files: &Files) -> String {
     let sim = SimDisk::with_contents(1, files);
     let checked = check_disk(&sim.disk(), &mut |_, _| {});
-    let Err(CheckError::Damaged { file, what, .. }) = checked else { panic!("check says {checked:?}") };
-    let refused = open(&sim).err().unwrap_or_else(|| panic!("it opens, while check says {file}: {what}")).to_string();
-    assert!(refused.contains(&file) && refused.contains(&what), "check says {file}: {what}; the start says {refused}");
-    assert_eq!(sim.operations(), 0, "a start that was refused wrote something: {refused}");
+    let Err(CheckError::Damaged { file, what, .. }) = checked else { panic!("check returned {checked:?}") };
+    let refused =
+        open(&sim).err().unwrap_or_else(|| panic!("it opens, although check reports {file}: {what}")).to_string();
+    assert!(
+        refused.contains(&file) && refused.contains(&what),
+        "check reports {file}: {what}; the start reports {refused}"
+    );
+    assert_eq!(sim.operations(), 0, "a refused start wrote to the disk: {refused}");
     assert_eq!(sim.contents(), *files);
     file
 }
@@ -142,7 +146,7 @@ fn a_partially_restored_directory_is_refused() {
         let copied = only(&files, |name| name.starts_with(kind));
         assert_eq!(assert_refused(&copied), "manifest", "only {kind}…");
     }
-    // In the order of their names, and in the reverse.
+    // In the order of their names and in reverse.
     for order in [needed.clone(), needed.iter().copied().rev().collect()] {
         for copied in 1..order.len() {
             assert_refused_or_intact(&only(&files, |name| order[..copied].iter().any(|copied| *copied == name)), added);

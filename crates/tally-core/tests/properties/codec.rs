@@ -16,7 +16,7 @@ use tally_core::time::Millis;
 use tally_sim::model::Event;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::drawn;
+use crate::strategies;
 
 const SEED: u64 = 11;
 
@@ -41,7 +41,7 @@ fn encoded(batch: &Batch, at: Millis) -> Vec<u8> {
 proptest! {
     #[test]
     fn a_batch_survives_a_round_trip(
-        events in vec(drawn::event(&prop_oneof![drawn::extreme(), drawn::modest()].boxed()), 0..40),
+        events in vec(strategies::event(&prop_oneof![strategies::extreme(), strategies::modest()].boxed()), 0..40),
         at in any::<u64>(),
         before in vec(any::<u8>(), 0..9),
     ) {
@@ -65,7 +65,7 @@ proptest! {
 
     #[test]
     fn a_damaged_batch_is_refused(
-        events in vec(drawn::event(&drawn::modest()), 1..8), place in any::<prop::sample::Index>(), flip in 1u8..,
+        events in vec(strategies::event(&strategies::modest()), 1..8), place in any::<prop::sample::Index>(), flip in 1u8..,
     ) {
         let mut bytes = encoded(call_of(&events).batch(), Millis(1));
         let place = place.index(bytes.len());
@@ -79,7 +79,7 @@ proptest! {
     /// A checksum proves that the bytes are intact, not that this version wrote them.
     #[test]
     fn garbage_with_a_valid_checksum_does_not_panic_and_whatever_decodes_encodes_again(
-        events in vec(drawn::event(&drawn::modest()), 1..8),
+        events in vec(strategies::event(&strategies::modest()), 1..8),
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in any::<prop::sample::Index>(),
     ) {

@@ -11,7 +11,7 @@ use tally_core::partition::Partition;
 use tally_core::time::Millis;
 use tally_sim::model::{Event, outcome_per_event, push_all};
 
-use crate::drawn;
+use crate::strategies;
 
 const SEED: u64 = 3;
 
@@ -79,7 +79,7 @@ fn observe(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Out
         let ledger: Vec<_> = partition.unsaved_ledger(key).collect();
         format!("{:?} {:?} {ledger:?}", key, partition.state_of(key.as_ref()))
     };
-    let state = drawn::keys().iter().map(of_key).collect();
+    let state = strategies::keys().iter().map(of_key).collect();
     let with_ids: Vec<Event> = events.iter().filter(|event| event.id.is_some()).cloned().collect();
     let clock = partition.clock();
     (state, apply_uncombined(partition, clock, &with_ids))
@@ -90,15 +90,15 @@ type Moment = (u64, Vec<Vec<Event>>);
 
 fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
     // Few counters, so that events interact within a batch.
-    let keys = drawn::keys().into_iter().take(3).collect();
-    let call = vec((drawn::event_of(keys, amount), prop_oneof![4 => Just(1), 1 => 2usize..6]), 1..16);
+    let keys = strategies::keys().into_iter().take(3).collect();
+    let call = vec((strategies::event_of(keys, amount), prop_oneof![4 => Just(1), 1 => 2usize..6]), 1..16);
     let call = call.prop_map(|events| events.into_iter().flat_map(|(event, times)| vec![event; times]).collect());
     vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
 }
 
 fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
     let (mut combined, mut uncombined) = (Twins::new(), Partition::new(SEED));
-    let mut now = drawn::START_MS;
+    let mut now = strategies::START_MS;
     for (pause, calls) in moments {
         now += pause;
         let events = calls.concat();
@@ -133,7 +133,7 @@ fn amounts() -> BoxedStrategy<i64> {
     let share = (1i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX])).prop_map(|(parts, edge)| edge / parts);
     let near = (0i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX]))
         .prop_map(|(far, edge)| if edge < 0 { edge + far } else { edge - far });
-    prop_oneof![2 => share, 2 => near, 1 => drawn::extreme()].boxed()
+    prop_oneof![2 => share, 2 => near, 1 => strategies::extreme()].boxed()
 }
 
 /// Amounts of both signs, many of them a large part of the range, and zero.
@@ -155,13 +155,13 @@ fn adds_without_expiry(call: &[Event]) -> Vec<Event> {
 
 proptest! {
     #[test]
-    fn combined_calls_act_like_their_events_one_by_one(moments in moments(&drawn::modest(), 5)) {
+    fn combined_calls_act_like_their_events_one_by_one(moments in moments(&strategies::modest(), 5)) {
         check(&moments)?;
     }
 
     #[test]
     fn combined_calls_act_like_their_events_one_by_one_even_if_adds_overflow(
-        moments in moments(&drawn::extreme(), 4),
+        moments in moments(&strategies::extreme(), 4),
     ) {
         check(&moments)?;
     }
@@ -171,7 +171,7 @@ proptest! {
     fn mixed_amounts_act_like_their_adds_one_by_one_at_the_end_of_the_range(
         start in amounts(), calls in vec(vec(edge_amounts(), 1..30), 1..5),
     ) {
-        let key = &drawn::keys()[0];
+        let key = &strategies::keys()[0];
         let calls: Vec<Vec<Event>> =
             calls.iter().map(|call| call.iter().map(|&delta| Event::add(key, delta)).collect()).collect();
         check(&[(0, vec![vec![Event::add(key, start)]]), (1, calls)])?;
@@ -181,7 +181,7 @@ proptest! {
     fn each_add_of_a_long_run_has_the_outcome_it_would_have_uncombined(
         start in amounts(), delta in amounts(), times in prop_oneof![1usize..5, 1000usize..1100],
     ) {
-        let key = &drawn::keys()[0];
+        let key = &strategies::keys()[0];
         let mut twins = Twins::new();
         apply_calls(&mut twins, Millis(1), &[vec![Event::add(key, start)]]);
         let found = apply_calls(&mut twins, Millis(2), &[vec![Event::add(key, delta); times]]).concat();
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn the_value_is_the_sum_of_what_was_applied_even_if_adds_overflow(moments in moments(&drawn::extreme(), 4)) {
+    fn the_value_is_the_sum_of_what_was_applied_even_if_adds_overflow(moments in moments(&strategies::extreme(), 4)) {
         let mut partition = Twins::new();
         let mut sums = std::collections::BTreeMap::new();
         for (pause, calls) in &moments {

@@ -3,6 +3,6 @@
 
 mod codec;
 mod combine;
-mod drawn;
 mod harness;
 mod partition;
+mod strategies;

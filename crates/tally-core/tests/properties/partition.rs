@@ -1,8 +1,8 @@
 //! The partition against a model: captures, evictions and restarts change neither outcomes nor state, which depend on
 //! the batches only.
 
-use crate::drawn;
 use crate::harness::Harness;
+use crate::strategies;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tally_core::event::{AddExpiry, Deadline, Details};
@@ -25,7 +25,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let pause = prop_oneof![4 => 0u64..5, 2 => 0u64..90_000, 1 => 0..30 * GENERATION_MS];
-    let batch = (pause, vec(drawn::event(&drawn::modest()), 1..8));
+    let batch = (pause, vec(strategies::event(&strategies::modest()), 1..8));
     prop_oneof![
         12 => batch.prop_map(|(pause, events)| Step::Batch { pause, events }),
         4 => Just(Step::BeginCapture),
@@ -44,12 +44,12 @@ proptest! {
 
     #[test]
     fn outcomes_and_state_depend_only_on_the_batches(steps in vec(step(), 1..60)) {
-        let keys = drawn::keys();
+        let keys = strategies::keys();
         let mut model = Model::default();
         let mut harness = Harness::new(1);
         // The same batches without captures, evictions or restarts, and with another hash seed.
         let mut plain = Harness::new(2);
-        let mut now = drawn::START_MS + 17;
+        let mut now = strategies::START_MS + 17;
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Batch { pause, events } => {
@@ -84,14 +84,14 @@ proptest! {
 
     #[test]
     fn a_batch_with_an_earlier_time_is_applied_at_the_time_of_its_predecessor(
-        moments in vec((0u64..200_000, vec(drawn::event(&drawn::modest()), 1..6)), 1..30),
+        moments in vec((0u64..200_000, vec(strategies::event(&strategies::modest()), 1..6)), 1..30),
     ) {
         let (mut model, mut harness) = (Model::default(), Harness::new(1));
         for (at, events) in moments {
             let expected = model.apply_all(Millis(at), &events);
             prop_assert_eq!(harness.apply(Millis(at), &events), expected);
         }
-        harness.check(&model, &drawn::keys()).map_err(TestCaseError::fail)?;
+        harness.check(&model, &strategies::keys()).map_err(TestCaseError::fail)?;
     }
 
     /// A repeat is always a duplicate within the window, and never one generation after it.
@@ -101,7 +101,7 @@ proptest! {
         pause in IDEMPOTENCY_WINDOW_MS - GENERATION_MS..IDEMPOTENCY_WINDOW_MS + 2 * GENERATION_MS,
         disturbance in 0u8..6,
     ) {
-        let event = Event { id: Some(b"id".to_vec()), ..Event::add(&drawn::keys()[0], 5) };
+        let event = Event { id: Some(b"id".to_vec()), ..Event::add(&strategies::keys()[0], 5) };
         let repeat = std::slice::from_ref(&event);
         let mut harness = Harness::new(1);
         let mut model = Model::default();
@@ -116,7 +116,7 @@ proptest! {
             2 => harness.evict_ids(),
             3 => harness.restart(9),
             4 => {
-                harness.apply(Millis(start + pause), &[Event::add(&drawn::keys()[1], 1)]);
+                harness.apply(Millis(start + pause), &[Event::add(&strategies::keys()[1], 1)]);
                 harness.begin_capture(&Model::default());
                 harness.abandon();
             }
@@ -143,7 +143,7 @@ fn a_counter_that_was_swept_may_expire_at_the_same_time_again() {
     let at = Millis(1_000);
     let details =
         Details { expiry: Some(AddExpiry { at: Some(Deadline::At(at)), only_if_none: false }), ..Details::default() };
-    let event = Event { details: Some(details), ..Event::add(&drawn::keys()[0], 5) };
+    let event = Event { details: Some(details), ..Event::add(&strategies::keys()[0], 5) };
     for now in [Millis(999), Millis(1_001)] {
         model.apply(now, &event);
         assert_eq!(harness.apply(now, std::slice::from_ref(&event))[0].value, 5);

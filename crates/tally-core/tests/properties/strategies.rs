@@ -38,7 +38,7 @@ fn why() -> impl Strategy<Value = Correction> {
 
 fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> {
     let set = (amount.clone(), condition(), expiry(), why());
-    let expire = (option::weighted(0.8, moment()), expiry_condition());
+    let expire = (option::weighted(0.8, deadline()), expiry_condition());
     prop_oneof![
         12 => amount.clone().prop_map(Change::Add),
         3 => set.prop_map(|(value, when, expiry, why)| Change::Set { value, when, expiry, why }),
@@ -60,7 +60,7 @@ fn condition() -> impl Strategy<Value = Condition> {
 }
 
 fn expiry() -> impl Strategy<Value = Expiry> {
-    prop_oneof![2 => Just(Expiry::Keep), 1 => Just(Expiry::Never), 2 => moment().prop_map(Expiry::At)]
+    prop_oneof![2 => Just(Expiry::Keep), 1 => Just(Expiry::Never), 2 => deadline().prop_map(Expiry::At)]
 }
 
 fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
@@ -75,7 +75,7 @@ fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
 }
 
 /// Deadlines: around the start of the test, later, and far in the future.
-fn moment() -> impl Strategy<Value = Deadline> {
+fn deadline() -> impl Strategy<Value = Deadline> {
     let at =
         prop_oneof![1 => Just(1), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()];
     let after = prop_oneof![1 => Just(0), 6 => 0u64..40, 3 => 0u64..400_000, 1 => any::<u64>()];
@@ -100,8 +100,9 @@ pub fn details() -> impl Strategy<Value = Details> {
     let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}");
     let parts =
         (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
-    let expiry =
-        option::of((option::of(moment()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
+    let expiry = option::of(
+        (option::of(deadline()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }),
+    );
     (parts, expiry).prop_map(|((member, dimensions, at, bounds), expiry)| Details {
         member: member.map(|member| Member::new(&member).unwrap()),
         dimensions: dimensions_of(&dimensions),
