@@ -1,4 +1,4 @@
-//! Waiting for a future on a plain thread: the suite must not depend on an async runtime.
+//! A minimal `block_on`, because the suite must not depend on an async runtime.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +14,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to its end, parking the thread while it waits.
+/// Runs a future to completion, parking the thread while it is pending.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

@@ -15,8 +15,8 @@ fn saturating(floor: Option<i64>, ceiling: Option<i64>) -> Bounds {
     Bounds { floor, ceiling, on_bound: OnBound::Saturate }
 }
 
-/// What would cross a bound is refused whole and says what stands; what reaches it exactly is applied.
-pub fn a_bound_refuses_what_would_cross_it<H: Host>(host: &H) -> Verdict {
+/// The outcome has the current value. A change that reaches the bound exactly is applied.
+pub fn a_change_that_would_cross_a_bound_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let within = refusing(Some(0), Some(10));
     let steps = [(4, 4, None), (7, 4, BOUND), (6, 10, None), (1, 10, BOUND), (-11, 10, BOUND), (-10, 0, None)];
@@ -35,23 +35,23 @@ pub fn a_bound_refuses_what_would_cross_it<H: Host>(host: &H) -> Verdict {
 
 const BOUND: Option<Refusal> = Some(Refusal::Bound);
 
-/// With saturation, the part that fits is applied, and the outcome says how much that was.
-pub fn a_saturating_bound_applies_what_fits<H: Host>(host: &H) -> Verdict {
+/// The outcome says how much was applied.
+pub fn a_saturating_bound_applies_the_part_that_fits<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let within = saturating(Some(-5), Some(10));
     for (delta, value, applied) in [(25, 10, 10), (1, 10, 0), (-4, 6, -4), (-100, -5, -11), (i64::MAX, 10, 15)] {
         let outcome = running.call().add_within("n", delta, within).one()?;
         assert_eq!((outcome.value, outcome.applied, outcome.refusal), (value, applied, None), "{delta}");
     }
-    // The range of the number is a bound as well.
+    // The 64-bit range is also a bound.
     running.call().set("n", i64::MAX - 1).send()?;
     let outcome = running.call().add_within("n", 5, saturating(Some(0), None)).one()?;
     assert_eq!((outcome.value, outcome.applied), (i64::MAX, 1));
     Ok(())
 }
 
-/// A value that lies beyond a bound may move towards it, and not further away.
-pub fn a_value_beyond_a_bound_may_come_back<H: Host>(host: &H) -> Verdict {
+/// It may not move further away.
+pub fn a_value_out_of_bounds_may_move_back<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", 100).send()?;
     let outcome = running.call().add_within("n", -10, refusing(None, Some(10))).one()?;
@@ -63,7 +63,7 @@ pub fn a_value_beyond_a_bound_may_come_back<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Many callers take from a stock that is not enough for all: exactly what was there is handed out.
+/// Many callers take from a stock that is too small for all: exactly the stock is handed out.
 pub fn concurrent_reservations_never_oversell<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("stock", 100).send()?;

@@ -1,4 +1,4 @@
-//! One submission as a behaviour writes it: `engine.call().add("a", 1).set("a", 7).send()`.
+//! A builder for submissions: `engine.call().add("a", 1).set("a", 7).send()`.
 
 use tally_core::batch::Events;
 use tally_core::consistency::Consistency;
@@ -12,7 +12,7 @@ use tally_core::time::Millis;
 
 use crate::{Failure, block_on};
 
-/// A submission being filled.
+/// A submission under construction.
 pub struct Call<'e, E> {
     engine: &'e E,
     events: Events,
@@ -20,7 +20,7 @@ pub struct Call<'e, E> {
     fault: Option<Failure>,
 }
 
-/// Who corrects, in this suite.
+/// A correction by this suite.
 #[must_use]
 pub(crate) fn why(reason: &str) -> Correction {
     // Reasons in this suite are short.
@@ -32,14 +32,14 @@ impl<'e, E: Engine> Call<'e, E> {
         Call { engine, events: engine.events(), options, fault: None }
     }
 
-    /// To be acknowledged as soon as it is applied.
+    /// Acknowledged as soon as it is applied.
     #[must_use]
     pub fn best_effort(mut self) -> Self {
         self.options.consistency = Consistency::BestEffort;
         self
     }
 
-    /// Any event.
+    /// Adds any event.
     #[must_use]
     pub fn event(mut self, key: impl AsRef<[u8]>, change: Change, id: Option<&str>, details: Option<Details>) -> Self {
         let pushed = (|| -> Result<(), Failure> {
@@ -52,19 +52,19 @@ impl<'e, E: Engine> Call<'e, E> {
         self
     }
 
-    /// A plain increment or decrement.
+    /// Adds a plain increment or decrement.
     #[must_use]
     pub fn add(self, key: impl AsRef<[u8]>, delta: i64) -> Self {
         self.event(key, Change::Add(delta), None, None)
     }
 
-    /// The same, many times.
+    /// Adds `times` separate increments, each with its own outcome.
     #[must_use]
     pub fn add_times(self, key: impl AsRef<[u8]>, delta: i64, times: usize) -> Self {
         (0..times).fold(self, |call, _| call.add(&key, delta))
     }
 
-    /// The same as one run, which has one outcome: see [`Events::add_times`].
+    /// Adds `times` increments as one run with one outcome; see [`Events::add_times`].
     #[must_use]
     pub fn add_together(mut self, key: impl AsRef<[u8]>, delta: i64, times: u32) -> Self {
         match KeyRef::new(key.as_ref()) {
@@ -74,13 +74,13 @@ impl<'e, E: Engine> Call<'e, E> {
         self
     }
 
-    /// An increment with a request id.
+    /// Adds an increment with a request id.
     #[must_use]
     pub fn add_once(self, id: &str, key: impl AsRef<[u8]>, delta: i64) -> Self {
         self.event(key, Change::Add(delta), Some(id), None)
     }
 
-    /// An increment within bounds.
+    /// Adds an increment with bounds.
     #[must_use]
     pub fn add_within(self, key: impl AsRef<[u8]>, delta: i64, bounds: Bounds) -> Self {
         self.event(key, Change::Add(delta), None, Some(Details { bounds: Some(bounds), ..Details::default() }))
@@ -93,7 +93,7 @@ impl<'e, E: Engine> Call<'e, E> {
         self.event(key, Change::Set { value, when, expiry: Expiry::Keep, why: why("set") }, None, None)
     }
 
-    /// Sets the value if another stands there.
+    /// Compare-and-set.
     #[must_use]
     pub fn swap(self, key: impl AsRef<[u8]>, expected: i64, value: i64) -> Self {
         let when = Condition::Equals(expected);
@@ -106,7 +106,7 @@ impl<'e, E: Engine> Call<'e, E> {
         self.event(key, Change::Reset(why("reset")), None, None)
     }
 
-    /// Adds as a correction.
+    /// Adds a delta as a correction.
     #[must_use]
     pub fn adjust(self, key: impl AsRef<[u8]>, delta: i64) -> Self {
         self.event(key, Change::Adjust { delta, why: why("adjust") }, None, None)
@@ -118,32 +118,32 @@ impl<'e, E: Engine> Call<'e, E> {
         self.event(key, Change::Delete(why("delete")), None, None)
     }
 
-    /// Sets the value on a condition, with an expiry.
+    /// Sets the value if a condition is met, with an effect on the expiry.
     #[must_use]
     pub fn set_when(self, key: impl AsRef<[u8]>, value: i64, when: Condition, expiry: Expiry) -> Self {
         self.event(key, Change::Set { value, when, expiry, why: why("set") }, None, None)
     }
 
-    /// Lets the counter expire then, or never.
+    /// Sets or removes the expiry.
     #[must_use]
     pub fn expire(self, key: impl AsRef<[u8]>, at: Option<Millis>, when: ExpiryCondition) -> Self {
         self.event(key, Change::Expire { at: at.map(Deadline::At), when }, None, None)
     }
 
-    /// Lets the counter expire this many milliseconds after the batch.
+    /// Sets the expiry to this many milliseconds after the batch.
     #[must_use]
     pub fn expire_after(self, key: impl AsRef<[u8]>, millis: u64) -> Self {
         let (at, when) = (Some(Deadline::After(millis)), ExpiryCondition::Always);
         self.event(key, Change::Expire { at, when }, None, None)
     }
 
-    /// Tells what stands at this place.
+    /// Reads the counter at this point in the submission.
     #[must_use]
-    pub fn look(self, key: impl AsRef<[u8]>, look: Field) -> Self {
-        self.event(key, Change::Read(look), None, None)
+    pub fn read(self, key: impl AsRef<[u8]>, field: Field) -> Self {
+        self.event(key, Change::Read(field), None, None)
     }
 
-    /// What `fill` adds is one group.
+    /// The events that `fill` adds form a group.
     #[must_use]
     pub fn group(mut self, fill: impl FnOnce(Self) -> Self) -> Self {
         let Call { engine, options, .. } = self;
@@ -158,22 +158,22 @@ impl<'e, E: Engine> Call<'e, E> {
         self
     }
 
-    /// The events as they are, for behaviours that drive the future themselves.
+    /// The events, for behaviours that poll the future themselves.
     pub fn into_events(self) -> Result<Events, Failure> {
         self.fault.map_or(Ok(self.events), Err)
     }
 
-    /// Submits and waits; the engine's error stays one.
+    /// Submits and waits; an error of the engine is the inner result.
     pub fn submit(self) -> Result<Result<Receipt, EngineError>, Failure> {
         let (engine, options) = (self.engine, self.options);
         Ok(block_on(engine.submit(self.into_events()?, options)))
     }
 
-    /// Submits and waits for the outcome of every event; a run has one.
+    /// Submits and waits for all outcomes.
     pub fn send(self) -> Result<Vec<Outcome>, Failure> {
         let expected = self.events.outcomes_len();
         let receipt = self.submit()??;
-        assert_eq!(receipt.outcomes.len(), expected, "one outcome for each event or run");
+        assert_eq!(receipt.outcomes.len(), expected, "one outcome per event or run");
         Ok(receipt.outcomes)
     }
 

@@ -1,4 +1,4 @@
-//! Stopping: nothing new is taken, nothing taken is lost.
+//! Stopping: new work is refused, accepted work is not lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -10,8 +10,8 @@ use tally_core::surface::{Engine, EngineError, Health, SubmitOptions};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
 
-/// An engine that was stopped says so, and refuses writes.
-pub fn a_stopped_engine_refuses_work<H: Host>(host: &H) -> Verdict {
+/// A stopped engine reports that it is closing.
+pub fn a_stopped_engine_refuses_writes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     assert_eq!(running.engine().health(), Health::Ready);
     running.add("n", 1)?;
@@ -30,8 +30,8 @@ pub fn a_stopped_engine_refuses_work<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Callers go on until they are refused: what was acknowledged is there afterwards, and nothing else is.
-pub fn stopping_under_load_loses_and_adds_nothing<H: Host>(host: &H) -> Verdict {
+/// Callers submit until they are refused.
+pub fn stopping_under_load_keeps_exactly_the_acknowledged_writes<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut total = 0;
     for _ in 0..3 {
@@ -65,16 +65,16 @@ pub fn stopping_under_load_loses_and_adds_nothing<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// Looks are answered or refused, and stopping does not wait for a flush that nobody needs.
-pub fn stopping_while_others_look_comes_to_an_end<H: Host>(host: &H) -> Verdict {
+/// Reads are answered or refused, and stopping does not wait for a flush that no call needs.
+pub fn stopping_during_reads_finishes<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.add("n", 7)?;
     for _ in 0..12 {
         let (began, begun) = mpsc::channel();
         thread::scope(|scope| -> Verdict {
-            let looker = |began: mpsc::Sender<()>| -> Verdict {
+            let reader = |began: mpsc::Sender<()>| -> Verdict {
                 loop {
-                    match running.call().look("n", Field::Value).submit()? {
+                    match running.call().read("n", Field::Value).submit()? {
                         Ok(receipt) => assert_eq!(receipt.outcomes[0].value, 7),
                         Err(EngineError::Closing) => return Ok(()),
                         Err(error) => return Err(error.into()),
@@ -82,25 +82,25 @@ pub fn stopping_while_others_look_comes_to_an_end<H: Host>(host: &H) -> Verdict 
                     let _ = began.send(());
                 }
             };
-            let lookers: Vec<_> =
-                (0..3).map(|_| began.clone()).map(|began| scope.spawn(move || looker(began))).collect();
+            let readers: Vec<_> =
+                (0..3).map(|_| began.clone()).map(|began| scope.spawn(move || reader(began))).collect();
             let waited = (0..20).try_for_each(|_| begun.recv());
             running.stop()?;
             waited?;
-            lookers.into_iter().try_for_each(|looker| looker.join().map_err(|_| "a looker panicked")?)
+            readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| "a reader panicked")?)
         })?;
         running = running.start()?;
     }
     Ok(())
 }
 
-/// Restarting is harmless, with or without work in between.
-pub fn an_engine_can_be_restarted_again_and_again<H: Host>(host: &H) -> Verdict {
+/// Restarting works with or without writes in between.
+pub fn an_engine_can_be_restarted_repeatedly<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
-    for life in 0..6 {
+    for round in 0..6 {
         running = running.restart()?;
-        assert_eq!(running.value("n")?, life / 2);
-        if life % 2 == 1 {
+        assert_eq!(running.value("n")?, round / 2);
+        if round % 2 == 1 {
             running.add("n", 1)?;
         }
     }

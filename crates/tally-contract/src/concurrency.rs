@@ -1,4 +1,4 @@
-//! Many callers at once.
+//! Concurrent callers.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,7 +12,7 @@ use crate::{Failure, Host, Running, Verdict, block_on};
 
 const THREADS: u64 = 8;
 
-/// Runs a caller on each of several threads and returns what they return.
+/// Runs a caller on each of several threads and returns their results.
 fn hammer<T: Send>(caller: impl Fn(u64) -> Result<T, Failure> + Sync) -> Result<Vec<T>, Failure> {
     thread::scope(|scope| {
         let caller = &caller;
@@ -21,7 +21,7 @@ fn hammer<T: Send>(caller: impl Fn(u64) -> Result<T, Failure> + Sync) -> Result<
     })
 }
 
-/// The numbers a seed names, the same for every engine.
+/// Pseudo-random numbers, the same for every engine.
 fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |bound| {
@@ -32,7 +32,7 @@ fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Every thread increments the same counter: the sum is exact and every value was handed out once.
+/// Every value on the way is returned exactly once.
 pub fn a_hot_counter_hammered_by_many_threads_is_exact<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let values = hammer(|_| {
@@ -40,7 +40,7 @@ pub fn a_hot_counter_hammered_by_many_threads_is_exact<H: Host>(host: &H) -> Ver
         for round in 1..=40 {
             values.extend(running.call().add_times("hot", 1, round).send()?.iter().map(|outcome| outcome.value));
         }
-        assert!(values.is_sorted(), "what one caller sees never goes back");
+        assert!(values.is_sorted(), "the values of one caller never go back");
         Ok(values)
     })?;
     let mut values = values.concat();
@@ -53,7 +53,7 @@ pub fn a_hot_counter_hammered_by_many_threads_is_exact<H: Host>(host: &H) -> Ver
     Ok(())
 }
 
-/// Threads add random amounts to random counters in submissions of random size: every sum is exact.
+/// Threads add random amounts in submissions of random size.
 pub fn random_counters_hammered_by_many_threads_are_exact<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     const KEYS: u64 = 500;
@@ -82,7 +82,7 @@ pub fn random_counters_hammered_by_many_threads_are_exact<H: Host>(host: &H) -> 
     Ok(())
 }
 
-/// One thread may have many submissions outstanding; they all resolve, in the order they were first polled.
+/// They are applied in the order in which they were first polled.
 pub fn outstanding_submissions_of_one_thread_all_resolve<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let engine = running.engine();
@@ -104,8 +104,8 @@ pub fn outstanding_submissions_of_one_thread_all_resolve<H: Host>(host: &H) -> V
     Ok(())
 }
 
-/// Whoever stops waiting has still submitted.
-pub fn a_dropped_submission_is_not_taken_back<H: Host>(host: &H) -> Verdict {
+/// A submission that was polled once is applied.
+pub fn dropping_a_submission_does_not_cancel_it<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for _ in 0..50 {
         let events = running.call().add("n", 1).into_events()?;
@@ -119,8 +119,8 @@ pub fn a_dropped_submission_is_not_taken_back<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A write that was acknowledged to one thread is seen by every read that begins afterwards on any other.
-pub fn what_was_acknowledged_is_read_by_every_thread<H: Host>(host: &H) -> Verdict {
+/// A read that starts after an acknowledgement sees the write, on any thread.
+pub fn acknowledged_writes_are_visible_to_every_thread<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let acknowledged = AtomicI64::new(0);
     hammer(|number| {
@@ -140,8 +140,8 @@ pub fn what_was_acknowledged_is_read_by_every_thread<H: Host>(host: &H) -> Verdi
     Ok(())
 }
 
-/// While a counter only grows, no reader sees it shrink, by whatever way it reads.
-pub fn readings_never_go_back_while_a_counter_grows<H: Host>(host: &H) -> Verdict {
+/// This holds for outcomes, readings and listings.
+pub fn reads_of_a_growing_counter_never_go_back<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     hammer(|number| {
         let mut last = 0;

@@ -1,4 +1,4 @@
-//! Corrections: set, reset, adjust and delete, and the ledger that none of them escapes.
+//! Corrections: set, reset, adjust and delete, and the ledger that records them.
 
 use tally_core::event::{Change, Condition, Correction, Expiry};
 use tally_core::ledger::CorrectionKind;
@@ -7,8 +7,8 @@ use tally_core::outcome::Refusal;
 
 use crate::{Host, Running, Verdict};
 
-/// Setting needs no counter to be there and says by how much it moved the value.
-pub fn a_set_makes_the_value_what_it_says<H: Host>(host: &H) -> Verdict {
+/// The counter need not exist, and the outcome has the difference.
+pub fn a_set_replaces_the_value<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let outcome = running.call().set("n", 40).one()?;
     assert_eq!((outcome.value, outcome.applied, outcome.exists), (40, 40, true));
@@ -19,8 +19,8 @@ pub fn a_set_makes_the_value_what_it_says<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Compare-and-set changes the value only if the expected one stands there; a missing counter stands at zero.
-pub fn compare_and_set_needs_the_expected_value<H: Host>(host: &H) -> Verdict {
+/// A counter that does not exist has the value zero.
+pub fn compare_and_set_requires_the_expected_value<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let refused = running.call().swap("n", 1, 5).one()?;
     assert_eq!((refused.value, refused.exists, refused.refusal), (0, false, Some(Refusal::NotExpected)));
@@ -33,7 +33,7 @@ pub fn compare_and_set_needs_the_expected_value<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A set can ask that the counter exists or that it does not; refused, it changes nothing and is not recorded.
+/// A refused set changes nothing and is not recorded.
 pub fn a_set_may_depend_on_whether_the_counter_exists<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let set = |value, when| running.call().set_when("n", value, when, Expiry::Keep).one();
@@ -48,8 +48,8 @@ pub fn a_set_may_depend_on_whether_the_counter_exists<H: Host>(host: &H) -> Verd
     Ok(())
 }
 
-/// Resetting leaves a counter that exists and stands at zero.
-pub fn a_reset_brings_the_value_back_to_zero<H: Host>(host: &H) -> Verdict {
+/// The counter still exists.
+pub fn a_reset_sets_the_value_to_zero<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add("n", -7)?;
     let outcome = running.call().reset("n").one()?;
@@ -60,7 +60,7 @@ pub fn a_reset_brings_the_value_back_to_zero<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// An adjustment moves the value like an increment does, and leaves a trace.
+/// It changes the value like an increment and writes a ledger entry.
 pub fn an_adjustment_adds_and_is_recorded<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add("n", 10)?;
@@ -73,7 +73,7 @@ pub fn an_adjustment_adds_and_is_recorded<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A deleted counter reads like one that never was; deleting what is not there changes nothing.
+/// It reads like one that never existed. Deleting a counter that does not exist changes nothing.
 pub fn a_deleted_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let outcome = running.call().delete("n").one()?;
@@ -90,7 +90,7 @@ pub fn a_deleted_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Every correction is an entry, numbered, dated, and chained to the one before by its hash.
+/// Every correction is an entry with a number, a time and the hash of its predecessor.
 pub fn the_ledger_is_a_verifiable_chain<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add("n", 3)?;
@@ -100,37 +100,37 @@ pub fn the_ledger_is_a_verifiable_chain<H: Host>(host: &H) -> Verdict {
     use CorrectionKind::{Adjust, Delete, Reset, Set};
     assert_eq!(seen, [(Set, 3, 10), (Adjust, 10, 6), (Reset, 6, 0), (Delete, 5, 0), (Set, 0, 1)]);
     assert!(entries.is_sorted_by_key(|entry| entry.at));
-    // A chain is of one counter: the same correction elsewhere hashes to something else.
+    // The key is part of the hash: the same correction of another counter has another hash.
     running.call().add("m", 3).set("m", 10).send()?;
     assert_ne!(running.ledger("m", 100)?[0].hash, entries[0].hash);
     Ok(())
 }
 
-/// The ledger goes on where it ended, whatever happens to the counter or the engine in between.
+/// The chain continues where it ended.
 pub fn the_ledger_survives_deletion_and_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let long = "r".repeat(REASON_BYTES_MAX);
-    for life in 1..=4 {
+    for round in 1..=4 {
         let why = Correction::new(&long, "é \0 \n")?;
-        running.call().set("n", life).delete("n").event("n", Change::Reset(why), None, None).send()?;
+        running.call().set("n", round).delete("n").event("n", Change::Reset(why), None, None).send()?;
         let before = running.ledger("n", 100)?;
-        assert_eq!(before.len(), 3 * life as usize);
+        assert_eq!(before.len(), 3 * round as usize);
         running = running.restart()?;
         assert_eq!(running.ledger("n", 100)?, before);
     }
     Ok(())
 }
 
-/// Pages of any size give the same ledger, whether its entries are old or new.
+/// Pages of any size give the same entries, whether they are in the store or in memory.
 pub fn the_ledger_is_read_in_pages<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
-    for life in 1..=3 {
+    for round in 1..=3 {
         for number in 0..7 {
-            // Neighbours in key order must not leak in.
+            // Entries of neighbouring keys must not appear.
             running.call().set("n", number).set("m", 1).set("n\0", 1).set("o", 1).send()?;
         }
         let whole = running.ledger("n", 1000)?;
-        assert_eq!(whole.len(), 7 * life);
+        assert_eq!(whole.len(), 7 * round);
         for limit in 1..=9 {
             assert_eq!(running.ledger("n", limit)?, whole, "pages of {limit}");
         }
@@ -139,8 +139,8 @@ pub fn the_ledger_is_read_in_pages<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Only what changed something is recorded.
-pub fn what_was_refused_is_not_in_the_ledger<H: Host>(host: &H) -> Verdict {
+/// Only corrections that changed something are recorded.
+pub fn refused_corrections_are_not_in_the_ledger<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("n", i64::MAX).swap("n", 0, 1).adjust("n", 1).delete("nobody").send()?;
     assert!(running.ledger("n", 10)?.is_empty());

@@ -1,4 +1,4 @@
-//! Counting: increments, the values they lead to, and reading them back.
+//! Counting: increments, their outcomes and reads.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use tally_core::limits::{CALL_EVENTS_MAX, KEY_BYTES_MAX};
 
 use crate::{Host, Running, Verdict};
 
-/// Increments and decrements of a counter add up.
-pub fn increments_and_decrements_sum_up<H: Host>(host: &H) -> Verdict {
+/// Outcomes and readings agree.
+pub fn increments_and_decrements_add_up<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut sum = 0;
     for delta in [5, -3, 1_000_000_007, -2_000_000_014, 0, 41] {
@@ -22,7 +22,7 @@ pub fn increments_and_decrements_sum_up<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A counter nobody has touched reads zero, does not exist, and reading it does not create it.
+/// Reading an unknown counter does not create it.
 pub fn an_unknown_counter_reads_zero_and_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for _ in 0..2 {
@@ -37,7 +37,7 @@ pub fn an_unknown_counter_reads_zero_and_does_not_exist<H: Host>(host: &H) -> Ve
     Ok(())
 }
 
-/// Increments of one submission are combined, and each event still gets the value as of its own turn.
+/// This holds although the increments of a submission are combined.
 pub fn every_event_gets_the_running_value_of_its_counter<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let keys = ["a", "b", "c"];
@@ -47,7 +47,7 @@ pub fn every_event_gets_the_running_value_of_its_counter<H: Host>(host: &H) -> V
         let mut sent = Vec::new();
         for step in 0..200i64 {
             let key = keys[(step * step + round) as usize % keys.len()];
-            // Directions change, so some neighbours combine and some do not.
+            // Signs change, so that some neighbours are combined and others are not.
             let delta = if step % 7 < 5 { step } else { -step };
             call = call.add(key, delta);
             sent.push((key, delta));
@@ -64,8 +64,8 @@ pub fn every_event_gets_the_running_value_of_its_counter<H: Host>(host: &H) -> V
     Ok(())
 }
 
-/// The largest submission, all of one key: every value from one to the end is handed out once, in order.
-pub fn one_key_of_a_large_submission_gets_every_value_on_the_way<H: Host>(host: &H) -> Verdict {
+/// The largest submission, with a single key.
+pub fn every_increment_of_a_large_submission_gets_its_own_value<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let outcomes = running.call().add_times("hot", 1, CALL_EVENTS_MAX).send()?;
     for (value, outcome) in (1..).zip(outcomes) {
@@ -75,7 +75,7 @@ pub fn one_key_of_a_large_submission_gets_every_value_on_the_way<H: Host>(host: 
     Ok(())
 }
 
-/// Submitting nothing succeeds and does nothing.
+/// Submitting nothing succeeds.
 pub fn an_empty_submission_changes_nothing<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     assert!(running.call().send()?.is_empty());
@@ -87,8 +87,8 @@ pub fn an_empty_submission_changes_nothing<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Keys are byte strings of 1 to 512 bytes: zero, newline, what is not UTF-8, and prefixes of each other.
-pub fn a_key_is_any_bytes<H: Host>(host: &H) -> Verdict {
+/// Keys may contain zeros, newlines and invalid UTF-8, and may be prefixes of each other.
+pub fn a_key_may_be_any_bytes<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut keys: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
     keys.extend([vec![0, 0], vec![0xff; KEY_BYTES_MAX], vec![0; KEY_BYTES_MAX], b"::".to_vec(), b"a:".to_vec()]);
@@ -108,8 +108,8 @@ pub fn a_key_is_any_bytes<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Readings come in the order of the keys asked for, repeats and unknown ones included.
-pub fn a_read_answers_in_the_order_asked<H: Host>(host: &H) -> Verdict {
+/// Repeated and unknown keys have their readings, too.
+pub fn readings_are_in_the_order_of_the_keys<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("a", 1).add("b", 2).add("c", 3).send()?;
     let asked = ["c", "a", "nobody", "c", "b", "a"];
@@ -119,24 +119,24 @@ pub fn a_read_answers_in_the_order_asked<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Whatever was acknowledged is there after a restart, and counting goes on from it.
-pub fn what_was_counted_survives_a_restart<H: Host>(host: &H) -> Verdict {
+/// Counting continues from the stored values.
+pub fn values_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
-    for life in 1..=3 {
+    for round in 1..=3 {
         for key in 0..50 {
             let outcome = running.add(format!("k:{key}"), key)?;
-            assert_eq!(outcome.value, life * key);
+            assert_eq!(outcome.value, round * key);
         }
         running = running.restart()?;
         for key in 0..50 {
-            assert_eq!(running.value(format!("k:{key}"))?, life * key);
+            assert_eq!(running.value(format!("k:{key}"))?, round * key);
         }
     }
     Ok(())
 }
 
-/// A submission acknowledged with any consistency is seen by a read with any.
-pub fn each_consistency_sees_what_it_has_acknowledged<H: Host>(host: &H) -> Verdict {
+/// This holds for every combination of write and read consistency.
+pub fn every_consistency_reads_its_own_acknowledged_writes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut sum = 0;
     for step in 0..100 {

@@ -1,4 +1,4 @@
-//! The edges of the range: a counter is a signed 64-bit number and never wraps.
+//! The ends of the range: a counter is a signed 64-bit integer and never wraps.
 
 use std::thread;
 
@@ -6,8 +6,8 @@ use tally_core::outcome::{Outcome, Refusal};
 
 use crate::{Failure, Host, Running, Verdict};
 
-/// An increment that would leave the range is refused, says what stands, and changes nothing.
-pub fn an_increment_beyond_the_range_is_refused_and_changes_nothing<H: Host>(host: &H) -> Verdict {
+/// The outcome has the current value.
+pub fn an_increment_that_overflows_is_refused_and_changes_nothing<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for (key, edge, step) in [("up", i64::MAX, 1), ("down", i64::MIN, -1)] {
         assert_eq!(running.add(key, edge)?.value, edge);
@@ -21,7 +21,6 @@ pub fn an_increment_beyond_the_range_is_refused_and_changes_nothing<H: Host>(hos
         assert_eq!((after.increments, after.decrements, after.max), (before.increments, before.decrements, before.max));
         assert_eq!(running.add(key, -step)?.value, edge - step);
     }
-    // Beyond the range of what does not exist: it still does not.
     let outcome = running.call().add("new", i64::MIN).adjust("new", -1).send()?[1];
     assert_eq!((outcome.value, outcome.refusal), (i64::MIN, Some(Refusal::Overflow)));
     Ok(())
@@ -46,21 +45,20 @@ fn near_the_edge<H: Host>(host: &H, edge: i64, step: i64) -> Verdict {
     Ok(())
 }
 
-/// What an event past the edge is told.
 const OVERFLOW: Option<Refusal> = Some(Refusal::Overflow);
 
-/// A thousand increments where three hundred fit: the first three hundred are applied.
-pub fn of_combined_increments_near_the_edge_exactly_those_that_fit_are_applied<H: Host>(host: &H) -> Verdict {
+/// Of a thousand increments the first three hundred fit.
+pub fn combined_increments_are_applied_until_they_overflow<H: Host>(host: &H) -> Verdict {
     near_the_edge(host, i64::MAX, 1)
 }
 
 /// The same downwards.
-pub fn of_combined_decrements_near_the_edge_exactly_those_that_fit_are_applied<H: Host>(host: &H) -> Verdict {
+pub fn combined_decrements_are_applied_until_they_overflow<H: Host>(host: &H) -> Verdict {
     near_the_edge(host, i64::MIN, -1)
 }
 
-/// Increments of many callers near the edge: as many as fit are applied, whoever they belong to.
-pub fn concurrent_increments_near_the_edge_fill_it_exactly<H: Host>(host: &H) -> Verdict {
+/// As many as fit are applied, from any of the callers.
+pub fn concurrent_increments_fill_the_range_exactly<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", i64::MAX - 100).send()?;
     let fit: Result<Vec<usize>, Failure> = thread::scope(|scope| {
@@ -73,7 +71,7 @@ pub fn concurrent_increments_near_the_edge_fill_it_exactly<H: Host>(host: &H) ->
     Ok(())
 }
 
-/// Equal increments of a run have one outcome, which says how many of them fit; so do runs whose sum exceeds 64 bits.
+/// It says how many of them fit, even if the sum of the run exceeds 64 bits.
 pub fn a_run_of_equal_increments_has_one_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for (edge, step) in [(i64::MAX, 1), (i64::MIN, -1)] {
@@ -91,8 +89,8 @@ pub fn a_run_of_equal_increments_has_one_outcome<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Runs of many callers near the edge: as many as fit are applied, whoever they belong to.
-pub fn concurrent_runs_near_the_edge_fill_it_exactly<H: Host>(host: &H) -> Verdict {
+/// As many as fit are applied, from any of the callers.
+pub fn concurrent_runs_fill_the_range_exactly<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", i64::MIN + 300).send()?;
     let fit: Result<Vec<u32>, Failure> = thread::scope(|scope| {
@@ -105,8 +103,8 @@ pub fn concurrent_runs_near_the_edge_fill_it_exactly<H: Host>(host: &H) -> Verdi
     Ok(())
 }
 
-/// Events of a submission are applied in order also where the increments among them do not all fit.
-pub fn order_holds_where_combined_increments_do_not_fit<H: Host>(host: &H) -> Verdict {
+/// Those that overflow are refused; the others are applied in order.
+pub fn events_stay_in_order_when_combined_increments_overflow<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", i64::MAX - 2).send()?;
     let call =
@@ -131,7 +129,7 @@ pub fn order_holds_where_combined_increments_do_not_fit<H: Host>(host: &H) -> Ve
     Ok(())
 }
 
-/// From one end to the other and back: sums behind the value may exceed 64 bits.
+/// From one end to the other and back, repeatedly: the internal sums exceed 64 bits.
 pub fn the_whole_range_can_be_crossed<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Expiry: from its moment on a counter does not exist.
+//! Expiry: an expired counter does not exist.
 
 use tally_core::event::{AddExpiry, Change, Condition, Deadline, Details, Expiry, ExpiryCondition, Field};
 use tally_core::outcome::Outcome;
@@ -19,16 +19,16 @@ fn expiring(at: Millis, only_if_none: bool) -> Option<Details> {
 }
 
 fn expiry_of<H: Host>(running: &Running<'_, H>, key: &str) -> Result<i64, Failure> {
-    let looked = running.call().look(key, Field::Expiry).one()?;
+    let event = running.call().read(key, Field::Expiry).one()?;
     let read = running.read(key)?;
-    assert_eq!(looked.exists, read.exists);
+    assert_eq!(event.exists, read.exists);
     let shown = read.expires_at.map(|at| at.0 as i64).or(read.exists.then_some(-1));
-    assert_eq!(shown.unwrap_or_default(), looked.value, "a look and a reading agree");
+    assert_eq!(shown.unwrap_or_default(), event.value, "a read event and a reading agree");
     assert_eq!(running.stats(key)?.reading.expires_at, read.expires_at);
-    Ok(looked.value)
+    Ok(event.value)
 }
 
-/// A moment in the past takes effect at once, for events, readings, statistics and listings.
+/// This holds for events, readings, statistics and listings. An expiry in the past takes effect at once.
 pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("gone", 5).add("here", 6).send()?;
@@ -41,8 +41,8 @@ pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     assert_eq!(listed.iter().map(|(key, _)| key.as_bytes()).collect::<Vec<_>>(), [b"here"]);
     let outcomes = running
         .call()
-        .look("gone", Field::Value)
-        .look("gone", Field::Expiry)
+        .read("gone", Field::Value)
+        .read("gone", Field::Expiry)
         .expire("gone", Some(FAR), ALWAYS)
         .delete("gone")
         .swap("gone", 5, 1)
@@ -51,20 +51,23 @@ pub fn an_expired_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     for outcome in &outcomes {
         assert_eq!((outcome.value, outcome.applied, outcome.exists), (0, 0, false), "{outcome:?}");
     }
-    assert!(running.ledger("gone", 10)?.is_empty(), "neither expiring nor what failed is a correction");
+    assert!(
+        running.ledger("gone", 10)?.is_empty(),
+        "expiring is not a correction, and refused events are not recorded"
+    );
     assert!(running.call().set_when("gone", 1, Condition::Absent, Expiry::Keep).one()?.exists);
     Ok(())
 }
 
-/// What is done to an expired counter begins a new one, without the old one's history; corrections stay on record.
-pub fn an_expired_counter_starts_afresh_and_its_ledger_goes_on<H: Host>(host: &H) -> Verdict {
+/// Its statistics start over.
+pub fn an_expired_counter_starts_from_zero_and_keeps_its_ledger<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", 50).add("n", -1).send()?;
     let outcomes = running.call().expire("n", Some(PAST), ALWAYS).add("n", 2).adjust("n", 3).send()?;
     assert_eq!(outcomes.iter().map(|outcome| outcome.value).collect::<Vec<_>>(), [0, 2, 5]);
     let stats = running.stats("n")?;
     assert_eq!((stats.reading.value, stats.max, stats.increments, stats.decrements), (5, 5, 5, 0));
-    assert_eq!(expiry_of(&running, "n")?, -1, "an expiry belongs to the counter that had it");
+    assert_eq!(expiry_of(&running, "n")?, -1, "the new counter has no expiry");
     let running = running.restart()?;
     running.call().expire("n", Some(PAST), ALWAYS).reset("n").send()?;
     let ledger: Vec<_> = running.ledger("n", 10)?.iter().map(|entry| (entry.before, entry.after)).collect();
@@ -72,8 +75,8 @@ pub fn an_expired_counter_starts_afresh_and_its_ledger_goes_on<H: Host>(host: &H
     Ok(())
 }
 
-/// Time is enough: nothing has to touch the counter.
-pub fn a_counter_expires_by_itself<H: Host>(host: &H) -> Verdict {
+/// The passing of time is enough.
+pub fn a_counter_expires_without_being_touched<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let now = running.add("n", 1)?.at;
     let at = Millis(now.0 + 30);
@@ -90,8 +93,8 @@ pub fn a_counter_expires_by_itself<H: Host>(host: &H) -> Verdict {
     }
 }
 
-/// Setting a value keeps the expiry, removes it or gives another, as it says; other changes keep it.
-pub fn a_set_keeps_removes_or_gives_an_expiry<H: Host>(host: &H) -> Verdict {
+/// Other changes keep the expiry.
+pub fn a_set_keeps_removes_or_replaces_the_expiry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let set = |expiry| running.call().set_when("n", 1, Condition::Always, expiry).one();
     assert!(set(Expiry::At(Deadline::At(FAR)))?.exists);
@@ -103,15 +106,15 @@ pub fn a_set_keeps_removes_or_gives_an_expiry<H: Host>(host: &H) -> Verdict {
     set(Expiry::At(Deadline::At(FAR)))?;
     let refused = running.call().set_when("n", 9, Condition::Absent, Expiry::At(Deadline::At(FARTHER))).one()?;
     assert!(refused.refusal.is_some());
-    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64, "what is refused changes no expiry");
+    assert_eq!(expiry_of(&running, "n")?, FAR.0 as i64, "a refused event does not change the expiry");
     let gone = set(Expiry::At(Deadline::At(PAST)))?;
     assert_eq!((gone.value, gone.exists), (1, false));
     assert!(!running.read("n")?.exists);
     Ok(())
 }
 
-/// An increment that is applied brings its expiry along, always or only where there is none.
-pub fn an_increment_may_bring_an_expiry<H: Host>(host: &H) -> Verdict {
+/// It sets the expiry always or only if there is none, and never if it is refused.
+pub fn an_increment_may_set_an_expiry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let add = |delta, details| -> Result<Outcome, Failure> { running.event("n", Change::Add(delta), None, details) };
     assert_eq!(add(1, expiring(FAR, true))?.value, 1);
@@ -122,12 +125,12 @@ pub fn an_increment_may_bring_an_expiry<H: Host>(host: &H) -> Verdict {
     assert_eq!(expiry_of(&running, "n")?, FARTHER.0 as i64);
     running.call().set("n", i64::MAX).one()?;
     assert!(add(1, expiring(FAR, false))?.refusal.is_some());
-    assert_eq!(expiry_of(&running, "n")?, FARTHER.0 as i64, "what is refused changes no expiry");
+    assert_eq!(expiry_of(&running, "n")?, FARTHER.0 as i64, "a refused event does not change the expiry");
     Ok(())
 }
 
-/// No expiry counts as infinitely late.
-pub fn an_expiry_changes_only_if_its_condition_holds<H: Host>(host: &H) -> Verdict {
+/// No expiry counts as later than any.
+pub fn an_expiry_changes_only_if_its_condition_is_met<H: Host>(host: &H) -> Verdict {
     use ExpiryCondition::{Always, IfEarlier, IfLater, IfNone, IfSome, IfSomeAndEarlier};
     let running = Running::fresh(host)?;
     assert_eq!(running.call().expire("n", Some(FAR), Always).one()?.applied, 0, "there is no counter");
@@ -155,12 +158,12 @@ pub fn an_expiry_changes_only_if_its_condition_holds<H: Host>(host: &H) -> Verdi
         assert_eq!(expiry_of(&running, "n")?, expiry, "step {place}");
     }
     let stats = running.stats("n")?;
-    assert_eq!(stats.reading.updated_at, stats.reading.created_at, "no value has changed");
+    assert_eq!(stats.reading.updated_at, stats.reading.created_at, "the value has not changed");
     assert!(running.ledger("n", 10)?.is_empty());
     Ok(())
 }
 
-/// Expiries and what they did outlast the engine.
+/// Both pending and past expiries survive.
 pub fn an_expiry_survives_a_restart<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("far", 1).expire("far", Some(FAR), ALWAYS).send()?;

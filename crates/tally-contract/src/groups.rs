@@ -1,4 +1,4 @@
-//! Looks and groups: what an event sees of others, and what comes between them.
+//! Reads within submissions, and groups.
 
 use std::thread;
 
@@ -11,11 +11,11 @@ fn values(outcomes: &[Outcome]) -> Vec<(i64, i64, bool)> {
     outcomes.iter().map(|outcome| (outcome.value, outcome.applied, outcome.exists)).collect()
 }
 
-/// Wherever it stands in a submission.
-pub fn a_look_sees_what_is_before_it_and_not_what_is_after_it<H: Host>(host: &H) -> Verdict {
+/// This holds anywhere in a submission.
+pub fn a_read_sees_the_events_before_it_and_not_those_after_it<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
-    let call = running.call().look("n", Field::Value).add("n", 1).add("n", 1).look("n", Field::Value).add("n", 1);
-    let call = call.look("n", Field::Value).look("n", Field::Expiry).delete("n").look("n", Field::Value).add("n", 9);
+    let call = running.call().read("n", Field::Value).add("n", 1).add("n", 1).read("n", Field::Value).add("n", 1);
+    let call = call.read("n", Field::Value).read("n", Field::Expiry).delete("n").read("n", Field::Value).add("n", 9);
     let expected = [
         (0, 0, false),
         (1, 1, true),
@@ -32,26 +32,26 @@ pub fn a_look_sees_what_is_before_it_and_not_what_is_after_it<H: Host>(host: &H)
     Ok(())
 }
 
-/// It creates nothing, and an id on it means nothing.
-pub fn a_look_changes_nothing_and_is_not_remembered<H: Host>(host: &H) -> Verdict {
+/// It creates no counter, and its id can be used by another request.
+pub fn a_read_changes_nothing_and_ignores_its_request_id<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
-    let look = |id| running.event("n", Change::Read(Field::Value), id, None);
-    assert_eq!(values(&[look(Some("id"))?]), [(0, 0, false)]);
+    let read = |id| running.event("n", Change::Read(Field::Value), id, None);
+    assert_eq!(values(&[read(Some("id"))?]), [(0, 0, false)]);
     assert!(!running.read("n")?.exists);
     assert_eq!(running.count()?, 0);
     assert_eq!(running.add_once("id", "n", 4)?.value, 4, "the id is free");
-    let again = look(Some("id"))?;
+    let again = read(Some("id"))?;
     assert_eq!((again.value, again.is_duplicate(), again.refusal), (4, false, None));
-    let best_effort = running.call().best_effort().look("n", Field::Value).one()?;
+    let best_effort = running.call().best_effort().read("n", Field::Value).one()?;
     assert_eq!(best_effort.value, 4);
     Ok(())
 }
 
-/// A refusal within a group is one event's own affair.
-pub fn events_of_a_group_get_their_own_outcomes<H: Host>(host: &H) -> Verdict {
+/// A refusal within a group affects one event only.
+pub fn every_event_of_a_group_gets_its_own_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 1).group(|call| call).add("n", 1);
-    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).look("n", Field::Value)).add("n", 1);
+    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).read("n", Field::Value)).add("n", 1);
     let outcomes = call.send()?;
     let expected = [(1, 1, true), (2, 1, true), (3, 1, true), (4, 1, true), (4, 0, true), (4, 0, true), (5, 1, true)];
     assert_eq!(values(&outcomes), expected);
@@ -59,17 +59,17 @@ pub fn events_of_a_group_get_their_own_outcomes<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Whoever else is at the same counters.
-pub fn nothing_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict {
+/// This holds even if other threads change the same counters.
+pub fn no_event_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict {
     const THREADS: usize = 4;
     const ROUNDS: usize = 60;
     let running = Running::fresh(host)?;
     let moves = || -> Verdict {
         for _ in 0..ROUNDS {
-            // Takes one from here to there and looks at both: together they hold nothing, always.
+            // Moves one from here to there and reads both: their sum is always zero.
             let call = running.call().add("noise", 1);
             let call = call.group(|call| {
-                call.add("here", -1).add("there", 1).look("here", Field::Value).look("there", Field::Value)
+                call.add("here", -1).add("there", 1).read("here", Field::Value).read("there", Field::Value)
             });
             let outcomes = call.send()?;
             assert_eq!(outcomes[1].value, outcomes[3].value);
@@ -86,14 +86,14 @@ pub fn nothing_comes_between_the_events_of_a_group<H: Host>(host: &H) -> Verdict
     Ok(())
 }
 
-/// What combined increments before it come to is known before any of the group happens.
-pub fn a_group_stays_whole_where_an_earlier_increment_overflows<H: Host>(host: &H) -> Verdict {
+/// Combined increments before the group are resolved before its first event.
+pub fn a_group_stays_together_when_an_earlier_increment_overflows<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("full", i64::MAX - 1).one()?;
     let call = running.call().add_times("full", 1, 3).group(|call| {
-        call.add("other", 1).look("full", Field::Value).look("other", Field::Value).add("other", 1).add("full", -5)
+        call.add("other", 1).read("full", Field::Value).read("other", Field::Value).add("other", 1).add("full", -5)
     });
-    let outcomes = call.add("other", 10).look("full", Field::Value).send()?;
+    let outcomes = call.add("other", 10).read("full", Field::Value).send()?;
     let full = i64::MAX;
     let expected = [
         (full, 1, true),

@@ -1,4 +1,4 @@
-//! Listing: every counter there is, in key order, page by page.
+//! Listing: every counter in key order, page by page.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn expected(of: &BTreeMap<Vec<u8>, i64>, prefix: &[u8]) -> Vec<(Vec<u8>, i64)> {
     of.iter().filter(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.clone(), *value)).collect()
 }
 
-/// Adds counters whose keys try what can go wrong with prefixes and order.
+/// Adds counters whose keys are difficult for prefixes and ordering.
 fn fill<H: Host>(running: &Running<'_, H>, tag: &str) -> Result<BTreeMap<Vec<u8>, i64>, Failure> {
     let mut all = BTreeMap::new();
     let mut call = running.call();
@@ -38,7 +38,7 @@ fn fill<H: Host>(running: &Running<'_, H>, tag: &str) -> Result<BTreeMap<Vec<u8>
 
 const EDGES: [&[u8]; 5] = [b"\0", b"\xff", b"\xff\xff", b"a", b"b"];
 
-/// The order is that of the keys' bytes.
+/// Keys are compared by their bytes.
 pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
@@ -47,8 +47,8 @@ pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// However small the pages, together they are the whole.
-pub fn a_listing_is_read_in_pages_without_gaps_or_repeats<H: Host>(host: &H) -> Verdict {
+/// This holds for every page size.
+pub fn pages_of_a_listing_have_no_gaps_or_repeats<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
     all.extend(EDGES.map(|key| (key.to_vec(), 1)));
@@ -60,14 +60,14 @@ pub fn a_listing_is_read_in_pages_without_gaps_or_repeats<H: Host>(host: &H) -> 
     let last = Key::new(b"\xff\xff")?;
     let beyond = running.page(b"", Some(&last), 10)?;
     assert!(beyond.items.is_empty() && beyond.next.is_none());
-    // A page may begin after a key that is not there.
+    // A page may start after a key that does not exist.
     let missing = Key::new(b"aa")?;
     assert_eq!(running.page(b"", Some(&missing), 1)?.items[0].0.as_bytes(), b"b");
     Ok(())
 }
 
-/// A prefix is a prefix of bytes and knows nothing of namespaces.
-pub fn a_prefix_selects_its_keys_alone<H: Host>(host: &H) -> Verdict {
+/// A prefix is a prefix of bytes, independent of namespaces.
+pub fn a_prefix_selects_only_its_keys<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
     all.append(&mut fill(&running, "kk")?);
@@ -83,18 +83,18 @@ pub fn a_prefix_selects_its_keys_alone<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Right after a counter was created or deleted the listing shows it.
-pub fn a_listing_holds_what_was_just_created_and_not_what_was_deleted<H: Host>(host: &H) -> Verdict {
+/// A listing reflects creations and deletions at once.
+pub fn a_listing_shows_created_counters_and_no_deleted_ones<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut all = BTreeMap::new();
     for round in 0..30i64 {
-        let born = format!("k:{:02}", round * 11 % 30).into_bytes();
-        running.add(&born, round)?;
-        all.insert(born, round);
+        let created = format!("k:{:02}", round * 11 % 30).into_bytes();
+        running.add(&created, round)?;
+        all.insert(created, round);
         if round % 3 == 2 {
-            let dead = format!("k:{:02}", (round - 1) * 11 % 30).into_bytes();
-            running.call().delete(&dead).send()?;
-            all.remove(&dead);
+            let deleted = format!("k:{:02}", (round - 1) * 11 % 30).into_bytes();
+            running.call().delete(&deleted).send()?;
+            all.remove(&deleted);
         }
         for limit in [1, 1000] {
             assert_eq!(listed(&running, b"k:", limit)?, expected(&all, b""), "round {round}");
@@ -106,8 +106,8 @@ pub fn a_listing_holds_what_was_just_created_and_not_what_was_deleted<H: Host>(h
     Ok(())
 }
 
-/// A restart changes nothing about a listing.
-pub fn a_listing_is_the_same_after_a_restart<H: Host>(host: &H) -> Verdict {
+/// Deleted counters stay deleted, and the page size makes no difference.
+pub fn a_listing_survives_a_restart<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     fill(&running, "k")?;
     running.call().delete("k:3").delete("k:30").send()?;
@@ -120,8 +120,8 @@ pub fn a_listing_is_the_same_after_a_restart<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Counters from before a restart and counters from after it, changed, deleted and created again, make one list.
-pub fn stored_and_fresh_counters_are_listed_together<H: Host>(host: &H) -> Verdict {
+/// Counters from before and after a restart, changed, deleted and recreated.
+pub fn old_and_new_counters_are_listed_together<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = BTreeMap::new();
     let mut call = running.call();

@@ -1,11 +1,11 @@
-//! Order: the events of one submission happen one after the other, each on its own merits.
+//! Order: the events of one submission are applied one after another, and each succeeds or is refused on its own.
 
 use tally_core::outcome::Refusal;
 
 use crate::{Host, Running, Verdict};
 
-/// Increments and corrections of one key in one submission take effect in the order given.
-pub fn changes_of_one_submission_happen_in_order<H: Host>(host: &H) -> Verdict {
+/// This holds for increments and corrections of one key.
+pub fn events_of_a_submission_are_applied_in_order<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 5).set("n", 100).add("n", 1).adjust("n", -50).add("n", 2).reset("n").add("n", 9);
     let values: Vec<i64> = call.send()?.iter().map(|outcome| outcome.value).collect();
@@ -14,8 +14,8 @@ pub fn changes_of_one_submission_happen_in_order<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Deleting ends a counter's life; the next increment begins another.
-pub fn a_counter_deleted_and_counted_again_starts_from_zero<H: Host>(host: &H) -> Verdict {
+/// Nothing of the deleted counter comes back, within a submission or after a restart.
+pub fn a_counter_recreated_after_deletion_starts_from_zero<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     for _ in 0..3 {
         let call = running.call().add("n", 5).delete("n").add("n", 2).add("gone", 1).delete("gone");
@@ -24,7 +24,11 @@ pub fn a_counter_deleted_and_counted_again_starts_from_zero<H: Host>(host: &H) -
         assert!(seen[0].2);
         assert_eq!(seen[1..], [(0, -seen[0].0, false), (2, 2, true), (1, 1, true), (0, -1, false)]);
         let stats = running.stats("n")?;
-        assert_eq!((stats.reading.value, stats.increments, stats.max), (2, 2, 2), "nothing of its earlier life");
+        assert_eq!(
+            (stats.reading.value, stats.increments, stats.max),
+            (2, 2, 2),
+            "nothing is left of the deleted counter"
+        );
         assert!(!running.read("gone")?.exists);
         running = running.restart()?;
         assert_eq!(running.value("n")?, 2);
@@ -33,8 +37,8 @@ pub fn a_counter_deleted_and_counted_again_starts_from_zero<H: Host>(host: &H) -
     Ok(())
 }
 
-/// Of a submission some events may be refused; the others are applied as if those had not been there.
-pub fn a_refused_event_leaves_the_others_alone<H: Host>(host: &H) -> Verdict {
+/// The others are applied as if the refused ones had not been submitted.
+pub fn a_refused_event_does_not_affect_the_others<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("full", i64::MAX).add_once("r", "ns:a", 1).send()?;
     let call = running
@@ -57,11 +61,11 @@ pub fn a_refused_event_leaves_the_others_alone<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Combining may join increments only where nothing else happens to the counter in between.
-pub fn increments_around_a_correction_are_not_moved_across_it<H: Host>(host: &H) -> Verdict {
+/// Increments may be combined only if no other event of the counter is between them.
+pub fn increments_are_not_combined_across_a_correction<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     for round in 0..40 {
-        // Other keys between push the counter out of any list of recent ones.
+        // Other keys in between, to evict the counter from any cache of recent ones.
         let mut call = running.call().add("n", 1);
         for other in 0..round * 5 {
             call = call.add(format!("other:{other}"), 1);

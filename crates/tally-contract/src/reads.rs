@@ -1,4 +1,4 @@
-//! Reads among events, and what a caller may demand of a read.
+//! Read-only submissions, and the freshness that a read may ask for.
 
 use tally_core::consistency::Consistency;
 use tally_core::event::Field;
@@ -8,12 +8,12 @@ use tally_core::time::Position;
 
 use crate::{Host, Running, Verdict, block_on};
 
-/// Events that only read see what was acknowledged before, and leave no trace.
-pub fn events_that_only_read_are_answered_at_once<H: Host>(host: &H) -> Verdict {
+/// A read-only submission creates no counter.
+pub fn a_read_only_submission_sees_acknowledged_writes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let written = running.call().add("n", 5).submit()??;
     let events =
-        || running.call().look("n", Field::Value).look("none", Field::Value).look("n", Field::Expiry).into_events();
+        || running.call().read("n", Field::Value).read("none", Field::Value).read("n", Field::Expiry).into_events();
     let options = ReadOptions { at_least: Some(written.token.clone()), ..ReadOptions::new(Consistency::Exact) };
     let reads = block_on(running.engine().read_events(events()?, options.clone()))?;
     let shown: Vec<_> = reads.receipt.outcomes.iter().map(|outcome| (outcome.value, outcome.exists)).collect();
@@ -27,8 +27,8 @@ pub fn events_that_only_read_are_answered_at_once<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// A read never shows less than it was asked for: what cannot be met is refused.
-pub fn a_token_that_was_never_given_out_is_not_met<H: Host>(host: &H) -> Verdict {
+/// A read never returns less than its token asks for.
+pub fn a_read_with_a_token_from_the_future_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut token = running.call().add("n", 5).submit()??.token;
     let read = |token: &Token| {

@@ -8,7 +8,7 @@ use tally_core::outcome::{Outcome, Refusal};
 use crate::call::why;
 use crate::{Failure, Host, Running, Verdict};
 
-/// A repeat counts nothing and returns what the first returned, although the counter has moved on.
+/// A repeat changes nothing, even if the counter has changed since.
 pub fn a_repeat_returns_the_first_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let first = running.add_once("id", "ns:n", 5)?;
@@ -25,7 +25,7 @@ pub fn a_repeat_returns_the_first_outcome<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A repeat within the same submission is a repeat like any other.
+/// Other increments of the same counter in between are counted.
 pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 1).add_once("id", "n", 5).add("n", 1).add_once("id", "n", 5).add("n", 1);
@@ -39,21 +39,21 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// An id that comes back with another delta, another key or another kind of change is refused.
+/// A different delta, key or kind of change is a different payload.
 pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add_once("id", "ns:a", 5)?;
     let set = Change::Set { value: 5, when: Condition::Always, expiry: Expiry::Keep, why: why("set") };
     let adjust = Change::Adjust { delta: 5, why: why("adjust") };
-    for (key, change, stands) in
+    for (key, change, expected) in
         [("ns:a", Change::Add(6), 5), ("ns:b", Change::Add(5), 0), ("ns:a", set, 5), ("ns:a", adjust, 5)]
     {
         let outcome = running.event(key, change, Some("id"), None)?;
-        assert_eq!((outcome.value, outcome.applied, outcome.is_duplicate()), (stands, 0, false));
+        assert_eq!((outcome.value, outcome.applied, outcome.is_duplicate()), (expected, 0, false));
         assert_eq!(outcome.refusal, Some(Refusal::PayloadMismatch));
     }
     assert_eq!((running.value("ns:a")?, running.read("ns:b")?.exists), (5, false));
-    // The first request is still the one the id names.
+    // The id still belongs to the first request.
     assert!(running.add_once("id", "ns:a", 5)?.is_duplicate());
     Ok(())
 }
@@ -68,12 +68,12 @@ pub fn the_same_id_in_another_namespace_is_another_request<H: Host>(host: &H) ->
         assert!(running.add_once("id", key, 5)?.is_duplicate(), "{key}");
         assert_eq!(running.value(key)?, 5);
     }
-    // Without a namespace of its own, a key shares that of all others without one.
+    // All keys without a namespace share one.
     assert_eq!(running.add_once("id", "other", 5)?.refusal, Some(Refusal::PayloadMismatch));
     Ok(())
 }
 
-/// Sixty-four callers with one request: one counts, all get its outcome.
+/// Of sixty-four callers with the same request one is counted, and all get its outcome.
 pub fn concurrent_repeats_count_once<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add("n", 1000)?;
@@ -88,32 +88,32 @@ pub fn concurrent_repeats_count_once<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A restart forgets no request id.
-pub fn a_request_is_remembered_across_a_restart<H: Host>(host: &H) -> Verdict {
+/// Their first outcomes survive with them, over several restarts.
+pub fn request_ids_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut first = Vec::new();
-    for life in 0..3 {
+    for round in 0..3 {
         for number in 0..50 {
-            first.push(running.add_once(&format!("{life}/{number}"), "n", number)?);
+            first.push(running.add_once(&format!("{round}/{number}"), "n", number)?);
         }
         running = running.restart()?;
-        let ids = (0..=life).flat_map(|life| (0..50).map(move |number| (life, number)));
+        let ids = (0..=round).flat_map(|round| (0..50).map(move |number| (round, number)));
         let mut call = running.call();
-        for (life, number) in ids {
-            call = call.add_once(&format!("{life}/{number}"), "n", number);
+        for (round, number) in ids {
+            call = call.add_once(&format!("{round}/{number}"), "n", number);
         }
         for (outcome, first) in call.send()?.into_iter().zip(&first) {
             assert_eq!(outcome, Outcome { duplicate: Some(true), ..*first });
         }
-        assert_eq!(running.value("n")?, 1225 * (life + 1));
+        assert_eq!(running.value("n")?, 1225 * (round + 1));
         let mismatch = running.add_once("0/7", "n", 8)?;
         assert_eq!(mismatch.refusal, Some(Refusal::PayloadMismatch));
     }
     Ok(())
 }
 
-/// The first outcome stands even when it was a refusal that would not happen now.
-pub fn a_refused_request_stays_refused<H: Host>(host: &H) -> Verdict {
+/// It is refused even if the request would succeed now.
+pub fn a_repeat_of_a_refused_request_is_refused<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.call().set("n", i64::MAX).send()?;
     let swap = || Change::Set { value: 1, when: Condition::Equals(7), expiry: Expiry::Keep, why: why("swap") };
@@ -131,8 +131,8 @@ pub fn a_refused_request_stays_refused<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A correction that is repeated is recorded once.
-pub fn a_repeated_correction_makes_one_ledger_entry<H: Host>(host: &H) -> Verdict {
+/// It changes the value once.
+pub fn a_repeated_correction_writes_one_ledger_entry<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let adjust = || Change::Adjust { delta: 5, why: why("stocktaking") };
     let delete = || Change::Delete(why("out of stock"));
@@ -149,7 +149,7 @@ pub fn a_repeated_correction_makes_one_ledger_entry<H: Host>(host: &H) -> Verdic
     Ok(())
 }
 
-/// Who sends a retry is not part of the payload; why is.
+/// The actor is not part of the payload; the reason is.
 pub fn a_retry_may_come_from_another_actor<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let by = |actor: &str, reason: &str| Change::Adjust {

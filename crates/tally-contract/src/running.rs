@@ -1,4 +1,4 @@
-//! An engine under test and the place it runs on.
+//! An engine under test and its data.
 
 use tally_core::consistency::Consistency;
 use tally_core::event::{Change, Details};
@@ -19,19 +19,19 @@ pub struct Running<'h, H: Host> {
 }
 
 impl<'h, H: Host> Running<'h, H> {
-    /// Starts an engine on an empty place.
+    /// Starts an engine on empty data.
     pub fn fresh(host: &'h H) -> Result<Self, Failure> {
         let data = host.prepare()?;
         let engine = host.start(&data)?;
         Ok(Running { host, data, engine })
     }
 
-    /// Stops the engine; what it holds can be looked at until it is started again.
+    /// Stops the engine; it can still be inspected.
     pub fn stop(&self) -> Verdict {
         self.host.stop(&self.engine)
     }
 
-    /// Starts another engine in place of a stopped one.
+    /// Starts another engine on the data of a stopped one.
     pub fn start(self) -> Result<Self, Failure> {
         let Running { host, data, engine } = self;
         drop(engine);
@@ -39,7 +39,7 @@ impl<'h, H: Host> Running<'h, H> {
         Ok(Running { host, data, engine })
     }
 
-    /// Stops the engine and starts another on what it left behind.
+    /// Stops the engine and starts another on its data.
     pub fn restart(self) -> Result<Self, Failure> {
         self.stop()?;
         self.start()
@@ -50,13 +50,13 @@ impl<'h, H: Host> Running<'h, H> {
         &self.engine
     }
 
-    /// A submission to fill.
+    /// An empty submission.
     #[must_use]
     pub fn call(&self) -> Call<'_, H::Engine> {
         Call::new(&self.engine, self.host.submit_options())
     }
 
-    /// How the host has events submitted.
+    /// The host's default options for submissions.
     pub fn submit_options(&self) -> SubmitOptions {
         self.host.submit_options()
     }
@@ -85,11 +85,11 @@ impl<'h, H: Host> Running<'h, H> {
     /// Reads counters with this consistency.
     pub fn read_at(&self, keys: &[impl AsRef<[u8]>], consistency: Consistency) -> Result<Vec<Reading>, Failure> {
         let mut readings = Vec::new();
-        for some in keys.chunks(CALL_KEYS_MAX) {
-            let some = some.iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
-            readings.extend(block_on(self.engine.read(some, ReadOptions::new(consistency)))?);
+        for chunk in keys.chunks(CALL_KEYS_MAX) {
+            let chunk = chunk.iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
+            readings.extend(block_on(self.engine.read(chunk, ReadOptions::new(consistency)))?);
         }
-        assert_eq!(readings.len(), keys.len(), "one reading for each key");
+        assert_eq!(readings.len(), keys.len(), "one reading per key");
         Ok(readings)
     }
 
@@ -104,17 +104,17 @@ impl<'h, H: Host> Running<'h, H> {
         Ok(self.read(key)?.value)
     }
 
-    /// One counter with its history.
+    /// One counter with its statistics.
     pub fn stats(&self, key: impl AsRef<[u8]>) -> Result<Stats, Failure> {
         Ok(block_on(self.engine.stats(Key::new(key)?, ReadOptions::new(Consistency::Exact)))?)
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     pub fn count(&self) -> Result<u64, Failure> {
         Ok(block_on(self.engine.count(ReadOptions::new(Consistency::Exact)))?)
     }
 
-    /// Some counter, chosen by a number.
+    /// A counter chosen by `number`.
     pub fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
         Ok(block_on(self.engine.sample(number))?)
     }
@@ -156,7 +156,7 @@ impl<'h, H: Host> Running<'h, H> {
         let mut previous = CHAIN_START;
         for (place, entry) in (1..).zip(&entries) {
             assert_eq!(entry.seq, place, "numbered without gaps");
-            assert_eq!(entry.previous, previous, "linked to the entry before");
+            assert_eq!(entry.previous, previous, "linked to the previous entry");
             assert_eq!(entry.hash, entry.expected_hash(key.as_ref()), "hashed over its own content");
             previous = entry.hash;
         }

@@ -1,11 +1,11 @@
-//! Statistics: what a counter's history adds to its value.
+//! Statistics of a counter.
 
 use tally_core::event::{Bounds, OnBound};
 
 use crate::{Host, Running, Verdict};
 
-/// Sums of what was added and taken away, and the extremes on the way, zero included.
-pub fn statistics_follow_the_history<H: Host>(host: &H) -> Verdict {
+/// Sums of additions and subtractions, and extremes, including the initial zero.
+pub fn statistics_cover_every_change<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().add("n", 5).add("n", -20).add("n", 7).add("n", 30).add("n", -1).send()?;
     let stats = running.stats("n")?;
@@ -20,8 +20,8 @@ pub fn statistics_follow_the_history<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// A correction is additive like everything else; it moves sums and extremes but is no traffic.
-pub fn corrections_count_in_the_sums_and_extremes<H: Host>(host: &H) -> Verdict {
+/// Corrections do not count towards the rates.
+pub fn corrections_count_towards_sums_and_extremes<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.call().set("n", 50).adjust("n", -70).reset("n").send()?;
     let stats = running.stats("n")?;
@@ -30,12 +30,12 @@ pub fn corrections_count_in_the_sums_and_extremes<H: Host>(host: &H) -> Verdict 
     assert_eq!((stats.rate_1s, stats.rate_1m, stats.rate_1h), (0.0, 0.0, 0.0));
     let cut = Bounds { floor: None, ceiling: Some(4), on_bound: OnBound::Saturate };
     running.call().add_within("n", 10, cut).send()?;
-    assert_eq!(running.stats("n")?.increments, 74, "what was cut off was not added");
+    assert_eq!(running.stats("n")?.increments, 74, "only the applied part counts");
     Ok(())
 }
 
-/// When a counter was first and last changed; a refusal and a read are no change.
-pub fn times_of_creation_and_change_are_kept<H: Host>(host: &H) -> Verdict {
+/// A refused event or a read is not a change.
+pub fn the_times_of_creation_and_last_change_are_kept<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let receipt = running.call().add("n", 1).submit()??;
     let first = running.read("n")?;
@@ -51,11 +51,11 @@ pub fn times_of_creation_and_change_are_kept<H: Host>(host: &H) -> Verdict {
     }
     running.call().delete("n").send()?;
     let receipt = running.call().add("n", 1).submit()??;
-    assert_eq!(running.read("n")?.created_at, Some(receipt.as_of), "a new life");
+    assert_eq!(running.read("n")?.created_at, Some(receipt.as_of), "a new counter");
     Ok(())
 }
 
-/// Statistics are part of what survives.
+/// Sums, extremes and times are the same after a restart.
 pub fn statistics_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     running.call().add("n", i64::MAX).add("n", -100).set("n", i64::MIN).add("n", 7).send()?;

@@ -1,13 +1,12 @@
 //! Batches: events in order, the unit of journalling and of application.
 //!
 //! A [`Batch`] keeps its keys in one buffer and its events in one vector, so that filling, encoding and applying
-//! it costs no allocation per event. [`Events`] is what a protocol fills for one call; [`Combiner`] gathers the
-//! calls of many threads into the batch that is journalled next.
+//! it costs no allocation per event. [`Events`] is what a protocol fills for one call; [`Combiner`] combines the
+//! calls of many threads into the next batch to be journalled.
 //!
-//! Plain adds of one key in one direction share a slot. Equal adds are a *run*: one delta and how often it is added.
-//! Adds of different amounts are a list of runs, in the order they came. The journal keeps the runs and not their sum,
-//! so an applier that finds that the sum would overflow can still apply the adds that fit, one by one, and every
-//! replay comes to the same result.
+//! Plain adds of one key and the same sign share a slot. Equal adds form a *run*: a delta and how many times it is
+//! added. Adds of different amounts are a list of runs, in order of arrival. The journal keeps the runs, not their sum:
+//! when the sum overflows, `apply` can still apply the adds that fit, and replay gives the same result.
 
 mod codec;
 mod combine;
@@ -25,7 +24,7 @@ use crate::limits::{BATCH_EVENTS_MAX, BATCH_PARTS_MAX, CALL_BYTES_MAX, CALL_EVEN
 use crate::outcome::moved;
 use crate::time::Position;
 
-/// Hash of a key. The seed differs per process, so that nobody can craft keys that collide.
+/// Hash of a key. The seed differs per process, so that clients cannot craft colliding keys.
 #[must_use]
 pub fn key_hash(seed: u64, key: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
@@ -38,24 +37,24 @@ pub struct Batch {
     slots: Vec<Slot>,
     extras: Vec<Extra>,
     extra_bytes: usize,
-    /// Adds of different amounts to one key; slots of the shape [`Shape::Mixed`] point here.
+    /// The lists of runs that slots of [`Shape::Mixed`] refer to.
     mixes: Vec<Mix>,
     parts: Vec<Part>,
     reads: usize,
     resets_clock: bool,
-    /// The state of the store that slots marked `UNSTORED` were checked against.
+    /// The position of the store that slots marked `UNSTORED` were checked against.
     checked_at: Option<Position>,
 }
 
-/// One event of a batch; the key lies in the batch's buffer.
+/// One event of a batch; its key is in the batch's buffer.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     hash: u64,
-    /// What is added: each time by a run, in all by a mix.
+    /// For a run, the delta of each add; for a mix, their sum.
     delta: i64,
     request_id: [u8; 16],
     key_start: u32,
-    /// Index of an extra, or of a mix if the shape is one.
+    /// Index into `extras`, or into `mixes` for [`Shape::Mixed`].
     extra: u32,
     times: u32,
     key_len: u16,
@@ -67,30 +66,30 @@ struct Slot {
 const HAS_REQUEST_ID: u8 = 1;
 /// The store does not hold the request id.
 const UNSTORED: u8 = 1 << 1;
-/// Later adds of the same key may join the slot.
+/// Later adds of the same key may be combined into the slot.
 const OPEN: u8 = 1 << 2;
-/// A sum of several adds as journals of format 1 hold it, without its parts.
+/// The sum of several adds without its runs, as in journals of format 1.
 const BARE_SUM: u8 = 1 << 3;
 
-/// What a slot stands for.
+/// What a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// An event that carries more than a delta.
+    /// One event that is more than a plain add.
     Single,
-    /// Equal plain adds, `times` of them.
+    /// `times` equal plain adds.
     Run,
-    /// Plain adds of different amounts in one direction, listed in a mix. Their sum fits 64 bits.
+    /// Plain adds of different amounts and the same sign, listed in a mix. Their sum fits 64 bits.
     Mixed,
 }
 
-/// The list of runs of a mixed slot: the first and the last of its parts.
+/// The linked list of runs of a mixed slot: its first and last node in `parts`.
 #[derive(Clone, Copy, Debug)]
 struct Mix {
     first: u32,
     last: u32,
 }
 
-/// Equal adds within a mix.
+/// A run within a mix.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     delta: i64,
@@ -98,7 +97,7 @@ struct Part {
     next: u32,
 }
 
-/// What a slot carries besides key, delta and request id.
+/// Everything of an event besides key, delta and request id.
 #[derive(Clone, Debug)]
 struct Extra {
     /// `None` is a plain add of the slot's delta.
@@ -120,7 +119,7 @@ impl Slot {
         self.has(HAS_REQUEST_ID).then_some(RequestId(self.request_id))
     }
 
-    /// The sum of its plain adds. Zero for a slot that is something else.
+    /// The sum of its plain adds; zero for other slots.
     fn sum(&self) -> i128 {
         match self.shape {
             Shape::Run => i128::from(self.delta) * i128::from(self.times),
@@ -129,9 +128,9 @@ impl Slot {
         }
     }
 
-    /// The sum so far, if adds that come to `sum` may join. They must go in the same direction, so that every value in
-    /// between lies between the ends and combining cannot be observed; and the sum must fit 64 bits, so that offsets
-    /// within it do.
+    /// The sum so far, if adds with this `sum` may be combined into the slot. They must have the same sign, so that the
+    /// intermediate values are monotonic and combining cannot be observed. The total must fit 64 bits, so that every
+    /// offset within it does.
     fn joinable(&self, sum: i128) -> Option<i64> {
         let before = self.sum();
         let same_direction = (before < 0) == (sum < 0);
@@ -147,25 +146,25 @@ impl Batch {
         self.slots.len()
     }
 
-    /// Whether there is no event.
+    /// Whether there are no events.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Runs that combined events of different amounts consist of.
+    /// Number of runs in combined adds of different amounts.
     #[must_use]
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// Whether one call may be as large as this.
+    /// Whether it is within the limits of one call.
     #[must_use]
     pub fn fits_call(&self) -> bool {
         self.len() <= CALL_EVENTS_MAX && self.parts() <= CALL_PARTS_MAX && self.bytes() <= CALL_BYTES_MAX
     }
 
-    /// Removes the events, keeps the memory.
+    /// Removes all events, keeps the allocation.
     pub fn clear(&mut self) {
         self.keys.clear();
         self.slots.clear();
@@ -178,38 +177,37 @@ impl Batch {
         self.checked_at = None;
     }
 
-    /// A batch without events that sets the partition's clock to its own time, even if that is earlier.
+    /// A batch without events that sets the partition's clock to the batch's time, even if that is earlier.
     #[must_use]
     pub fn clock_reset() -> Batch {
         Batch { resets_clock: true, ..Batch::default() }
     }
 
-    /// Whether applying the batch sets the clock back if its time is earlier.
+    /// Whether applying the batch may set the clock back.
     #[must_use]
     pub fn resets_clock(&self) -> bool {
         self.resets_clock
     }
 
-    /// Whether the events' request ids were checked against the store as it is `at` this position. See
-    /// [`EventRef::unstored`].
+    /// Whether the request ids were checked against the store at this position. See [`EventRef::unstored`].
     #[must_use]
     pub(crate) fn is_checked_at(&self, at: Position) -> bool {
         self.checked_at == Some(at)
     }
 
-    /// How many of the events only read.
+    /// Number of events that are reads.
     #[must_use]
     pub fn reads(&self) -> usize {
         self.reads
     }
 
-    /// Whether nothing in the batch can change the state, so that the journal does not need it.
+    /// Whether the batch cannot change the state, so that it needs no journalling.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.reads == self.slots.len() && !self.resets_clock
     }
 
-    /// Number of events that the journal gets: all but reads.
+    /// Number of events to be journalled: all except reads.
     #[must_use]
     pub fn journalled_len(&self) -> usize {
         self.slots.len() - self.reads
@@ -224,17 +222,17 @@ impl Batch {
         self.slots.iter().map(|slot| self.event(slot))
     }
 
-    /// At least as many bytes as the encoded batch takes.
+    /// Upper bound on the size of the encoded batch.
     #[must_use]
     pub fn bytes(&self) -> usize {
         /// Flags, lengths, numbers and a request id.
         const PER_EVENT: usize = 48;
-        /// A delta and how often it is added.
+        /// A delta and a number of times.
         const PER_PART: usize = 16;
         self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.parts.len() * PER_PART + self.extra_bytes
     }
 
-    /// Bytes of memory it holds, used or not.
+    /// Bytes allocated.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.keys.capacity()
@@ -253,7 +251,7 @@ impl Batch {
         if slot.shape == Shape::Single { self.extras.get(slot.extra as usize) } else { None }
     }
 
-    /// The runs that a slot of plain adds consists of, in order.
+    /// The runs of a slot of plain adds, in order.
     fn runs(&self, slot: &Slot) -> Runs<'_> {
         match slot.shape {
             Shape::Mixed => Runs { parts: &self.parts, only: None, next: self.mixes[slot.extra as usize].first },
@@ -310,7 +308,7 @@ impl Batch {
         });
     }
 
-    /// Appends any event but a plain add without a request id.
+    /// Appends any event except a plain add without a request id.
     fn push_event(
         &mut self,
         key: KeyRef<'_>,
@@ -319,7 +317,7 @@ impl Batch {
         id: Option<RequestId>,
         details: Option<Details>,
     ) {
-        // A read leaves no trace, so there is nothing to remember under an id.
+        // Reads change nothing and are not journalled, so an id would have nothing to deduplicate.
         let is_read = matches!(change, Change::Read(_));
         let id = id.filter(|_| !is_read);
         let details = details.filter(|details| !is_read && !details.is_empty());
@@ -343,7 +341,7 @@ impl Batch {
         });
     }
 
-    /// Adds a run to a slot that may be joined by it; see [`Slot::joinable`].
+    /// Combines a run into a slot that allows it; see [`Slot::joinable`].
     fn join_run(&mut self, at: usize, (delta, times): (i64, u32)) {
         let slot = &mut self.slots[at];
         if slot.shape == Shape::Run {
@@ -367,7 +365,7 @@ impl Batch {
         self.push_part(at, (delta, times));
     }
 
-    /// Appends a part to a mixed slot. The sum stays in range: [`Slot::joinable`] was asked for the whole.
+    /// Appends a part to a mixed slot. Cannot overflow: [`Slot::joinable`] checked the total.
     fn push_part(&mut self, at: usize, (delta, times): (i64, u32)) {
         let slot = &mut self.slots[at];
         slot.delta = moved(slot.delta, delta, times);
@@ -378,7 +376,7 @@ impl Batch {
         self.parts.push(Part { delta, times, next: NONE });
     }
 
-    /// Makes a run the first part of a mix.
+    /// Turns a run into a mix with one part.
     fn mix(&mut self, at: usize) {
         let first = self.parts.len() as u32;
         let slot = &mut self.slots[at];
@@ -389,7 +387,7 @@ impl Batch {
         self.mixes.push(Mix { first, last: first });
     }
 
-    /// Appends a copy of one slot of another batch.
+    /// Appends a copy of a slot of another batch.
     fn push_copy(&mut self, from: &Batch, slot: &Slot) {
         let (key_start, _) = self.push_key(KeyRef::trusted(from.key(slot)));
         let kept = if self.checked_at == from.checked_at { u8::MAX } else { !UNSTORED };
@@ -411,7 +409,7 @@ impl Batch {
     }
 }
 
-/// Runs of equal adds, as delta and number, in order.
+/// Runs of equal adds in order, as `(delta, times)`.
 #[derive(Clone, Copy)]
 pub struct Runs<'a> {
     parts: &'a [Part],

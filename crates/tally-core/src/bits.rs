@@ -1,6 +1,6 @@
-//! A set of small numbers as bits, growing as needed.
+//! A growable bit set with access to whole words and a running count.
 
-/// A set of small numbers.
+/// A growable bit set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bits {
     words: Vec<u64>,
@@ -8,15 +8,15 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
-    /// Numbers per word.
+    /// Bits per word.
     pub(crate) const WORD: usize = 64;
 
-    /// Which of the numbers from `64 * at` on are in the set, lowest first.
+    /// The word at index `at`: the 64 bits from `64 * at` on.
     pub(crate) fn word(&self, at: usize) -> u64 {
         self.words.get(at).copied().unwrap_or_default()
     }
 
-    /// Removes a word's numbers and says which they were.
+    /// Clears a word and returns its bits.
     pub(crate) fn take_word(&mut self, at: usize) -> u64 {
         let taken = self.words.get_mut(at).map(std::mem::take).unwrap_or_default();
         self.count -= taken.count_ones() as usize;
@@ -29,7 +29,7 @@ impl Bits {
 
     pub(crate) fn set(&mut self, at: usize) {
         if at / 64 >= self.words.len() {
-            // By an eighth: doubling would leave half of it unused.
+            // Grow by an eighth: doubling would leave up to half of the memory unused.
             let len = (at / 64 + 1).max(self.words.len() + self.words.len() / 8).max(16);
             self.words.reserve_exact(len - self.words.len());
             self.words.resize(len, 0);
@@ -43,7 +43,7 @@ impl Bits {
         self.take(at);
     }
 
-    /// Removes the number and says whether it was there.
+    /// Clears a bit and returns whether it was set.
     pub(crate) fn take(&mut self, at: usize) -> bool {
         let was = self.get(at);
         if was {
@@ -57,7 +57,7 @@ impl Bits {
         self.count
     }
 
-    /// The first number at or after `from`.
+    /// The first set bit at or after `from`.
     pub(crate) fn next(&self, from: usize) -> Option<usize> {
         let mut at = from / 64;
         let mut word = self.words.get(at)? & (u64::MAX << (from % 64));
@@ -68,8 +68,8 @@ impl Bits {
         Some(at * 64 + word.trailing_zeros() as usize)
     }
 
-    /// Takes in every number of `other`.
-    pub(crate) fn absorb(&mut self, other: &Bits) {
+    /// Sets every bit that is set in `other`.
+    pub(crate) fn union_with(&mut self, other: &Bits) {
         if self.words.len() < other.words.len() {
             self.words.resize(other.words.len(), 0);
         }
@@ -79,8 +79,8 @@ impl Bits {
         }
     }
 
-    /// Removes every number of `other`.
-    pub(crate) fn remove_all(&mut self, other: &Bits) {
+    /// Clears every bit that is set in `other`.
+    pub(crate) fn difference_with(&mut self, other: &Bits) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             self.count -= (*word & other).count_ones() as usize;
             *word &= !other;

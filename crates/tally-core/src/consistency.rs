@@ -1,14 +1,14 @@
 //! Consistency: what an acknowledgement means and what a read sees.
 
-/// What a namespace promises. Engines get it as it was asked for, because each knows best what it has to wait for.
+/// The consistency of a namespace or a call. Each engine decides what it has to wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Consistency {
     /// Applied in memory: a crash may lose the last moments.
     BestEffort,
-    /// In the journal: a crash loses nothing. A read may be a little old, and never goes back.
+    /// In the journal: a crash loses nothing. Reads may be slightly stale but are monotonic.
     #[default]
     Eventual,
-    /// As `Eventual`, and a read sees everything acknowledged before it began.
+    /// Like `Eventual`, and a read sees everything acknowledged before it began.
     Accurate,
     /// Linearizable.
     Exact,
@@ -19,7 +19,7 @@ impl Consistency {
     pub const ALL: [Consistency; 4] =
         [Consistency::BestEffort, Consistency::Eventual, Consistency::Accurate, Consistency::Exact];
 
-    /// The name used in configuration and answers.
+    /// The name in configuration and responses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

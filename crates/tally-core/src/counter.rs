@@ -1,15 +1,15 @@
-//! One counter: additions and subtractions kept apart, and the little history that statistics need.
+//! One counter: separate sums of additions and subtractions, and the data for its statistics.
 //!
-//! Keeping the two sums apart makes the counter a PN-counter: both only grow, so copies merge by taking the larger
-//! of each. Corrections are additive too. The sums are 80 bits wide, because a value that swings across the whole
-//! 64-bit range would overflow 64-bit sums after two swings; 80 bits take a hundred thousand. When a sum reaches its
-//! end, both are reduced by the same amount: the value stays, and so does what statistics show, which stop at 64 bits.
+//! Separate sums make the counter a PN-counter: both only grow, so replicas merge by taking the larger of each.
+//! Corrections are additive too. The sums have 80 bits: a value that swings across the whole 64-bit range would
+//! overflow 64-bit sums after two swings, and 80-bit sums after about a hundred thousand. When a sum overflows, both
+//! are reduced by the same amount. That changes neither the value nor the statistics, which saturate at 64 bits.
 
 use crate::rates::{Rates, SUM_BYTES};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_i64, put_u64};
 
-/// A counter as the state machine sees it.
+/// A counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
     plus: u128,
@@ -23,17 +23,17 @@ pub struct Counter {
     rates: Rates,
 }
 
-/// A counter with the moment it expires, if it has one.
+/// A counter with its expiry, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterState {
     /// The counter.
     pub counter: Counter,
-    /// From this moment on it does not exist, although it may still take room.
+    /// From this time on the counter does not exist, although it may not be removed yet.
     pub expires_at: Option<Millis>,
 }
 
 impl CounterState {
-    /// A counter at zero that does not expire, first touched at `now`.
+    /// A counter at zero that does not expire, created at `now`.
     #[must_use]
     pub fn new(now: Millis) -> Self {
         CounterState { counter: Counter::new(now), expires_at: None }
@@ -46,7 +46,7 @@ impl CounterState {
     }
 }
 
-/// Whether an expiry has come at `now`.
+/// Whether an expiry has passed at `now`.
 pub(crate) fn is_due(expires_at: Option<Millis>, now: Millis) -> bool {
     expires_at.is_some_and(|at| at <= now)
 }
@@ -59,7 +59,7 @@ const TIME_MAX: u64 = (1 << 48) - 1;
 pub struct Overflow;
 
 impl Counter {
-    /// A counter at zero, first touched at `now`.
+    /// A counter at zero, created at `now`.
     #[must_use]
     pub fn new(now: Millis) -> Self {
         let now = Millis(now.0.min(TIME_MAX));
@@ -69,23 +69,23 @@ impl Counter {
     /// The value.
     #[must_use]
     pub fn value(&self) -> i64 {
-        // In range by construction: `add` refuses to leave it.
+        // Always in range: `shift` refuses to leave it.
         self.plus.wrapping_sub(self.minus) as i64
     }
 
-    /// Everything ever added, capped at what a 64-bit answer can say.
+    /// Sum of all additions, saturating at 64 bits.
     #[must_use]
     pub fn increments(&self) -> u64 {
         u64::try_from(self.plus).unwrap_or(u64::MAX)
     }
 
-    /// Everything ever taken away, as a positive number, capped likewise.
+    /// Sum of all subtractions as a positive number, saturating at 64 bits.
     #[must_use]
     pub fn decrements(&self) -> u64 {
         u64::try_from(self.minus).unwrap_or(u64::MAX)
     }
 
-    /// Lowest and highest value held, counting the zero it started from.
+    /// Lowest and highest value ever, including the initial zero.
     #[must_use]
     pub fn extremes(&self) -> (i64, i64) {
         (self.min, self.max)
@@ -97,13 +97,13 @@ impl Counter {
         self.rates.per_second(self.updated, now)
     }
 
-    /// Moves the value by increments that come to `delta`, which counts towards the rates.
+    /// Adds the total of one or more increments, which count towards the rates.
     pub fn add(&mut self, now: Millis, delta: i128) -> Result<(), Overflow> {
         let rated = delta.clamp(i128::from(i64::MIN), i128::from(i64::MAX));
         self.shift(now, delta, rated as i64)
     }
 
-    /// Moves the value to `target` as a correction, which does not count towards the rates.
+    /// Sets the value to `target` as a correction, which does not count towards the rates.
     pub fn correct(&mut self, now: Millis, target: i64) -> Result<(), Overflow> {
         self.shift(now, i128::from(target) - i128::from(self.value()), 0)
     }
@@ -125,15 +125,15 @@ impl Counter {
         Ok(())
     }
 
-    /// Takes the same amount off both sums, as much as leaves either at what 64 bits can say. They differ by the value, so
-    /// both are near their end when one is.
+    /// Reduces both sums by the same amount, so that the smaller one becomes 64 bits. They differ only by the value, so
+    /// both are large when one overflows.
     fn reduce_sums(&mut self) {
         let excess = self.plus.min(self.minus) - u128::from(u64::MAX);
         self.plus -= excess;
         self.minus -= excess;
     }
 
-    /// Appends the stored form: varints, so that a quiet counter is short.
+    /// Appends the stored form, in varints, so that small numbers are short.
     pub fn encode(&self, out: &mut Vec<u8>) {
         for sum in [self.plus, self.minus] {
             put_u64(out, (sum >> 64) as u64);
@@ -176,10 +176,10 @@ impl Counter {
 /// Bytes of a packed counter.
 pub(crate) const PACKED_BYTES: usize = SUMS_AT + 2 * (SUM_BYTES[0] + SUM_BYTES[1] + SUM_BYTES[2]);
 
-/// Where the sums of the rates begin.
+/// Offset of the sums of the rates.
 const SUMS_AT: usize = 2 * 10 + 2 * 8 + 2 * 6;
 
-/// A counter as tables hold it: no padding, no alignment.
+/// The form in the counter table: no padding, no alignment.
 pub(crate) type Packed = [u8; PACKED_BYTES];
 
 impl Counter {
@@ -204,7 +204,7 @@ impl Counter {
         let mut at = SUMS_AT;
         for (place, sum) in sums.iter_mut().enumerate() {
             let bytes = SUM_BYTES[place / 2];
-            // Shifting up and back extends the sign of the short number.
+            // Sign extension.
             let unused = 64 - 8 * bytes;
             *sum = (i64::from_le_bytes(widen(&packed[at..at + bytes])) << unused) >> unused;
             at += bytes;
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn swings_across_the_whole_range_stay_exact() {
         let mut counter = Counter::new(Millis(0));
-        // More of them than the sums have room for.
+        // Enough to overflow the sums.
         for _ in 0..200_000 {
             assert_eq!(counter.correct(Millis(1), i64::MAX), Ok(()));
             assert_eq!(counter.add(Millis(1), 1), Err(Overflow));

@@ -1,8 +1,8 @@
-//! The counters in memory: fixed cells in chunks, found through small hash tables.
+//! The resident counters: fixed-size cells in chunks, indexed by sharded hash tables.
 //!
-//! A counter with a key of up to 21 bytes costs one 102-byte cell and about eight bytes of index. Longer keys live
-//! beside the cells, and so do the expiries of the few counters that have one. The index is split so that growing it never stops the partition for long: a table of a
-//! hundred thousand entries is rehashed in milliseconds, one of ten million in a second.
+//! A counter with a key of up to 21 bytes costs one 102-byte cell and about eight bytes of index. Longer keys are
+//! stored out of line, and so are expiries, because few counters have one. The index is sharded so that growing it never
+//! blocks the partition for long: rehashing a hundred thousand entries takes milliseconds, ten million a second.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +15,16 @@ use crate::time::Millis;
 
 const INLINE_MAX: usize = 21;
 const LONG: u8 = u8::MAX;
-/// What a long key costs beside its bytes: its place, and the allocator's share.
+/// Overhead of a long key: its entry and the allocator's.
 const LONG_KEY_BYTES: usize = 32;
-/// What an expiry costs at the most: its entry in a tree whose nodes may be half empty.
+/// Most bytes an expiry uses: an entry in a B-tree whose nodes may be half empty.
 pub(crate) const EXPIRY_BYTES: usize = 40;
-/// Cells are allocated so many at a time: half a mebibyte, to the allocator a size of its own. Anything larger begins and ends
-/// where one of its slices does, and what is left of the last one is resident all the same where large pages are in use.
+/// Cells are allocated in chunks of half a mebibyte, which is a size class of the allocator. Larger allocations are
+/// rounded up to whole slices of the allocator, and with huge pages the unused rest is resident.
 const CHUNK_CELLS: usize = (512 << 10) / size_of::<Cell>();
 const SHARDS: usize = 64;
-/// What a counter takes at the most, but for what lies beside its cell: the cell, its share of a half-full index that may
-/// have to double, and its bits.
+/// Most bytes a counter uses, out-of-line bytes excluded: its cell, its part of an index that is half full after
+/// doubling, and its bits.
 const COUNTER_BYTES: usize = size_of::<Cell>() + 24;
 
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ struct Cell {
 
 const _: () = assert!(size_of::<Cell>() == 102);
 
-/// A counter's place in the table, until it is removed.
+/// Identifies a counter in the table until it is removed.
 pub(crate) type CellId = u32;
 
 /// Counters by key.
@@ -46,30 +46,29 @@ pub(crate) struct CounterTable {
     seed: u64,
     index: Vec<HashTable<CellId>>,
     chunks: Vec<Box<[Cell]>>,
-    /// Cells that were ever in use; those below that are not live are in `free`.
+    /// Cells that were ever used; those of them that are not live are in `free`.
     used: usize,
     free: Vec<CellId>,
     long_keys: Vec<Box<[u8]>>,
     free_long_keys: Vec<u32>,
     long_key_bytes: usize,
-    /// When counters expire, for those that do.
     expiries: BTreeMap<CellId, Millis>,
-    /// Touched since the eviction hand last passed.
+    /// The reference bits of the clock algorithm: touched since the hand last passed.
     recent: Bits,
-    /// Where the eviction hand stands, in words of bits.
+    /// The clock hand, as an index of a word of bits.
     hand: usize,
     live: Bits,
-    /// Cells that have something beside them: a long key or an expiry.
-    with_bytes_beside: Bits,
+    /// Cells that have a long key or an expiry.
+    with_out_of_line: Bits,
 }
 
-/// Which counters are to leave memory.
+/// Which counters to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// It does not matter which.
+pub(crate) enum Victims {
+    /// Any counters.
     Any,
-    /// Those whose leaving makes room for something other than counters.
-    WithBytesBeside,
+    /// Only counters with out-of-line memory, which is freed.
+    WithOutOfLine,
 }
 
 impl CounterTable {
@@ -87,7 +86,7 @@ impl CounterTable {
             recent: Bits::default(),
             hand: 0,
             live: Bits::default(),
-            with_bytes_beside: Bits::default(),
+            with_out_of_line: Bits::default(),
         }
     }
 
@@ -95,8 +94,7 @@ impl CounterTable {
         self.used - self.free.len()
     }
 
-    /// Makes room in the index for so many counters, or as many as fit into the budget: an index that grows looks at the
-    /// keys of all its cells again.
+    /// Sizes the index for this many counters, or as many as fit the budget, because growing it rehashes every key.
     pub(crate) fn reserve(&mut self, counters: u64, budget_bytes: usize) {
         let fitting = budget_bytes / COUNTER_BYTES;
         let each = usize::try_from(counters).unwrap_or(usize::MAX).min(fitting) / SHARDS;
@@ -105,38 +103,38 @@ impl CounterTable {
         }
     }
 
-    /// Bytes held, by what was allocated.
+    /// Bytes allocated.
     pub(crate) fn memory_bytes(&self) -> usize {
         let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
         let cells = self.chunks.len() * CHUNK_CELLS * size_of::<Cell>();
         index
             + cells
-            + self.bytes_beside_cells()
+            + self.out_of_line_bytes()
             + self.free.capacity() * 4
             + self.free_long_keys.len() * LONG_KEY_BYTES
             + self.recent.memory_bytes()
             + self.live.memory_bytes()
-            + self.with_bytes_beside.memory_bytes()
+            + self.with_out_of_line.memory_bytes()
     }
 
-    /// Bytes that `incoming` insertions would add to what is allocated, keys beside the cells left out.
+    /// Bytes that `incoming` insertions would allocate, out-of-line bytes excluded.
     pub(crate) fn growth_bytes(&self, incoming: usize) -> usize {
         let free = self.free.len() + self.chunks.len() * CHUNK_CELLS - self.used;
         incoming.saturating_sub(free).next_multiple_of(CHUNK_CELLS) * COUNTER_BYTES
     }
 
-    /// Bytes of cells, of the index and of what counts them: none of it becomes less when counters leave.
+    /// Bytes of cells, index and bits. Evicting counters frees none of them.
     pub(crate) fn fixed_bytes(&self) -> usize {
-        self.memory_bytes() - self.bytes_beside_cells()
+        self.memory_bytes() - self.out_of_line_bytes()
     }
 
-    /// Bytes a key takes beside its cell.
-    pub(crate) fn bytes_beside(key: &[u8]) -> usize {
+    /// Bytes a key uses out of line.
+    pub(crate) fn out_of_line_key_bytes(key: &[u8]) -> usize {
         if key.len() <= INLINE_MAX { 0 } else { key.len() + LONG_KEY_BYTES }
     }
 
-    /// Bytes that become less when counters leave.
-    pub(crate) fn bytes_beside_cells(&self) -> usize {
+    /// Bytes of long keys and expiries. Evicting their counters frees them.
+    pub(crate) fn out_of_line_bytes(&self) -> usize {
         let long_keys = self.long_keys.len() - self.free_long_keys.len();
         self.long_key_bytes + long_keys * LONG_KEY_BYTES + self.expiries.len() * EXPIRY_BYTES
     }
@@ -145,18 +143,18 @@ impl CounterTable {
         self.index[shard(hash)].find(hash, |&id| self.key(id) == key).copied()
     }
 
-    /// Some cell that may be the one for `hash`: most often it is, and finding out costs no look at the cell.
+    /// The likely cell for `hash`, found without reading the cell itself.
     pub(crate) fn candidate(&self, hash: u64) -> Option<CellId> {
         self.index[shard(hash)].find(hash, |_| true).copied()
     }
 
-    /// Has a cell on its way to the processor's cache.
-    pub(crate) fn fetch(&self, id: CellId) {
+    /// Loads a cell into the processor's cache.
+    pub(crate) fn prefetch(&self, id: CellId) {
         let cell = self.cell(id);
         std::hint::black_box(cell.key_len ^ cell.counter[PACKED_BYTES / 2] ^ cell.counter[PACKED_BYTES - 1]);
     }
 
-    /// Whether the cell is in use for `key`.
+    /// Whether the cell is live and holds `key`.
     pub(crate) fn holds(&self, id: CellId, key: &[u8]) -> bool {
         self.live.get(id as usize) && self.key(id) == key
     }
@@ -173,7 +171,7 @@ impl CounterTable {
         Counter::unpack(&self.cell(id).counter)
     }
 
-    /// When the counter expires. Where none does, this is one branch.
+    /// When the counter expires. Costs one branch if no counter does.
     pub(crate) fn expiry(&self, id: CellId) -> Option<Millis> {
         if self.expiries.is_empty() { None } else { self.expiries.get(&id).copied() }
     }
@@ -188,38 +186,38 @@ impl CounterTable {
         counter.pack(&mut self.chunks[at / CHUNK_CELLS][at % CHUNK_CELLS].counter);
     }
 
-    /// Replaces an expiry; says which one it was.
+    /// Replaces an expiry and returns the old one.
     pub(crate) fn put_expiry(&mut self, id: CellId, expires_at: Option<Millis>) -> Option<Millis> {
         match expires_at {
             Some(at) => {
-                self.with_bytes_beside.set(id as usize);
+                self.with_out_of_line.set(id as usize);
                 self.expiries.insert(id, at)
             }
             None if self.expiries.is_empty() => None,
             None => {
                 if self.cell(id).key_len != LONG {
-                    self.with_bytes_beside.clear(id as usize);
+                    self.with_out_of_line.clear(id as usize);
                 }
                 self.expiries.remove(&id)
             }
         }
     }
 
-    /// The first cell in use at or after `from`.
+    /// The first live cell at or after `from`.
     pub(crate) fn next_live(&self, from: usize) -> Option<CellId> {
         self.live.next(from).map(|at| at as CellId)
     }
 
-    /// Cells that were ever in use.
+    /// Cells that were ever used.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
     /// Adds a counter whose key is not in the table.
-    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], held: &CounterState) -> CellId {
+    pub(crate) fn insert(&mut self, hash: u64, key: &[u8], state: &CounterState) -> CellId {
         let (key_field, key_len) = self.store_key(key);
         let mut cell = Cell { counter: [0; PACKED_BYTES], key: key_field, key_len };
-        held.counter.pack(&mut cell.counter);
+        state.counter.pack(&mut cell.counter);
         let id = self.free.pop().unwrap_or_else(|| {
             if self.used == self.chunks.len() * CHUNK_CELLS {
                 self.chunks.push(vec![cell; CHUNK_CELLS].into_boxed_slice());
@@ -231,9 +229,9 @@ impl CounterTable {
         self.live.set(id as usize);
         self.recent.set(id as usize);
         if key_len == LONG {
-            self.with_bytes_beside.set(id as usize);
+            self.with_out_of_line.set(id as usize);
         }
-        self.put_expiry(id, held.expires_at);
+        self.put_expiry(id, state.expires_at);
         let mut shard_index = std::mem::take(&mut self.index[shard(hash)]);
         shard_index.insert_unique(hash, id, |&other| key_hash(self.seed, self.key(other)));
         self.index[shard(hash)] = shard_index;
@@ -253,15 +251,15 @@ impl CounterTable {
             self.free_long_keys.push(number);
         }
         self.put_expiry(id, None);
-        self.with_bytes_beside.clear(id as usize);
+        self.with_out_of_line.clear(id as usize);
         self.live.clear(id as usize);
         self.free.push(id);
     }
 
-    /// Moves the hand on, twice around at the most, and removes cells that were not touched since it last passed, are to
-    /// leave and are in none of `needed`, until `enough` are gone. Goes by whole words of bits: a million cells take microseconds.
-    /// Returns how many went.
-    pub(crate) fn evict(&mut self, enough: usize, leaving: Leaving, needed: &[&Bits]) -> usize {
+    /// Clock eviction: advances the hand, at most twice around, and removes victims that were not touched since it last
+    /// passed and are not pinned, until `enough` are evicted. Works on whole words of bits, so that passing a million
+    /// cells takes microseconds. Returns the number evicted.
+    pub(crate) fn evict(&mut self, enough: usize, victims: Victims, pinned: &[&Bits]) -> usize {
         let mut evicted = 0;
         let words = self.used.div_ceil(Bits::WORD);
         for _ in 0..2 * words {
@@ -270,15 +268,15 @@ impl CounterTable {
             }
             self.hand = if self.hand + 1 < words { self.hand + 1 } else { 0 };
             let recent = self.recent.take_word(self.hand);
-            let kept = needed.iter().fold(recent, |kept, bits| kept | bits.word(self.hand));
-            let candidates = match leaving {
-                Leaving::Any => self.live.word(self.hand),
-                Leaving::WithBytesBeside => self.with_bytes_beside.word(self.hand),
+            let kept = pinned.iter().fold(recent, |kept, bits| kept | bits.word(self.hand));
+            let candidates = match victims {
+                Victims::Any => self.live.word(self.hand),
+                Victims::WithOutOfLine => self.with_out_of_line.word(self.hand),
             };
-            let mut free = candidates & !kept;
-            while free != 0 {
-                self.remove((self.hand * Bits::WORD) as CellId + free.trailing_zeros());
-                free &= free - 1;
+            let mut evictable = candidates & !kept;
+            while evictable != 0 {
+                self.remove((self.hand * Bits::WORD) as CellId + evictable.trailing_zeros());
+                evictable &= evictable - 1;
                 evicted += 1;
             }
         }
@@ -322,7 +320,7 @@ fn long_number(cell: &Cell) -> u32 {
     u32::from_le_bytes([cell.key[0], cell.key[1], cell.key[2], cell.key[3]])
 }
 
-/// The hash table uses the lowest and highest bits of a hash; the shard comes from the middle.
+/// Taken from the middle of the hash, because the hash table uses the lowest and highest bits.
 fn shard(hash: u64) -> usize {
     (hash >> 32) as usize % SHARDS
 }

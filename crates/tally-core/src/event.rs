@@ -1,4 +1,4 @@
-//! Events: one intended change each, with whatever it carries besides key and delta.
+//! Events: one intended change of a counter each, with its details.
 
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -11,60 +11,60 @@ use crate::time::Millis;
 /// What an event does to its counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Adds a delta; the only change that combines.
+    /// Adds a delta; the only change that can be combined.
     Add(i64),
-    /// Makes the value what it says, if what stands there now allows it.
+    /// Sets the value, if the condition is met.
     Set {
-        /// The value afterwards.
+        /// The new value.
         value: i64,
-        /// What must stand there now; otherwise nothing changes.
+        /// The condition; if it is not met, nothing changes.
         when: Condition,
-        /// What becomes of the moment the counter expires.
+        /// The effect on the counter's expiry.
         expiry: Expiry,
         /// Who and why.
         why: Correction,
     },
-    /// Brings the value back to zero.
+    /// Sets the value to zero.
     Reset(Correction),
     /// Adds a delta as an audited correction.
     Adjust {
-        /// What is added.
+        /// The delta.
         delta: i64,
         /// Who and why.
         why: Correction,
     },
     /// Removes the counter; its ledger stays.
     Delete(Correction),
-    /// Sets or removes the moment the counter expires. Changes no value and writes no ledger entry. `applied` is 1 if
-    /// it was set or removed, and 0 if the condition was not met, there was no counter or nothing to remove.
+    /// Sets or removes the expiry. Does not change the value and writes no ledger entry. `applied` is 1 if the expiry
+    /// was set or removed, and 0 if the condition was not met, there was no counter or no expiry to remove.
     Expire {
         /// When the counter expires; `None` is never.
         at: Option<Deadline>,
-        /// What must hold of the moment that stands there now.
+        /// The condition on the current expiry.
         when: ExpiryCondition,
     },
-    /// Changes nothing and is not remembered under a request id: tells what stands at this place among the events.
+    /// Reads the counter at this point in the submission. Changes nothing, and ignores a request id.
     Read(Field),
-    /// Removes the counter if it has expired, together with the store's record of this expiry. Engines submit it: the
-    /// counter stopped existing when it expired, and this frees its memory and its place in the store. Writes no ledger
-    /// entry. `applied` is 1 if the counter was removed.
+    /// Removes the counter if it has expired, and deletes this expiry record from the store. Submitted by engines to free
+    /// memory and storage: the counter stopped existing when it expired. Writes no ledger entry. `applied` is 1 if the
+    /// counter was removed.
     Sweep {
-        /// The expiry that the store has a record of. The counter may have another one by now.
+        /// The expiry record's time. The counter may have another expiry by now.
         expires_at: Millis,
     },
 }
 
-/// When something expires. A duration counts from the time of the batch, so no clock but the partition's own is asked.
+/// When something expires. A duration counts from the time of the batch, so only the partition's clock matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// At this moment; one in the past means at once.
+    /// At this time; if it is past, at once.
     At(Millis),
     /// This many milliseconds after the batch; zero means at once.
     After(u64),
 }
 
 impl Deadline {
-    /// The moment, for a batch that is applied at `now`.
+    /// The time, for a batch that is applied at `now`.
     #[must_use]
     pub fn resolve(self, now: Millis) -> Millis {
         match self {
@@ -74,31 +74,31 @@ impl Deadline {
     }
 }
 
-/// What must stand where a value is set.
+/// The condition of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Anything.
+    /// No condition.
     Always,
-    /// This value; a counter that does not exist stands at zero.
+    /// The value is this; a counter that does not exist is zero.
     Equals(i64),
-    /// No counter.
+    /// The counter does not exist.
     Absent,
-    /// A counter.
+    /// The counter exists.
     Present,
 }
 
-/// What setting a value does to the moment the counter expires.
+/// The effect of a set on the expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// It stays.
+    /// Keeps it.
     Keep,
-    /// The counter no longer expires.
+    /// Removes it.
     Never,
-    /// The counter expires then.
+    /// Replaces it.
     At(Deadline),
 }
 
-/// When an expiry may be changed. A counter without one counts as expiring infinitely late.
+/// When an expiry may be changed. No expiry counts as later than any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryCondition {
     /// Always.
@@ -115,12 +115,12 @@ pub enum ExpiryCondition {
     IfSomeAndEarlier,
 }
 
-/// What a look asks for.
+/// What to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     /// The value.
     Value,
-    /// When the counter expires, as the outcome's value: milliseconds since the epoch, or -1 for never.
+    /// The expiry, as the outcome's value: milliseconds since the epoch, or -1 for never.
     Expiry,
 }
 
@@ -131,15 +131,15 @@ pub struct Correction {
     reason: Box<str>,
 }
 
-/// A part of an event is longer than a batch can hold.
+/// A part of an event is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} has {len}; the most is {max}")]
+#[error("{what} is too long: {len}, the maximum is {max}")]
 pub struct TooLong {
     /// Which part.
     pub what: &'static str,
-    /// How long it is: in bytes, or in entries of a list.
+    /// Its length, in bytes or in list entries.
     pub len: usize,
-    /// How long it may be.
+    /// The maximum length.
     pub max: usize,
 }
 
@@ -148,7 +148,7 @@ fn at_most(what: &'static str, len: usize, max: usize) -> Result<(), TooLong> {
 }
 
 impl Correction {
-    /// `actor` is the authenticated caller, or what stands in for one.
+    /// `actor` is the authenticated caller, or a substitute such as an address.
     pub fn new(actor: &str, reason: &str) -> Result<Correction, TooLong> {
         at_most("the actor of a correction", actor.len(), REASON_BYTES_MAX)?;
         at_most("the reason of a correction", reason.len(), REASON_BYTES_MAX)?;
@@ -167,7 +167,7 @@ impl Correction {
         &self.reason
     }
 
-    /// The same correction by nobody in particular.
+    /// The same correction without its actor.
     pub(crate) fn without_actor(&self) -> Correction {
         Correction { actor: Box::default(), reason: self.reason.clone() }
     }
@@ -191,7 +191,7 @@ impl Member {
     }
 }
 
-/// Named values that a count is broken down by.
+/// Named values by which a count is broken down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions(Vec<(Box<str>, Box<str>)>);
 
@@ -217,64 +217,64 @@ impl Dimensions {
     }
 }
 
-/// Limits within which one event may move the value.
+/// Bounds on the value that one event may lead to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The value may not fall below this.
     pub floor: Option<i64>,
     /// The value may not rise above this.
     pub ceiling: Option<i64>,
-    /// What happens at the edge.
+    /// What happens at a bound.
     pub on_bound: OnBound,
 }
 
 /// What happens to an event that would cross a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBound {
-    /// Nothing changes and the caller is told the current value.
+    /// Refuses the event.
     Refuse,
-    /// The part that fits is applied.
+    /// Applies the part of the delta that fits.
     Saturate,
-    /// Nothing changes unless the value afterwards lies within both bounds, wherever it was before.
+    /// Refuses the event unless the new value is within both bounds, even if the old one was not.
     RefuseOutside,
-    /// The value afterwards is brought within both bounds, wherever it was before.
+    /// Clamps the new value to both bounds, even if the old one was outside.
     Clamp,
 }
 
-/// What an event may carry besides its change. Most carry nothing.
+/// Optional details of an event. Most events have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// Who or what is counted, for uniques and once-per-member.
     pub member: Option<Member>,
-    /// Named values the count is broken down by.
+    /// Named values by which the count is broken down.
     pub dimensions: Dimensions,
-    /// When it happened, if not when it arrived.
+    /// When it happened, if not on arrival.
     pub at: Option<Millis>,
-    /// Limits for this change.
+    /// Bounds for this change.
     pub bounds: Option<Bounds>,
-    /// When the counter expires from now on, if the add is applied.
+    /// The new expiry, if the add is applied.
     pub expiry: Option<AddExpiry>,
 }
 
-/// The expiry that an add brings along.
+/// The expiry that an add sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddExpiry {
     /// When the counter expires; `None` is never.
     pub at: Option<Deadline>,
-    /// Leaves an expiry that the counter already has as it is.
+    /// Keeps an expiry that the counter already has.
     pub only_if_none: bool,
 }
 
 impl Details {
-    /// Whether nothing is carried.
+    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Details::default()
     }
 }
 
-/// A request id as the journal keeps it: a digest of namespace and id, so that ids of any length cost
-/// sixteen bytes and ids of different namespaces never meet.
+/// A digest of namespace and request id, so that ids of any length cost sixteen bytes and ids of different namespaces
+/// never collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub [u8; 16]);
 
@@ -299,7 +299,7 @@ impl RequestId {
         }
         let namespace = key.namespace();
         let mut hasher = Sha256::new();
-        // The length separates namespace from id: ("a", "b:c") and ("a:b", "c") differ.
+        // The length prefix keeps ("a", "bc") and ("ab", "c") apart.
         hasher.update((namespace.len() as u16).to_le_bytes());
         hasher.update(namespace);
         hasher.update(id);
@@ -315,25 +315,25 @@ impl RequestId {
 pub struct EventRef<'a> {
     /// The counter.
     pub key: KeyRef<'a>,
-    /// Hash of the key under the seed of the batch.
+    /// Hash of the key with the seed of the batch.
     pub hash: u64,
-    /// What happens to it.
+    /// What the event does.
     pub change: ChangeRef<'a>,
-    /// Names the request, so that a repeat is recognised.
+    /// Identifies the request, to detect duplicates.
     pub request_id: Option<RequestId>,
-    /// What else the event carries.
+    /// Optional details.
     pub details: Option<&'a Details>,
-    /// Whether the store did not hold the request id when it was checked: [`Events::check_requests`].
+    /// Whether the request id was not in the store when [`Events::check_requests`] checked it.
     ///
     /// [`Events::check_requests`]: crate::batch::Events::check_requests
     pub unstored: bool,
-    /// Whether it is the sum of several adds without its parts, as journals of format 1 hold it.
+    /// Whether it is the sum of several adds without its runs, as in journals of format 1.
     pub bare_sum: bool,
 }
 
 impl EventRef<'_> {
-    /// Hash of everything the event asks for, to tell a repeat from another request under the same id. Who asks is
-    /// left out: a retry may come from another address. Stored, so it must never change.
+    /// Hash of key, change and details, to detect a different request with the same id. Excludes the actor, because a
+    /// retry may come from another address. Stored, so it must never change.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let key = self.key.as_bytes();
@@ -353,13 +353,13 @@ impl EventRef<'_> {
 pub enum ChangeRef<'a> {
     /// Adds a delta.
     Add(i64),
-    /// Adds several deltas, combined from plain adds.
+    /// Combined plain adds.
     Adds(Adds<'a>),
     /// Anything else.
     Other(&'a Change),
 }
 
-/// Plain adds of one key in one direction, combined into one event.
+/// Plain adds of one key and the same sign, combined into one event.
 #[derive(Clone, Copy, Debug)]
 pub struct Adds<'a> {
     sum: i128,
@@ -371,13 +371,13 @@ impl<'a> Adds<'a> {
         Adds { sum, runs }
     }
 
-    /// What they come to if all are applied.
+    /// The sum of all adds.
     #[must_use]
     pub fn sum(self) -> i128 {
         self.sum
     }
 
-    /// Equal adds in a row, as delta and number, in order.
+    /// Runs of equal adds in order, as `(delta, times)`.
     #[must_use]
     pub fn runs(self) -> Runs<'a> {
         self.runs
@@ -385,7 +385,7 @@ impl<'a> Adds<'a> {
 }
 
 impl ChangeRef<'_> {
-    /// Whether the ledger gets an entry.
+    /// Whether it writes a ledger entry.
     pub(crate) fn is_correction(self) -> bool {
         match self {
             ChangeRef::Add(_) | ChangeRef::Adds(_) => false,

@@ -1,13 +1,13 @@
-//! Keys and the namespaces they name.
+//! Keys and their namespaces.
 
 use std::borrow::Borrow;
 
 use crate::limits::KEY_BYTES_MAX;
 
-/// The namespace of a key that names none.
+/// The namespace of a key without one.
 pub const DEFAULT_NAMESPACE: &[u8] = b"default";
 
-/// A borrowed key that is known to be valid: 1 to 512 bytes, of any value.
+/// A valid key, borrowed: 1 to 512 arbitrary bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyRef<'a>(&'a [u8]);
 
@@ -36,7 +36,7 @@ impl<'a> KeyRef<'a> {
         }
     }
 
-    /// A key that was checked when it entered its batch or table.
+    /// Skips the check, for keys that were checked when they were added to a batch or table.
     pub(crate) fn trusted(bytes: &'a [u8]) -> Self {
         debug_assert!(KeyRef::new(bytes).is_ok());
         KeyRef(bytes)
@@ -48,7 +48,7 @@ impl<'a> KeyRef<'a> {
         self.0
     }
 
-    /// What stands before the first `:`, or `default` when nothing does.
+    /// Everything before the first `:`, or `default` if there is nothing.
     #[must_use]
     pub fn namespace(self) -> &'a [u8] {
         match self.0.iter().position(|&b| b == b':') {
@@ -83,7 +83,7 @@ impl Key {
     }
 }
 
-/// Keys are ordered and compared by their bytes, so that a set of them can be asked for bytes.
+/// Keys compare like their bytes, so maps and sets of them can be searched by bytes.
 impl Borrow<[u8]> for Key {
     fn borrow(&self) -> &[u8] {
         &self.0
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_stands_before_the_first_colon() {
+    fn the_namespace_is_everything_before_the_first_colon() {
         let namespace = |key: &'static str| KeyRef::new(key.as_bytes()).map(KeyRef::namespace);
         assert_eq!(namespace("likes:post:42"), Ok(&b"likes"[..]));
         assert_eq!(namespace("hits"), Ok(&b"default"[..]));

@@ -1,8 +1,8 @@
 //! The ledger: every correction of a counter, hash-chained so that none can be altered or removed unnoticed.
 //!
-//! Each counter has a chain of its own. An entry's hash is SHA-256 over the previous entry's hash and the
-//! entry's own fields, each text preceded by its length, so anyone holding the entries can verify them
-//! without Tally. The chain outlives the counter: deleting is an entry like any other.
+//! Each counter has its own chain. An entry's hash is SHA-256 over the previous entry's hash and the entry's own fields,
+//! each text preceded by its length, so the entries can be verified without Tally. The chain outlives the counter:
+//! a deletion is an entry like any other.
 
 use sha2::{Digest, Sha256};
 
@@ -15,7 +15,7 @@ use crate::time::Millis;
 pub enum CorrectionKind {
     /// The value was set.
     Set = 1,
-    /// The value went back to zero.
+    /// The value was reset to zero.
     Reset = 2,
     /// A delta was added.
     Adjust = 3,
@@ -32,16 +32,16 @@ impl CorrectionKind {
     }
 }
 
-/// SHA-256 of an entry and all before it.
+/// SHA-256 of an entry and, through the chain, of all entries before it.
 pub type ChainHash = [u8; 32];
 
 /// The hash before a counter's first entry.
 pub const CHAIN_START: ChainHash = [0; 32];
 
-/// The end of a counter's chain.
+/// The head of a counter's chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainHead {
-    /// Number of the last entry; 0 when there is none.
+    /// Number of the last entry; 0 if there is none.
     pub seq: u64,
     /// Its hash.
     pub hash: ChainHash,
@@ -56,11 +56,11 @@ impl Default for ChainHead {
 /// One correction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerEntry {
-    /// Place in the counter's chain, from 1.
+    /// Number in the counter's chain, from 1.
     pub seq: u64,
     /// When the correction was applied.
     pub at: Millis,
-    /// What it was.
+    /// The kind of correction.
     pub kind: CorrectionKind,
     /// Who made it.
     pub actor: Box<str>,
@@ -70,7 +70,7 @@ pub struct LedgerEntry {
     pub before: i64,
     /// The value after.
     pub after: i64,
-    /// Hash of the entry before.
+    /// Hash of the previous entry.
     pub previous: ChainHash,
     /// Hash of this entry.
     pub hash: ChainHash,

@@ -1,4 +1,4 @@
-//! The ledger book of a partition: the ends of all chains in use and the entries the store does not hold yet.
+//! The resident heads of ledger chains, and the ledger entries that are not in the store yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,28 +16,27 @@ pub(crate) struct LedgerHeads {
     heads: BTreeMap<Key, ChainHead>,
     current: UnsavedEntries,
     current_bytes: usize,
-    /// Closed, not yet in the store, with their size; newest last.
+    /// Closed layers that are not in the store yet, with their size in bytes, newest last.
     unsaved: Vec<(Arc<UnsavedEntries>, usize)>,
-    /// Whether the store may hold chains whose head is not in memory.
-    in_store_only: bool,
+    /// Whether the store may hold chains whose head is not resident.
+    store_may_have_more: bool,
 }
 
 impl LedgerHeads {
-    pub(crate) fn beside_store() -> Self {
-        LedgerHeads { in_store_only: true, ..LedgerHeads::default() }
+    pub(crate) fn with_store() -> Self {
+        LedgerHeads { store_may_have_more: true, ..LedgerHeads::default() }
     }
 
-    /// Whether the store may hold chains that are not in memory.
-    pub(crate) fn is_beside_store(&self) -> bool {
-        self.in_store_only
+    pub(crate) fn store_may_have_more(&self) -> bool {
+        self.store_may_have_more
     }
 
-    /// Whether only the store can tell where the key's chain ends.
+    /// Whether the head of the key's chain must be looked up in the store.
     pub(crate) fn is_head_unknown(&self, key: KeyRef<'_>) -> bool {
-        self.in_store_only && !self.heads.contains_key(&key.to_key())
+        self.store_may_have_more && !self.heads.contains_key(&key.to_key())
     }
 
-    pub(crate) fn recall(&mut self, key: KeyRef<'_>, head: ChainHead) {
+    pub(crate) fn restore(&mut self, key: KeyRef<'_>, head: ChainHead) {
         self.heads.entry(key.to_key()).or_insert(head);
     }
 
@@ -68,11 +67,11 @@ impl LedgerHeads {
         self.current.entry(key.to_key()).or_default().push(entry);
     }
 
-    /// The entries of `key` that the store may not hold, oldest first.
+    /// The entries of `key` that may not be in the store, oldest first.
     pub(crate) fn unsaved_of<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
-        let pages = self.unsaved.iter().map(|(pages, _)| pages.as_ref()).chain(std::iter::once(&self.current));
+        let layers = self.unsaved.iter().map(|(layer, _)| layer.as_ref()).chain(std::iter::once(&self.current));
         let key = key.clone();
-        pages.flat_map(move |pages| pages.get(&key).into_iter().flatten())
+        layers.flat_map(move |layer| layer.get(&key).into_iter().flatten())
     }
 
     pub(crate) fn is_dirty(&self) -> bool {
@@ -84,16 +83,16 @@ impl LedgerHeads {
             let bytes = std::mem::take(&mut self.current_bytes);
             self.unsaved.push((Arc::new(std::mem::take(&mut self.current)), bytes));
         }
-        self.unsaved.iter().map(|(pages, _)| Arc::clone(pages)).collect()
+        self.unsaved.iter().map(|(layer, _)| Arc::clone(layer)).collect()
     }
 
-    /// The first `pages` unsaved ones are in the store now; heads that nothing in memory needs leave it.
-    pub(crate) fn committed(&mut self, pages: usize) {
-        let saved = self.unsaved.drain(..pages.min(self.unsaved.len())).count();
-        self.in_store_only |= saved > 0;
+    /// Drops the oldest `layers` unsaved layers, which are in the store now, and evicts heads without unsaved entries.
+    pub(crate) fn committed(&mut self, layers: usize) {
+        let saved = self.unsaved.drain(..layers.min(self.unsaved.len())).count();
+        self.store_may_have_more |= saved > 0;
         let (current, unsaved) = (&self.current, &self.unsaved);
         self.heads
-            .retain(|key, _| current.contains_key(key) || unsaved.iter().any(|(pages, _)| pages.contains_key(key)));
+            .retain(|key, _| current.contains_key(key) || unsaved.iter().any(|(layer, _)| layer.contains_key(key)));
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

@@ -1,6 +1,6 @@
 //! The core of Tally: its vocabulary, its codecs and the partition state machine.
 //!
-//! Nothing here does I/O, reads a clock, draws a random number or knows an async runtime: a partition is a
+//! Nothing here does I/O, reads a clock, draws a random number or uses an async runtime: the state of a partition is a
 //! function of the batches applied to it, and replaying them gives the same state bit for bit.
 
 pub mod batch;

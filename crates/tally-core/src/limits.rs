@@ -15,87 +15,86 @@ pub const DIMENSION_BYTES_MAX: usize = 255;
 /// Longest reason or actor of a correction, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// Most events one call of a front door may submit.
+/// Most events one call may submit.
 pub const CALL_EVENTS_MAX: usize = 10_000;
 /// Most keys one call may read.
 pub const CALL_KEYS_MAX: usize = 1_000;
 /// Most counters or ledger entries one page of a listing holds.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
-/// Page size when the caller names none.
+/// Default page size.
 pub const PAGE_ITEMS_DEFAULT: usize = 100;
-/// Most partitions one token names.
+/// Most partitions in one token.
 pub const TOKEN_PARTITIONS_MAX: usize = 1_024;
 /// Largest HTTP body: the largest batch of the longest keys fits.
 pub const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// Most runs of equal adds that the combined events of one call consist of.
+/// Most runs of equal adds in the combined events of one call.
 pub const CALL_PARTS_MAX: usize = 64 << 10;
-/// Most encoded bytes of one call. An engine refuses a call that is larger in any of the three.
+/// Most encoded bytes of one call. Engines refuse a call that exceeds any `CALL_*_MAX`.
 pub const CALL_BYTES_MAX: usize = 16 << 20;
 
-/// Events an open batch gathers before a submitter seals it instead of the flusher.
+/// Events in an open batch at which the submitter seals it without waiting for the flusher.
 pub const BATCH_EVENTS_SEAL: usize = 4_096;
-/// Runs of equal adds it gathers before that.
+/// Runs of equal adds in an open batch at which the submitter seals it.
 pub const BATCH_PARTS_SEAL: usize = 64 << 10;
-/// Most events a batch can hold: the last call that joins may bring as many as a call has.
+/// Most events of a batch: the call that reaches the seal limit may exceed it by its own size.
 pub const BATCH_EVENTS_MAX: usize = BATCH_EVENTS_SEAL + CALL_EVENTS_MAX;
-/// Most runs of equal adds a batch can hold.
+/// Most runs of equal adds in a batch.
 pub const BATCH_PARTS_MAX: usize = BATCH_PARTS_SEAL + CALL_PARTS_MAX;
-/// Largest encoded event: longest key, id, member, dimensions, actor and reason, and the numbers between.
+/// Largest encoded event: longest key, id, member, dimensions, actor and reason, plus all numbers.
 pub const EVENT_BYTES_MAX: usize = 512
     + KEY_BYTES_MAX
     + REQUEST_ID_BYTES_MAX
     + MEMBER_BYTES_MAX
     + 2 * DIMENSIONS_MAX * (DIMENSION_BYTES_MAX + 2)
     + 2 * REASON_BYTES_MAX;
-/// Most bytes of events an open batch gathers before it is sealed; the last call may overshoot by its own size.
+/// Bytes of events in an open batch at which the submitter seals it.
 pub const BATCH_BYTES_SEAL: usize = 4 << 20;
 /// Most bytes of an encoded batch.
 pub const BATCH_BYTES_MAX: usize = BATCH_BYTES_SEAL + CALL_BYTES_MAX;
 
 /// How long a request id is remembered.
 pub const IDEMPOTENCY_WINDOW_MS: u64 = 24 * 60 * 60 * 1000;
-/// Request ids expire by whole generations of this length, so one is kept for the window and up to one more generation.
+/// Request ids expire in generations of this length, so an id is kept for the window and up to one generation more.
 pub const GENERATION_MS: u64 = 60 * 60 * 1000;
 
-/// While Tally's clock and the system's differ, Tally's runs faster or slower by one part in this many.
+/// While Tally's clock differs from the system clock, it runs faster or slower by 1/16.
 pub const CLOCK_SLEW_PARTS: u32 = 16;
-/// A difference between the two larger than this is logged.
+/// Differences between the two clocks above this are logged.
 pub const CLOCK_STEP_REPORTED_MS: u64 = 1_000;
-/// A stored clock this far ahead of the system's is reported at the start.
+/// A stored clock further ahead of the system clock than this is reported at startup.
 pub const CLOCK_AHEAD_REPORTED_MS: u64 = 60_000;
 
 /// Bytes of one journal segment. A batch never spans two.
 pub const SEGMENT_BYTES: u64 = 64 << 20;
-/// A submitting thread flushes itself only if the last flush took no longer than this. Otherwise it has better things to
-/// do meanwhile.
+/// A submitting thread flushes inline only if the last flush took no longer than this.
 pub const FLUSH_HERE_MICROS_MAX: u64 = 1_000;
-/// Likewise only if no more events than this, after combining, are to be applied before.
+/// A submitting thread flushes inline only if no more events than this, after combining, have to be applied first.
 pub const FLUSH_HERE_EVENTS_MAX: usize = 1_024;
-/// Bytes sealed but not yet flushed before sealing waits for the disk.
+/// Sealed but unflushed bytes at which sealing waits for the disk.
 pub const UNFLUSHED_BYTES_MAX: usize = 32 << 20;
-/// A checkpoint starts once this much journal lies behind the last one.
+/// A checkpoint starts once the journal has grown by this much since the last one.
 pub const CHECKPOINT_JOURNAL_BYTES: u64 = 128 << 20;
-/// A checkpoint starts at the latest this long after a change.
+/// A checkpoint starts at most this long after a change.
 pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
-/// After one that found no room on the disk, the next starts no sooner than this.
+/// Shortest delay before a checkpoint is retried after the disk was full.
 pub const CHECKPOINT_RETRY_MS: u64 = 1_000;
-/// Counters copied for a checkpoint per turn of the lock: what a writer may wait for.
+/// Counters a checkpoint copies while it holds the lock: the longest that a writer waits for it.
 pub const CAPTURE_SLICE: usize = 4_096;
-/// Counters brought to memory after a restart per turn of the lock.
+/// Counters loaded after a restart while the lock is held.
 pub const WARM_SLICE: usize = 1_024;
-/// Pause between such turns.
+/// Pause between two such slices.
 pub const WARM_PAUSE_MICROS: u64 = 200;
-/// Expiries looked at per turn of the lock when forgetting counters.
+/// Expiry records swept while the lock is held.
 pub const SWEEP_SLICE: usize = 256;
-/// Most expiries looked at before a checkpoint has to take what was forgotten out of memory.
+/// Most expiry records swept between two checkpoints, because only a checkpoint frees the memory of removals.
 pub const SWEEP_MAX: usize = 8_192;
-/// Captured bytes held in memory before they are sorted and written as one run.
+/// Captured bytes buffered before they are sorted and written as one run.
 pub const CAPTURE_BYTES_MAX: usize = 32 << 20;
 
-/// Memory budget when none is given.
+/// Default memory budget.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
-/// Smallest memory budget that works: buffers, filters and a useful cache.
+/// Smallest memory budget: enough for buffers, filters and a useful cache.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * BATCH_BYTES_MAX);

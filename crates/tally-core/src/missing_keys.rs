@@ -1,6 +1,6 @@
-//! Store keys of what is needed and only the store may hold.
+//! Store keys of records that a batch needs and that are not resident.
 
-/// Keys one after the other in one buffer, so that many of them cost no allocation each.
+/// Store keys in one buffer, which saves an allocation per key.
 #[derive(Debug, Default)]
 pub struct MissingKeys {
     bytes: Vec<u8>,
@@ -14,7 +14,7 @@ impl MissingKeys {
         self.push_joined(&[key]);
     }
 
-    /// Adds a key that is put together from parts.
+    /// Adds the concatenation of `parts`.
     pub(crate) fn push_joined(&mut self, parts: &[&[u8]]) {
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         self.ends.push(self.bytes.len());
@@ -26,13 +26,13 @@ impl MissingKeys {
         self.ends.len()
     }
 
-    /// Whether there is no key.
+    /// Whether there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The key with this number; empty for one that does not exist.
+    /// The key with this index; empty if there is none.
     #[must_use]
     pub fn key(&self, number: usize) -> &[u8] {
         let end_of = |number: usize| self.ends.get(number).copied().unwrap_or(0);
@@ -45,7 +45,7 @@ impl MissingKeys {
         (0..self.len()).map(|number| self.key(number))
     }
 
-    /// Forgets the keys, keeps the memory.
+    /// Removes all keys, keeps the allocation.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -54,8 +54,8 @@ impl MissingKeys {
 
 impl<K: AsRef<[u8]>> FromIterator<K> for MissingKeys {
     fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
-        let mut wanted = MissingKeys::default();
-        keys.into_iter().for_each(|key| wanted.push(key.as_ref()));
-        wanted
+        let mut missing = MissingKeys::default();
+        keys.into_iter().for_each(|key| missing.push(key.as_ref()));
+        missing
     }
 }

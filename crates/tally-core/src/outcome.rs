@@ -1,38 +1,38 @@
-//! What became of an event.
+//! Outcomes of events, and the receipts and tokens that callers get.
 
 use std::collections::BTreeMap;
 
 use crate::limits::TOKEN_PARTITIONS_MAX;
 use crate::time::{Millis, Position};
 
-/// What became of one event: the value afterwards and what the event did to it.
+/// The outcome of one event: the value afterwards and the change the event made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The value after the event; after a refusal, the value that stands.
+    /// The value after the event; after a refusal, the unchanged value.
     pub value: i64,
-    /// The signed change this event made: zero when it was refused.
+    /// The signed change this event made; zero if it was refused.
     pub applied: i64,
     /// Whether the counter exists afterwards.
     pub exists: bool,
-    /// Whether the value and what was applied are what the state machine decided. An engine that acknowledges a write
-    /// before it is applied gives an estimate.
+    /// Whether `value` and `applied` come from the state machine. An engine that acknowledges a write before applying it
+    /// returns an estimate.
     pub exact: bool,
-    /// Whether the request id had been seen, so that this is the first answer again; `None` if that is not known yet.
+    /// Whether the request id was a duplicate, so that this is the first outcome again; `None` if not known yet.
     pub duplicate: Option<bool>,
-    /// Why nothing changed, if nothing did.
+    /// Why the event was refused, if it was.
     pub refusal: Option<Refusal>,
-    /// When it was decided: for a duplicate, when the first answer was.
+    /// The time of the batch; for a duplicate, of the first request's batch.
     pub at: Millis,
 }
 
 impl Outcome {
-    /// Whether this is known to be the first answer again.
+    /// Whether this is known to be the outcome of a duplicate.
     #[must_use]
     pub fn is_duplicate(&self) -> bool {
         self.duplicate == Some(true)
     }
 
-    /// Stands where nothing has been decided yet.
+    /// The outcome of reading a counter that does not exist, at time zero.
     pub const EMPTY: Outcome = Outcome {
         value: 0,
         applied: 0,
@@ -43,21 +43,21 @@ impl Outcome {
         at: Millis(0),
     };
 
-    /// How many of `times` adds of `delta` were applied, of which this is the outcome together: the first ones, because
-    /// what does not fit once does not fit again. Each left the value `delta` short of the next, and the last of them left
-    /// [`Outcome::value`].
+    /// How many of `times` adds of `delta` were applied, if this is their joint outcome. These are the first ones,
+    /// because an add that overflows keeps overflowing. The last of them left [`Outcome::value`], and each one before it
+    /// `delta` less.
     #[must_use]
     pub fn applied_times(&self, delta: i64, times: u32) -> u32 {
         if self.refusal.is_none() {
             return times;
         }
-        // From one end of the range to the other is more than the sum can say, but not modulo 2⁶⁴.
+        // The sum may span the whole range and exceed 63 bits; modulo 2⁶⁴ it is still exact.
         let sum = if delta < 0 { self.applied.wrapping_neg() } else { self.applied } as u64;
         sum.checked_div(delta.unsigned_abs()).and_then(|applied| u32::try_from(applied).ok()).unwrap_or(0).min(times)
     }
 }
 
-/// How many of `times` adds of `delta` fit before the value would leave the range of a 64-bit integer.
+/// How many of `times` adds of `delta` can be applied before the value overflows.
 #[must_use]
 pub(crate) fn fitting(value: i64, delta: i64, times: u32) -> u32 {
     let room = match delta {
@@ -74,16 +74,15 @@ pub(crate) fn moved(value: i64, delta: i64, times: u32) -> i64 {
     value.wrapping_add(delta.wrapping_mul(i64::from(times)))
 }
 
-/// The outcomes of a batch: one per slot.
+/// The outcomes of a batch, one per slot.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     slots: Vec<Outcome>,
-    /// Of combined adds that did not all fit, by slot in ascending order.
+    /// For slots of combined adds of which some overflowed, by slot, ascending.
     splits: Vec<(usize, Split)>,
 }
 
 impl Outcomes {
-    /// Makes room for this many more.
     pub(crate) fn reserve(&mut self, slots: usize) {
         self.slots.reserve(slots);
     }
@@ -97,19 +96,19 @@ impl Outcomes {
         self.slots.push(outcome);
     }
 
-    /// One outcome per event of the batch, combined adds being one event.
+    /// One outcome per event of the batch; combined adds are one event.
     #[must_use]
     pub fn slots(&self) -> &[Outcome] {
         &self.slots
     }
 
-    /// Removes all outcomes, keeps the memory.
+    /// Removes all outcomes, keeps the allocation.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.splits.clear();
     }
 
-    /// What became of a slot, and of its adds one by one if not all of them were applied.
+    /// The outcome of a slot, and of its individual adds if some of them overflowed.
     pub(crate) fn of_slot(&self, slot: usize) -> (Outcome, Option<&Split>) {
         let split = if self.splits.is_empty() {
             None
@@ -120,7 +119,7 @@ impl Outcomes {
     }
 }
 
-/// What became of combined adds that did not all fit: one entry per run of equal adds, in order.
+/// The outcome of combined adds of which some overflowed: one entry per run of equal adds, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Split {
     runs: Vec<SplitRun>,
@@ -128,7 +127,7 @@ pub struct Split {
 
 #[derive(Clone, Copy, Debug)]
 struct SplitRun {
-    /// What the adds before this run come to, had all of them been applied.
+    /// Sum of the adds before this run, whether or not they were applied.
     offset: i64,
     /// The value before this run.
     value: i64,
@@ -137,7 +136,7 @@ struct SplitRun {
 }
 
 impl Split {
-    /// Applies the runs to `value` one by one; returns the value afterwards with what became of each.
+    /// Applies the runs to `value` one by one; returns the final value and the outcome of each run.
     pub(crate) fn of(value: i64, runs: impl Iterator<Item = (i64, u32)>) -> (i64, Split) {
         let (mut value, mut offset) = (value, 0i64);
         let runs = runs.map(|(delta, times)| {
@@ -150,12 +149,12 @@ impl Split {
         (value, Split { runs })
     }
 
-    /// Whether any of the adds was applied.
+    /// Whether any add was applied.
     pub(crate) fn has_applied(&self) -> bool {
         self.runs.iter().any(|run| run.applied > 0)
     }
 
-    /// The outcome of `times` equal adds that stand at `offset` within the slot, whose outcome as a whole is given.
+    /// The outcome of `times` equal adds at `offset` within the slot; `whole` is the outcome of the slot.
     pub(crate) fn of_run(&self, whole: &Outcome, offset: i64, delta: i64, times: u32) -> Outcome {
         let before = self.value_at(offset);
         let applied = fitting(before, delta, times);
@@ -167,7 +166,7 @@ impl Split {
         }
     }
 
-    /// The value before the add that stands at `offset`. Offsets only move away from zero.
+    /// The value before the add at `offset`. All adds have the same sign, so offsets only move away from zero.
     fn value_at(&self, offset: i64) -> i64 {
         let after = self.runs.partition_point(|run| run.offset.unsigned_abs() <= offset.unsigned_abs());
         let Some(run) = after.checked_sub(1).and_then(|at| self.runs.get(at)) else {
@@ -189,9 +188,9 @@ pub enum Refusal {
     PayloadMismatch = 2,
     /// The value would cross the floor or ceiling.
     Bound = 3,
-    /// Compare-and-set found another value.
+    /// The condition of a set was not met.
     NotExpected = 4,
-    /// The journal has no room for the change. Never stored: a change that cannot be journalled is not applied.
+    /// The disk is full. Never stored: a change that cannot be journalled is not applied.
     NoRoom = 5,
 }
 
@@ -208,35 +207,35 @@ impl Refusal {
 /// The outcomes of one submission, in the order of its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// One per event; those of one [`add_times`](crate::batch::Events::add_times) have one together.
+    /// One per event; the adds of one [`add_times`](crate::batch::Events::add_times) share one.
     pub outcomes: Vec<Outcome>,
-    /// The time of the batch the last event went into.
+    /// The time of the batch that has the last event.
     pub as_of: Millis,
-    /// Where in the journal the submission ends: a later read can ask to see at least this.
+    /// The journal position after the submission: a read that presents it sees the submission.
     pub token: Token,
 }
 
-/// The answers to events that only read.
+/// The outcomes of a read-only submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// One outcome per event; the token names the newest batch that any of them saw and that is not flushed.
+    /// One outcome per event. The token is the position of the newest unflushed batch that any of them depends on.
     pub receipt: Receipt,
-    /// Places of the outcomes that rest on a batch that is not flushed, ascending.
+    /// Indices of the outcomes that depend on an unflushed batch, ascending.
     pub unflushed: Vec<u32>,
 }
 
-/// Proof of writes, opaque to callers: a read that presents it sees them. It names a position in the journal of each
-/// partition that was written to.
+/// A consistency token, opaque to callers: a read that presents it sees the writes it was returned for. It has the
+/// journal position of each partition that was written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Token {
-    /// By partition, ascending. One partition is the rule, and then nothing is allocated.
+    /// By partition, ascending. Most tokens have one partition and need no allocation.
     first: Option<(u32, Position)>,
     others: Vec<(u32, Position)>,
 }
 
 /// Why text is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not a token that Tally gave out")]
+#[error("invalid token")]
 pub struct TokenError;
 
 impl Token {
@@ -258,7 +257,7 @@ impl Token {
         found.map_or(Position(0), |(_, position)| position)
     }
 
-    /// Names what both name: of each partition the later position.
+    /// Takes the later position for each partition.
     pub fn merge(&mut self, other: &Token) {
         let mut all: BTreeMap<u32, Position> = self.positions().collect();
         for (partition, position) in other.positions() {
@@ -271,7 +270,7 @@ impl Token {
     }
 }
 
-/// Hexadecimal: the partition and a dash unless it is partition 0, then the position; several with dots between them.
+/// Hexadecimal, separated by dots: `position` for partition 0, `partition-position` for the others.
 impl std::fmt::Display for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (place, (partition, position)) in self.positions().enumerate() {
@@ -307,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_comes_back_from_its_text_and_other_text_is_none() {
+    fn a_token_survives_formatting_and_other_text_is_refused() {
         let mut token = Token::new(3, Position(255));
         token.merge(&Token::new(0, Position(16)));
         token.merge(&Token::new(3, Position(7)));

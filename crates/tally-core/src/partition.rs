@@ -1,22 +1,22 @@
 //! The partition: a deterministic state machine over batches.
 //!
-//! `apply` is the only way its state changes, and time comes with the batch, so replaying the same batches from the
-//! same state gives the same state and the same outcomes, bit for bit. Everything else here moves state between
-//! memory and the store without changing what it is: `wants` and `restore` bring back what left memory, `capture`
-//! copies what changed for a checkpoint while batches go on, `make_room` lets go of what is cold. Reads are judged by a
-//! time of their own and leave no trace.
+//! Only `apply` changes the state, and each batch carries its own time, so replaying the same batches from the same
+//! state gives the same state and the same outcomes, bit for bit. Everything else here moves state between memory and
+//! the store without changing it: `missing` and `restore` load evicted state, captures copy dirty state for a
+//! checkpoint while batches continue, `make_room` evicts cold counters. Reads take the current time as an argument and
+//! change nothing.
 
 mod capture;
 mod change;
-mod residence;
+mod residency;
 mod sweep;
 
 use std::collections::BTreeSet;
 
 pub use capture::Capture;
 use capture::Capturing;
-use change::{read_field, standing};
-pub use residence::{Headroom, Malformed};
+use change::{read_field, unchanged_outcome};
+pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 
 use crate::batch::{Batch, key_hash};
@@ -32,16 +32,16 @@ use crate::record::Meta;
 use crate::request_ids::{FirstOutcome, RequestIds};
 use crate::time::Millis;
 
-/// Events whose counters are looked up before the first of them is applied.
-const LOOK_AHEAD: usize = 16;
+/// Events looked up together before the first of them is applied.
+const PREFETCH_EVENTS: usize = 16;
 
-/// What is known of an event before it is applied.
+/// The result of an event's lookups, made before it is applied.
 #[derive(Clone, Copy, Default)]
 struct Hint {
-    /// Where its counter probably is.
+    /// The likely cell of its counter.
     cell: Option<CellId>,
     request: Option<RequestId>,
-    /// What its request id was answered, unless the batch itself says so.
+    /// The first outcome of its request id in a closed layer. The current layer takes precedence.
     first: Option<FirstOutcome>,
 }
 
@@ -58,24 +58,24 @@ pub struct Partition {
     created: Bits,
     /// Keys deleted since the last capture began.
     removed: BTreeSet<Key>,
-    /// Expiry records of the store that are of no use any more.
+    /// Expiry records to delete from the store.
     outdated: BTreeSet<(Millis, Key)>,
-    /// Counters that take room, in memory or in the store.
+    /// Counters in memory or in the store, including expired ones not removed yet.
     counters: u64,
-    /// Those of them that have an expiry.
+    /// How many of `counters` have an expiry.
     expiring: u64,
-    /// Counters that expired and gave up their room since `take_expired`.
+    /// Expired counters removed or recreated since the last `take_expired`.
     expired: u64,
     capturing: Option<Capturing>,
-    departures: u64,
+    evictions: u64,
     /// Whether the store may hold counters that the table does not.
-    in_store_only: bool,
-    /// Whether nothing that was in memory has left it, so that bringing the rest makes it whole.
+    store_may_have_more: bool,
+    /// Whether nothing was evicted since the start, so that loading the rest makes every counter resident.
     warming: bool,
 }
 
 impl Partition {
-    /// An empty partition beside an empty store. `seed` hashes keys and does not influence the state.
+    /// An empty partition with an empty store. `seed` is for hashing keys and does not affect the state.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Partition {
@@ -92,15 +92,15 @@ impl Partition {
             expiring: 0,
             expired: 0,
             capturing: None,
-            departures: 0,
-            in_store_only: false,
+            evictions: 0,
+            store_may_have_more: false,
             warming: false,
         }
     }
 
-    /// A partition whose state is in the store, to be brought to memory as it is used, within `budget_bytes`.
+    /// A partition whose state is in the store and is loaded on use, within `budget_bytes` of memory.
     #[must_use]
-    pub fn beside_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
+    pub fn with_store(seed: u64, meta: Meta, budget_bytes: usize) -> Self {
         let mut table = CounterTable::new(seed);
         table.reserve(meta.counters, budget_bytes);
         Partition {
@@ -108,24 +108,24 @@ impl Partition {
             table,
             counters: meta.counters,
             expiring: meta.expiring,
-            request_ids: RequestIds::beside_store(),
-            ledger_heads: LedgerHeads::beside_store(),
-            in_store_only: true,
+            request_ids: RequestIds::with_store(),
+            ledger_heads: LedgerHeads::with_store(),
+            store_may_have_more: true,
             warming: true,
             ..Partition::new(seed)
         }
     }
 
-    /// Applies a batch and appends one outcome per event. Everything the batch [missing](Self::missing) must have been
-    /// restored. A batch that claims an earlier time than the one before happens at the time of the one before, unless it
-    /// is there to reset the clock. Returns the time it happened at.
+    /// Applies a batch, appends one outcome per event and returns the time the batch was applied at. Every
+    /// [missing](Self::missing) record must have been restored. Time never goes back: a batch older than its
+    /// predecessor is applied at the predecessor's time, unless it resets the clock.
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Outcomes) -> Millis {
         self.clock = if batch.resets_clock() { at } else { self.clock.max(at) };
         outcomes.reserve(batch.len());
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
-            for hint in self.look_ahead(&mut ahead) {
+            for hint in self.prefetch(&mut ahead) {
                 let Some(event) = events.next() else {
                     break;
                 };
@@ -135,9 +135,9 @@ impl Partition {
         self.clock
     }
 
-    /// Answers a batch that is not applied, and appends one outcome per event: reads tell what stands there at `now`, or
-    /// at the time of the last batch if that is later; changes are refused. `stored` is asked for counters that are not
-    /// in memory. Returns the time it was judged by.
+    /// Answers a batch without applying it and appends one outcome per event: reads return the current state, changes
+    /// are refused. `stored` looks up counters that are not in memory. Expiry is evaluated at `now` or at the time of
+    /// the last batch, whichever is later; that time is returned.
     pub fn answer(
         &self,
         now: Millis,
@@ -154,19 +154,19 @@ impl Partition {
                 None if self.is_counter_unknown(event.hash, event.key) => stored(event.key),
                 None => None,
             };
-            let found = found.filter(|held| !held.is_expired(now));
+            let found = found.filter(|state| !state.is_expired(now));
             outcomes.push(match event.change {
                 ChangeRef::Other(Change::Read(field)) => read_field(found.as_ref(), *field, now),
-                _ => Outcome { refusal: Some(refusal), ..standing(found.as_ref(), now) },
+                _ => Outcome { refusal: Some(refusal), ..unchanged_outcome(found.as_ref(), now) },
             });
         }
         now
     }
 
-    /// How often counters or request ids have left memory. As long as it stays the same, what was there still is.
+    /// How many times counters or request ids were evicted. While it is unchanged, everything resident still is.
     #[must_use]
-    pub fn departures(&self) -> u64 {
-        self.departures
+    pub fn evictions(&self) -> u64 {
+        self.evictions
     }
 
     /// The time of the last batch.
@@ -175,32 +175,32 @@ impl Partition {
         self.clock
     }
 
-    /// What the key is hashed with.
+    /// The seed for hashing keys.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The counter, if it is in memory, whether or not it has expired.
+    /// The counter, if it is in memory, even if it has expired.
     #[must_use]
     pub fn state_of(&self, key: KeyRef<'_>) -> Option<CounterState> {
         let hash = key_hash(self.seed, key.as_bytes());
         self.table.find(hash, key.as_bytes()).map(|id| self.table.state(id))
     }
 
-    /// Counters in memory and in the store. Those that have expired count until they are forgotten.
+    /// Counters in memory and in the store, including expired ones that are not removed yet.
     #[must_use]
     pub fn counters(&self) -> u64 {
         self.counters
     }
 
-    /// Counters in memory and in the store that have an expiry. Those that have expired count until they are forgotten.
+    /// Counters in memory and in the store that have an expiry, including expired ones that are not removed yet.
     #[must_use]
     pub fn expiring(&self) -> u64 {
         self.expiring
     }
 
-    /// Counters that had expired and were forgotten or started afresh since this was last asked.
+    /// Expired counters that were removed or recreated since the last call.
     pub fn take_expired(&mut self) -> u64 {
         std::mem::take(&mut self.expired)
     }
@@ -222,19 +222,19 @@ impl Partition {
         self.request_ids.len()
     }
 
-    /// Looks up the next few events. Their cache misses do not depend on each other: in short loops the processor waits
-    /// for many of them at once, which in one long loop over everything it cannot.
-    fn look_ahead<'a>(&self, events: &mut impl Iterator<Item = EventRef<'a>>) -> [Hint; LOOK_AHEAD] {
-        let mut hints = [Hint::default(); LOOK_AHEAD];
+    /// Looks up the next few events in short loops. Within each loop the cache misses are independent, so the processor
+    /// overlaps them.
+    fn prefetch<'a>(&self, events: &mut impl Iterator<Item = EventRef<'a>>) -> [Hint; PREFETCH_EVENTS] {
+        let mut hints = [Hint::default(); PREFETCH_EVENTS];
         for (hint, event) in hints.iter_mut().zip(events) {
             hint.cell = self.table.candidate(event.hash);
             hint.request = event.request_id;
         }
         for cell in hints.iter().filter_map(|hint| hint.cell) {
-            self.table.fetch(cell);
+            self.table.prefetch(cell);
         }
         for id in hints.iter().filter_map(|hint| hint.request) {
-            self.request_ids.fetch(id);
+            self.request_ids.prefetch(id);
         }
         for hint in &mut hints {
             hint.first = hint.request.and_then(|id| self.request_ids.get_closed(id)).copied();
@@ -259,13 +259,13 @@ impl Partition {
         }
     }
 
-    /// Lets go of a cell; nothing that is noted about it may outlive it.
-    fn free(&mut self, id: CellId) {
+    /// Frees a cell and every bit that refers to it, because the cell will be reused.
+    fn free_cell(&mut self, id: CellId) {
         self.table.remove(id);
         self.dirty.clear(id as usize);
         self.created.clear(id as usize);
         if let Some(capturing) = &mut self.capturing {
-            capturing.forget(id);
+            capturing.discard(id);
         }
     }
 }

@@ -1,17 +1,17 @@
 //! How fast a counter moves: net change per second over the last second, minute and hour.
 //!
-//! Each window keeps two sums, of the window under way and of the one before, and a reading weighs the older by
-//! the share of it that the sliding window still covers. That is exact at window edges and off by at most the
-//! unevenness within one window in between, and it costs ten or twelve bytes a window however busy the counter is.
-//! Windows are aligned to the epoch, so the time of the last change alone says which windows the sums belong to.
+//! Each window length keeps two sums, of the current and of the previous window. A reading weights the previous sum by
+//! the fraction of it that the sliding window still covers. That is exact at window edges; in between it assumes that
+//! changes are spread evenly within the previous window. It costs ten or twelve bytes per length, however busy the
+//! counter is. Windows are aligned to the epoch, so the time of the last change says which windows the sums belong to.
 
 use crate::time::Millis;
 
 /// Lengths of the windows, in milliseconds.
 pub const WINDOWS_MS: [u64; 3] = [1_000, 60_000, 3_600_000];
 
-/// Bytes each sum is kept in. It stops at the edge: 500 billion in a second, 9 billion a second for a minute, 39 billion
-/// a second for an hour.
+/// Bytes of each stored sum. Sums saturate: at 500 billion in a second, 9 billion a second for a minute, 39 billion a
+/// second for an hour.
 pub(crate) const SUM_BYTES: [usize; 3] = [5, 5, 6];
 
 const fn sum_max(window: usize) -> i64 {
@@ -25,7 +25,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Takes in `delta` at `now`; `last` is the time of the change before.
+    /// Records `delta` at `now`; `last` is the time of the previous change.
     pub fn record(&mut self, last: Millis, now: Millis, delta: i64) {
         *self = self.rolled(last, now);
         for (window, (current, _)) in self.sums.iter_mut().enumerate() {
@@ -46,7 +46,7 @@ impl Rates {
         })
     }
 
-    /// The sums moved on from the windows of `last` to those of `now`.
+    /// The sums, shifted from the windows of `last` to those of `now`.
     fn rolled(&self, last: Millis, now: Millis) -> Rates {
         let mut rolled = *self;
         for ((current, previous), length) in rolled.sums.iter_mut().zip(WINDOWS_MS) {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_steady_rate_reads_as_itself_in_every_window() {
+    fn a_steady_rate_is_the_same_in_every_window() {
         let mut rates = Rates::default();
         let mut last = Millis(0);
         for tick in 1..=720_000u64 {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_counter_falls_to_zero() {
+    fn an_idle_counter_falls_to_zero() {
         let mut rates = Rates::default();
         rates.record(Millis(0), Millis(10_000), 60);
         let [second, minute, hour] = rates.per_second(Millis(10_000), Millis(13_000));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_stop_at_the_edge_instead_of_wrapping() {
+    fn sums_saturate_instead_of_wrapping() {
         let mut rates = Rates::default();
         rates.record(Millis(0), Millis(1), i64::MAX);
         rates.record(Millis(1), Millis(2), i64::MAX);

@@ -1,4 +1,4 @@
-//! Readings: values that say what they are.
+//! Readings: values with their exactness and age.
 
 use crate::time::Millis;
 
@@ -9,11 +9,11 @@ pub struct Reading {
     pub value: i64,
     /// Whether the counter exists.
     pub exists: bool,
-    /// Whether every acknowledged change is in the value.
+    /// Whether the value includes every acknowledged change.
     pub exact: bool,
-    /// The moment the value stood.
+    /// The time at which this was the value.
     pub as_of: Millis,
-    /// How long before the answer that was.
+    /// How old the value was when it was returned.
     pub staleness_ms: u64,
     /// First change, if any.
     pub created_at: Option<Millis>,
@@ -25,18 +25,18 @@ pub struct Reading {
     pub shards: u32,
 }
 
-/// A reading with what the counter's history adds to it.
+/// A reading with the counter's statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stats {
     /// The value and its provenance.
     pub reading: Reading,
-    /// Everything ever added.
+    /// Sum of all additions.
     pub increments: u64,
-    /// Everything ever taken away, as a positive number.
+    /// Sum of all subtractions, as a positive number.
     pub decrements: u64,
-    /// Lowest value ever held, counting the zero it started from.
+    /// Lowest value ever, including the initial zero.
     pub min: i64,
-    /// Highest value ever held, counting the zero it started from.
+    /// Highest value ever, including the initial zero.
     pub max: i64,
     /// Net change per second over the last second.
     pub rate_1s: f64,
@@ -44,6 +44,6 @@ pub struct Stats {
     pub rate_1m: f64,
     /// Net change per second over the last hour.
     pub rate_1h: f64,
-    /// What each sub-counter holds.
+    /// The value of each sub-counter.
     pub shard_values: Vec<i64>,
 }

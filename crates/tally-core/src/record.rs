@@ -1,16 +1,16 @@
-//! What the store holds: one codec for its keys and one for its values.
+//! The records of the store: codecs for their keys and values.
 //!
 //! ```text
-//! 'c' key                              → version, counter, its expiry if the version is 2
-//! 'e' expires at:u64be, key            → nothing: the counter may expire then
+//! 'c' key                              → version, counter; version 2 adds its expiry
+//! 'e' expires at:u64be, key            → empty: the counter may expire then
 //! 'i' request id (16 bytes)            → version, first outcome
 //! 'l' key length:u16be, key, seq:u64be → version, ledger entry
-//! 'h' key                              → version, end of the key's ledger chain
-//! 'm'                                  → version, what holds of the partition as a whole; how many expire if it is 2
+//! 'h' key                              → version, head of the key's ledger chain
+//! 'm'                                  → version, metadata of the partition; version 2 adds how many counters expire
 //! ```
 //!
-//! The first byte of a store key is its family, so each family is one range in key order; the first byte of a
-//! value is its version. A new layout gets a new version or a new family, never another meaning for an old one.
+//! The first byte of a store key is its family, so each family is one range in key order. The first byte of a value
+//! is its version. A new layout gets a new version or a new family; an old one never changes its meaning.
 
 use crate::counter::{Counter, CounterState};
 use crate::event::RequestId;
@@ -24,7 +24,7 @@ use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 const VERSION: u8 = 1;
 /// Version of a counter that expires.
 const VERSION_EXPIRES: u8 = 2;
-/// Version of a whole that says how many counters expire.
+/// Version of the metadata that has the number of expiring counters.
 const VERSION_COUNTS_EXPIRING: u8 = 2;
 
 pub(crate) const COUNTER: u8 = b'c';
@@ -34,32 +34,32 @@ const HEAD: u8 = b'h';
 const EXPIRY: u8 = b'e';
 const META: u8 = b'm';
 
-/// Store key of what holds of the partition as a whole; its records begin with it.
+/// Store key of the partition's metadata.
 pub const META_KEY: &[u8] = &[META];
-/// Store keys of expiries begin with this, and sort by time.
+/// Prefix of the store keys of expiries, which sort by time.
 pub const EXPIRY_PREFIX: &[u8] = &[EXPIRY];
 
-/// Store keys of request ids begin with this.
+/// Prefix of the store keys of request ids.
 pub const REQUEST_PREFIX: &[u8] = &[REQUEST];
 
-/// What holds of a partition as a whole.
+/// Metadata of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
     /// The time of its last batch.
     pub clock: Millis,
-    /// Counters that take room, in memory or in the store.
+    /// Counters in memory or in the store, including expired ones not removed yet.
     pub counters: u64,
-    /// Those of them that have an expiry.
+    /// How many of `counters` have an expiry.
     pub expiring: u64,
 }
 
-/// Store key of a counter; also, for a prefix of keys, the prefix of their store keys.
+/// Store key of a counter. Maps a prefix of keys to the prefix of their store keys.
 #[must_use]
 pub fn counter_key(key: &[u8]) -> Vec<u8> {
     [&[COUNTER], key].concat()
 }
 
-/// The counter a store key names, if it names one.
+/// The key of a counter, if this is the store key of one.
 #[must_use]
 pub fn counter_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
     store_key.strip_prefix(&[COUNTER]).and_then(|key| KeyRef::new(key).ok())
@@ -71,14 +71,14 @@ pub fn expiry_key(expires_at: Millis, key: KeyRef<'_>) -> Vec<u8> {
     [EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key.as_bytes()].concat()
 }
 
-/// When which counter may expire, if a store key says so.
+/// The time and the counter of an expiry, if this is the store key of one.
 #[must_use]
 pub fn expiry_of(store_key: &[u8]) -> Option<(Millis, KeyRef<'_>)> {
     let (at, key) = store_key.strip_prefix(EXPIRY_PREFIX)?.split_first_chunk::<8>()?;
     Some((Millis(u64::from_be_bytes(*at)), KeyRef::new(key).ok()?))
 }
 
-/// Store key of a request id, as long as all of them.
+/// Store key of a request id: all have this length.
 pub type RequestKey = [u8; 17];
 
 /// Store key of a request id.
@@ -102,14 +102,14 @@ pub fn ledger_key(key: KeyRef<'_>, seq: u64) -> Vec<u8> {
     [&[LEDGER], &(bytes.len() as u16).to_be_bytes()[..], bytes, &seq.to_be_bytes()].concat()
 }
 
-/// Whether a store key names a ledger entry of `key`.
+/// Whether this is the store key of a ledger entry of `key`.
 #[must_use]
 pub fn is_ledger_of(store_key: &[u8], key: KeyRef<'_>) -> bool {
-    let whole = ledger_key(key, 0);
-    store_key.len() == whole.len() && store_key.starts_with(&whole[..whole.len() - 8])
+    let first = ledger_key(key, 0);
+    store_key.len() == first.len() && store_key.starts_with(&first[..first.len() - 8])
 }
 
-/// Store key of the end of a ledger chain.
+/// Store key of the head of a ledger chain.
 #[must_use]
 pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
     [&[HEAD], key.as_bytes()].concat()
@@ -129,7 +129,7 @@ pub fn read_counter(value: &[u8]) -> Option<CounterState> {
     cursor.is_done().then_some(CounterState { counter, expires_at })
 }
 
-/// Reads what holds of the partition as a whole. Version 1 does not say how many counters expire: then they are counted.
+/// Reads the metadata of the partition. Version 1 lacks the number of expiring counters: `count_expiring` supplies it.
 pub fn read_meta<E>(value: &[u8], count_expiring: impl FnOnce() -> Result<u64, E>) -> Result<Option<Meta>, E> {
     let mut cursor = Cursor::new(value);
     let (Some(version), Some(clock), Some(counters)) = (cursor.u8(), cursor.u64(), cursor.u64()) else {
@@ -150,7 +150,7 @@ pub fn read_request(value: &[u8]) -> Option<FirstOutcome> {
     read(value, FirstOutcome::decode)
 }
 
-/// Reads the end of a ledger chain.
+/// Reads the head of a ledger chain.
 #[must_use]
 pub fn read_head(value: &[u8]) -> Option<ChainHead> {
     read(value, |cursor| Some(ChainHead { seq: cursor.u64()?, hash: cursor.array()? }))
@@ -183,97 +183,97 @@ fn read<T>(value: &[u8], fields: impl FnOnce(&mut Cursor<'_>) -> Option<T>) -> O
     cursor.is_done().then_some(read)
 }
 
-/// Whether a stored entry is of no further use at `now`: a request id past its window.
+/// Whether a record can be dropped at `now`: a request id past its idempotency window.
 #[must_use]
 pub fn is_expired(store_key: &[u8], value: &[u8], now: Millis) -> bool {
     store_key.first() == Some(&REQUEST) && read_request(value).is_some_and(|first| first.is_expired(now))
 }
 
-/// Entries on their way to the store: keys and values in one buffer.
+/// Records to be written to the store: keys and values in one buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     bytes: Vec<u8>,
-    places: Vec<Place>,
+    spans: Vec<RecordSpan>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RecordSpan {
     start: u32,
     key_len: u16,
-    /// `None` removes the key.
+    /// `None` is a tombstone.
     value_len: Option<u32>,
 }
 
 impl Records {
-    /// Number of entries.
+    /// Number of records.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.spans.len()
     }
 
-    /// Whether there is no entry.
+    /// Whether there are no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.spans.is_empty()
     }
 
-    /// Bytes held.
+    /// Bytes used.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.bytes.len() + self.places.len() * size_of::<Place>()
+        self.bytes.len() + self.spans.len() * size_of::<RecordSpan>()
     }
 
     /// Sorts by key.
     pub fn sort(&mut self) {
-        sort_by_bytes(&mut self.places, self.bytes.as_slice(), |place, bytes| place.key(bytes));
+        sort_by_bytes(&mut self.spans, self.bytes.as_slice(), |span, bytes| span.key(bytes));
     }
 
-    /// The entries: key, and value or `None` for a removal.
+    /// The records: key, and value or `None` for a tombstone.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        self.places.iter().map(|place| {
-            let value_start = place.start as usize + usize::from(place.key_len);
-            let value = place.value_len.map(|len| &self.bytes[value_start..value_start + len as usize]);
-            (place.key(&self.bytes), value)
+        self.spans.iter().map(|span| {
+            let value_start = span.start as usize + usize::from(span.key_len);
+            let value = span.value_len.map(|len| &self.bytes[value_start..value_start + len as usize]);
+            (span.key(&self.bytes), value)
         })
     }
 
-    /// Forgets the entries, keeps the memory.
+    /// Removes all records, keeps the allocation.
     pub fn clear(&mut self) {
         self.bytes.clear();
-        self.places.clear();
+        self.spans.clear();
     }
 
-    /// Takes over every entry of `other`.
+    /// Moves every record of `other` to the end.
     pub fn append(&mut self, other: &mut Records) {
         let shift = self.bytes.len() as u32;
         self.bytes.append(&mut other.bytes);
-        self.places.extend(other.places.drain(..).map(|place| Place { start: place.start + shift, ..place }));
+        self.spans.extend(other.spans.drain(..).map(|span| RecordSpan { start: span.start + shift, ..span }));
     }
 
     /// Adds a counter, and its expiry if it has one.
-    pub fn put_counter(&mut self, key: &[u8], held: &CounterState) {
-        let Some(expires_at) = held.expires_at else {
-            return self.put(&[&[COUNTER], key], |out| held.counter.encode(out));
+    pub fn put_counter(&mut self, key: &[u8], state: &CounterState) {
+        let Some(expires_at) = state.expires_at else {
+            return self.put(&[&[COUNTER], key], |out| state.counter.encode(out));
         };
         self.put_raw(&[&[COUNTER], key], |out| {
             out.push(VERSION_EXPIRES);
-            held.counter.encode(out);
+            state.counter.encode(out);
             put_u64(out, expires_at.0);
         });
         self.put_raw(&[EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key], |_| {});
     }
 
-    /// Removes a counter.
+    /// Adds a tombstone for a counter.
     pub fn remove_counter(&mut self, key: &Key) {
         self.remove(&[&[COUNTER], key.as_bytes()]);
     }
 
-    /// Removes an expiry.
+    /// Adds a tombstone for an expiry.
     pub fn remove_expiry(&mut self, expires_at: Millis, key: &Key) {
         self.remove(&[EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key.as_bytes()]);
     }
 
-    /// Adds what holds of the partition as a whole.
+    /// Adds the metadata of the partition.
     pub fn put_meta(&mut self, meta: &Meta) {
         self.put_raw(&[META_KEY], |out| {
             out.push(VERSION_COUNTS_EXPIRING);
@@ -283,7 +283,7 @@ impl Records {
         });
     }
 
-    /// Adds the end of a ledger chain.
+    /// Adds the head of a ledger chain.
     pub fn put_head(&mut self, key: KeyRef<'_>, head: &ChainHead) {
         self.put(&[&[HEAD], key.as_bytes()], |out| {
             put_u64(out, head.seq);
@@ -318,8 +318,8 @@ impl Records {
         let value_start = self.bytes.len();
         value(&mut self.bytes);
         let value_len = (self.bytes.len() - value_start) as u32;
-        if let Some(place) = self.places.last_mut() {
-            place.value_len = Some(value_len);
+        if let Some(span) = self.spans.last_mut() {
+            span.value_len = Some(value_len);
         }
     }
 
@@ -329,29 +329,29 @@ impl Records {
             self.bytes.extend_from_slice(part);
         }
         let key_len = (self.bytes.len() - start) as u16;
-        self.places.push(Place { start: start as u32, key_len, value_len: None });
+        self.spans.push(RecordSpan { start: start as u32, key_len, value_len: None });
     }
 }
 
-/// Sorts by the bytes of a key, which `key_of` finds in an item or in `beside`. Most keys share their beginning and differ
-/// soon after it: eight bytes from there on decide most comparisons without touching the keys, which may lie all over
-/// memory.
-pub fn sort_by_bytes<T, B: ?Sized>(items: &mut Vec<T>, beside: &B, key_of: impl for<'k> Fn(&'k T, &'k B) -> &'k [u8]) {
-    let Some(first) = items.first().map(|first| key_of(first, beside)) else {
+/// Sorts by a key of bytes, which `key_of` gets from an item and `context`. Most keys share a prefix and differ soon
+/// after it, so the eight bytes after the prefix decide most comparisons without reading the keys, which may be
+/// scattered in memory.
+pub fn sort_by_bytes<T, B: ?Sized>(items: &mut Vec<T>, context: &B, key_of: impl for<'k> Fn(&'k T, &'k B) -> &'k [u8]) {
+    let Some(first) = items.first().map(|first| key_of(first, context)) else {
         return;
     };
     let shared = items.iter().fold(first.len(), |shared, item| {
-        first[..shared].iter().zip(key_of(item, beside)).take_while(|(a, b)| a == b).count()
+        first[..shared].iter().zip(key_of(item, context)).take_while(|(a, b)| a == b).count()
     });
-    let lead = |item: T| (leading(&key_of(&item, beside)[shared..]), item);
+    let lead = |item: T| (leading(&key_of(&item, context)[shared..]), item);
     let mut keyed: Vec<(u64, T)> = items.drain(..).map(lead).collect();
-    keyed.sort_unstable_by(|(a_leads, a), (b_leads, b)| {
-        a_leads.cmp(b_leads).then_with(|| key_of(a, beside).cmp(key_of(b, beside)))
+    keyed.sort_unstable_by(|(a_lead, a), (b_lead, b)| {
+        a_lead.cmp(b_lead).then_with(|| key_of(a, context).cmp(key_of(b, context)))
     });
     items.extend(keyed.into_iter().map(|(_, item)| item));
 }
 
-/// The first eight bytes as a number that sorts as they do; missing ones count as zero, and ties are settled in full.
+/// The first eight bytes as a number that sorts like them, padded with zeros. Ties need a comparison of the whole keys.
 fn leading(bytes: &[u8]) -> u64 {
     match bytes.first_chunk::<8>() {
         Some(eight) => u64::from_be_bytes(*eight),
@@ -363,7 +363,7 @@ fn leading(bytes: &[u8]) -> u64 {
     }
 }
 
-impl Place {
+impl RecordSpan {
     fn key<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[self.start as usize..self.start as usize + usize::from(self.key_len)]
     }
@@ -379,7 +379,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_sort_by_key_whatever_they_share(
+        fn records_sort_by_key_whatever_prefix_they_share(
             keys in prop::collection::btree_set(prop::collection::vec(0u8..4, 1..14), 1..80),
             order in any::<u64>(),
         ) {

@@ -1,8 +1,8 @@
-//! Request ids: what was answered to each, for as long as it may be asked again.
+//! Request ids and the first outcome of each, kept for the idempotency window.
 //!
-//! An id is remembered for the idempotency window, counted in whole generations from the batch that first carried
-//! it, so whether a repeat is a duplicate follows from batch times alone. Ids are only ever added, in layers: the
-//! newest takes new ids; a checkpoint closes it and writes it out; from then on its ids are looked up in the store.
+//! The window is counted in whole generations from the batch that first carried the id, so whether a request is a
+//! duplicate depends on batch times only. Ids are never removed one by one. New ones go into the current layer; a
+//! checkpoint closes the layer and writes it out, and from then on its ids are looked up in the store.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::outcome::{Outcome, Refusal};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_i64, put_u64};
 
-/// The first outcome of a request, with enough of the request to tell another one that borrowed its id.
+/// The first outcome of a request, and a fingerprint that detects a different request with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstOutcome {
-    /// Hash of everything the request asked for.
+    /// Hash of the request's payload.
     pub fingerprint: u64,
     /// Time of the batch.
     pub at: Millis,
@@ -29,7 +29,7 @@ pub struct FirstOutcome {
 }
 
 impl FirstOutcome {
-    /// Remembers an outcome.
+    /// Records an outcome.
     #[must_use]
     pub fn new(fingerprint: u64, at: Millis, outcome: &Outcome) -> Self {
         FirstOutcome {
@@ -42,7 +42,7 @@ impl FirstOutcome {
         }
     }
 
-    /// The outcome as given again.
+    /// The outcome for a duplicate of the request.
     #[must_use]
     pub fn replay(&self) -> Outcome {
         Outcome {
@@ -56,7 +56,7 @@ impl FirstOutcome {
         }
     }
 
-    /// Whether the window has passed at `now`.
+    /// Whether the idempotency window is over at `now`.
     #[must_use]
     pub fn is_expired(&self, now: Millis) -> bool {
         now.0 / GENERATION_MS > self.at.0 / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
@@ -86,7 +86,7 @@ impl FirstOutcome {
     }
 }
 
-/// Ids of one stretch of time. Once closed it never changes.
+/// The ids between two checkpoints. Immutable once closed.
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
     ids: HashTable<(RequestId, FirstOutcome)>,
@@ -106,12 +106,11 @@ impl Layer {
         }
     }
 
-    /// The ids in no order.
+    /// The ids, unordered.
     pub fn iter(&self) -> impl Iterator<Item = (RequestId, &FirstOutcome)> {
         self.ids.iter().map(|(id, first)| (*id, first))
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.ids.len()
     }
@@ -121,79 +120,79 @@ impl Layer {
     }
 }
 
-/// Ids are digests already: any eight bytes of one are a hash.
+/// Ids are digests, so any eight bytes of one are a hash.
 fn hash(id: RequestId) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = id.0;
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// All remembered ids that are in memory.
+/// The resident request ids.
 #[derive(Debug, Default)]
 pub(crate) struct RequestIds {
     current: Layer,
-    /// Closed, not yet in the store; newest last.
+    /// Closed layers that are not in the store yet, newest last.
     unsaved: Vec<Arc<Layer>>,
-    /// Found in the store again.
-    recalled: Layer,
+    /// Ids loaded from the store.
+    restored: Layer,
     /// Whether the store may hold ids that no layer does.
-    in_store_only: bool,
+    store_may_have_more: bool,
 }
 
 impl RequestIds {
-    /// A memory of ids beside a store that may hold some.
-    pub(crate) fn beside_store() -> Self {
-        RequestIds { in_store_only: true, ..RequestIds::default() }
+    /// No resident ids, and a store that may hold some.
+    pub(crate) fn with_store() -> Self {
+        RequestIds { store_may_have_more: true, ..RequestIds::default() }
     }
 
-    /// What the layer that takes new ids knows. It has the last word: an expired id may have been used afresh.
+    /// Looks up the current layer. It takes precedence over the others, because an expired id may have been reused.
     pub(crate) fn get_current(&self, id: RequestId) -> Option<&FirstOutcome> {
         self.current.get(id)
     }
 
-    /// Has the place of an id on its way to the processor's cache.
-    pub(crate) fn fetch(&self, id: RequestId) {
+    /// Loads the entry of an id into the processor's cache.
+    pub(crate) fn prefetch(&self, id: RequestId) {
         std::hint::black_box(self.current.get(id).is_some());
     }
 
-    /// What the other layers know, the newest first. Nothing here changes while a batch is applied.
+    /// Looks up the other layers, newest first. They do not change while a batch is applied.
     pub(crate) fn get_closed(&self, id: RequestId) -> Option<&FirstOutcome> {
         for layer in self.unsaved.iter().rev() {
             if let Some(first) = layer.get(id) {
                 return Some(first);
             }
         }
-        if self.recalled.ids.is_empty() { None } else { self.recalled.get(id) }
+        if self.restored.ids.is_empty() { None } else { self.restored.get(id) }
     }
 
-    /// Lets go of what the store can tell again; says whether there was any.
-    pub(crate) fn drop_recalled(&mut self) -> bool {
-        let recalled = std::mem::take(&mut self.recalled);
-        recalled.memory_bytes() > 0
+    /// Evicts ids loaded from the store; returns whether there were any.
+    pub(crate) fn evict_restored(&mut self) -> bool {
+        let restored = std::mem::take(&mut self.restored);
+        restored.memory_bytes() > 0
     }
 
     /// Whether the store may hold ids that are not in memory.
-    pub(crate) fn is_beside_store(&self) -> bool {
-        self.in_store_only
+    pub(crate) fn store_may_have_more(&self) -> bool {
+        self.store_may_have_more
     }
 
-    /// Whether only the store can tell if the id was seen.
+    /// Whether the id must be looked up in the store.
     pub(crate) fn is_unknown(&self, id: RequestId) -> bool {
-        self.in_store_only && self.get_current(id).or_else(|| self.get_closed(id)).is_none()
+        self.store_may_have_more && self.get_current(id).or_else(|| self.get_closed(id)).is_none()
     }
 
     pub(crate) fn insert(&mut self, id: RequestId, first: FirstOutcome) {
         self.current.insert(id, first);
     }
 
-    pub(crate) fn recall(&mut self, id: RequestId, first: FirstOutcome) {
-        self.recalled.insert(id, first);
+    pub(crate) fn restore(&mut self, id: RequestId, first: FirstOutcome) {
+        self.restored.insert(id, first);
     }
 
     pub(crate) fn is_dirty(&self) -> bool {
         !self.current.ids.is_empty() || !self.unsaved.is_empty()
     }
 
-    /// Closes the current layer; what the store lacks is returned.
+    /// Closes the current layer and returns every layer that is not in the store.
     pub(crate) fn begin_capture(&mut self) -> Vec<Arc<Layer>> {
         if !self.current.ids.is_empty() {
             self.unsaved.push(Arc::new(std::mem::take(&mut self.current)));
@@ -201,12 +200,12 @@ impl RequestIds {
         self.unsaved.clone()
     }
 
-    /// The first `layers` unsaved ones are in the store now, which also answers for them from now on: its filters tell a new
-    /// id from a known one as cheaply as another layer would.
+    /// Drops the oldest `layers` unsaved layers, which are in the store now. The store's filters tell a new id from a
+    /// known one as cheaply as a resident layer would.
     pub(crate) fn committed(&mut self, layers: usize) {
         self.unsaved.drain(..layers.min(self.unsaved.len()));
-        self.recalled = Layer::default();
-        self.in_store_only |= layers > 0;
+        self.restored = Layer::default();
+        self.store_may_have_more |= layers > 0;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -214,12 +213,12 @@ impl RequestIds {
         self.current.ids.len() + closed.sum::<usize>()
     }
 
-    /// Bytes of ids that only a checkpoint can move out of memory.
+    /// Bytes of ids that only a checkpoint can free.
     pub(crate) fn unsaved_bytes(&self) -> usize {
         self.current.memory_bytes() + self.unsaved.iter().map(|layer| layer.memory_bytes()).sum::<usize>()
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.unsaved_bytes() + self.recalled.memory_bytes()
+        self.unsaved_bytes() + self.restored.memory_bytes()
     }
 }

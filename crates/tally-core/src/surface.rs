@@ -1,8 +1,7 @@
-//! The one surface that protocols see of an engine: submit events and await outcomes, read, list.
+//! The interface between protocols and engines: submit events and await their outcomes, read, list.
 //!
-//! It shows neither files nor threads. The embedded engine implements it over journal files; a cluster engine
-//! implements it over Kafka; both pass the same contract suite (`tally-contract`). The doc comments here are
-//! that contract.
+//! It exposes neither files nor threads. The embedded engine implements it over journal files, a cluster engine over
+//! Kafka; both pass the same contract suite (`tally-contract`). The doc comments here are that contract.
 
 use std::future::Future;
 
@@ -16,31 +15,31 @@ use crate::reading::{Reading, Stats};
 /// How events are submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubmitOptions {
-    /// What the acknowledgement has to mean.
+    /// What the acknowledgement must guarantee.
     pub consistency: Consistency,
     /// Which thread flushes.
     pub flush: FlushBy,
 }
 
-/// Which thread flushes what is submitted.
+/// Which thread flushes a submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlushBy {
-    /// The engine's own.
+    /// The engine's flusher thread.
     #[default]
     Engine,
-    /// The submitting thread, where that is quick and no other thread is flushing. For callers that gather many requests
-    /// into one submission and have a thread of their own: it saves waking the engine's thread and being woken by it.
+    /// The submitting thread, if flushes are fast and no other thread is flushing. Saves two thread switches. For callers
+    /// that have a thread of their own and submit many requests at once.
     Caller,
 }
 
-/// How fresh an answer has to be.
+/// How fresh a read must be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// What the namespace promises, or more if the caller asks for more.
+    /// The consistency of the namespace, or a stronger one if the caller asks for it.
     pub consistency: Consistency,
-    /// The answer reflects at least the writes this token proves.
+    /// The result includes at least the writes of this token.
     pub at_least: Option<Token>,
-    /// The answer is at most this old.
+    /// The result is at most this old.
     pub staleness_max_ms: Option<u64>,
 }
 
@@ -53,17 +52,17 @@ impl SubmitOptions {
 }
 
 impl ReadOptions {
-    /// With this consistency and no further demand.
+    /// With this consistency and no other requirement.
     #[must_use]
     pub fn new(consistency: Consistency) -> Self {
         ReadOptions { consistency, ..ReadOptions::default() }
     }
 }
 
-/// A share of the counters in key order.
+/// Which counters to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageRequest {
-    /// Only keys that begin with these bytes.
+    /// Only keys that start with these bytes.
     pub prefix: Vec<u8>,
     /// Only keys that sort after this one.
     pub after: Option<Key>,
@@ -76,43 +75,42 @@ pub struct PageRequest {
 pub struct Page {
     /// The counters.
     pub items: Vec<(Key, Reading)>,
-    /// The key to go on after, if more follow. A page whose counters were deleted meanwhile may be empty and have one.
+    /// The key to continue after, if there are more. May be set on an empty page, if its counters were deleted meanwhile.
     pub next: Option<Key>,
 }
 
-/// How an engine fares.
+/// The health of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Accepts reads and writes.
     Ready,
-    /// Replays its journal and will be ready.
+    /// Replaying the journal.
     Recovering,
-    /// Reads go on, writes are refused until there is room on the disk.
+    /// Reads work; writes are refused until the disk has space.
     DiskFull,
-    /// A flush failed: nothing is acknowledged any more; the process must be restarted.
+    /// A flush failed: nothing is acknowledged any more, and the process must be restarted.
     Poisoned(String),
-    /// Drains and stops.
+    /// Draining, then stopping.
     Closing,
 }
 
-/// Why an engine did not do what was asked. None of these leaves a change behind, except `OutcomeUnknown`,
-/// which may.
+/// Why a call failed. Only after `OutcomeUnknown` may a change have been made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// There is no room in the journal. Nothing changed.
+    /// The disk has no space for the journal. Nothing changed.
     #[error("the disk is full; nothing was changed")]
     DiskFull,
-    /// The engine refuses work since an earlier flush failed. Nothing changed.
+    /// An earlier flush failed, so the engine refuses all calls. Nothing changed.
     #[error("the engine stopped after a failed flush: {0}; nothing was changed")]
     Poisoned(String),
-    /// The change may or may not survive. With a request id, retrying is safe.
+    /// The change may or may not be durable. Retrying is safe with a request id.
     #[error("the outcome is unknown: {0}")]
     OutcomeUnknown(String),
-    /// The submission is larger than a batch can hold. Nothing changed.
+    /// The submission exceeds the limits of a call. Nothing changed.
     #[error("the call is too large; nothing was changed: send it in several parts")]
     TooLarge,
-    /// What a read asked for cannot be met: a token or an age that the engine has not reached in time.
-    #[error("the reading asked for is not available yet: {0}")]
+    /// The engine did not reach the token or the freshness that a read asked for in time.
+    #[error("the requested reading is not available yet: {0}")]
     TooStale(String),
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]
@@ -124,47 +122,46 @@ pub enum EngineError {
 
 /// A counter engine.
 ///
-/// * Events of one submission are applied in order. Each succeeds or is refused on its own.
-/// * Each event has its outcome, in the order of the submission; those of one [`Events::add_times`] have one together.
-/// * Events of one group ([`Events::group`]) are applied in a row: no other event comes between them.
-/// * A read among the events tells what stands at its place: it sees the events before it and not those after it.
-/// * From the moment it expires on, a counter does not exist, for events and for readings.
-/// * `submit` resolves once the acknowledgement means what the consistency asks for; dropping the future does not take
-///   the events back.
-/// * Submissions whose futures are outstanding at once are applied in some order, each as a whole; what one has
-///   acknowledged, every later `read` that asks for at least [`Consistency::Accurate`] sees.
-/// * But for [`Consistency::BestEffort`], neither a receipt nor a reading reveals what a crash could take back.
-/// * An error other than [`EngineError::OutcomeUnknown`] means that nothing of the submission was applied.
+/// * The events of a submission are applied in order. Each succeeds or is refused on its own.
+/// * Outcomes are in the order of the events, one each; the adds of one [`Events::add_times`] share one.
+/// * The events of a group ([`Events::group`]) are applied in a row, with no other event between them.
+/// * A read in a submission sees the events before it and not those after it.
+/// * An expired counter does not exist, neither for events nor for reads.
+/// * `submit` resolves once the requested consistency is reached. Dropping the future does not cancel the events.
+/// * Concurrent submissions are applied in some order, each without others in between. Once one is acknowledged, every
+///   later `read` with at least [`Consistency::Accurate`] sees it.
+/// * Except with [`Consistency::BestEffort`], neither a receipt nor a reading reveals what a crash could undo.
+/// * After an error other than [`EngineError::OutcomeUnknown`], nothing of the submission was applied.
 pub trait Engine: Send + Sync + 'static {
     /// An empty submission to fill.
     fn events(&self) -> Events;
 
-    /// Applies the events. Where the outcome of one is not known when the consistency is met, it says so:
-    /// [`Outcome::exact`](crate::outcome::Outcome::exact).
+    /// Applies the events. An outcome that is not final when the consistency is reached is marked as not
+    /// [exact](crate::outcome::Outcome::exact).
     fn submit(
         &self,
         events: Events,
         options: SubmitOptions,
     ) -> impl Future<Output = Result<Receipt, EngineError>> + Send;
 
-    /// Answers events that only read, and says which of the answers rest on writes that are not durable yet.
+    /// Answers a read-only submission and reports which outcomes depend on writes that are not durable yet.
     fn read_events(
         &self,
         events: Events,
         options: ReadOptions,
     ) -> impl Future<Output = Result<Reads, EngineError>> + Send;
 
-    /// Resolves once everything the token names is durable.
+    /// Resolves once the journal is durable up to the token.
     fn durable(&self, token: Token) -> impl Future<Output = Result<(), EngineError>> + Send;
 
-    /// Reads counters, in the order asked. An unknown key reads zero and does not exist.
+    /// Reads counters, in the order of the keys. An unknown key has the value zero and does not exist.
     fn read(
         &self,
         keys: Vec<Key>,
         options: ReadOptions,
     ) -> impl Future<Output = Result<Vec<Reading>, EngineError>> + Send;
 
-    /// Reads one counter with its history.
+    /// Reads one counter with its statistics.
     fn stats(&self, key: Key, options: ReadOptions) -> impl Future<Output = Result<Stats, EngineError>> + Send;
 
     /// Lists counters in key order.
@@ -178,47 +175,47 @@ pub trait Engine: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<LedgerEntry>, EngineError>> + Send;
 
-    /// How many counters there are. Those that have expired count until they are swept, which happens soon after.
+    /// The number of counters. Expired ones count until they are swept, which happens soon after.
     fn count(&self, options: ReadOptions) -> impl Future<Output = Result<u64, EngineError>> + Send;
 
-    /// Some counter that exists, chosen by `number`, or nothing if there is none.
+    /// An existing counter chosen by `number`, or `None` if there are no counters.
     fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;
 
-    /// How the engine fares now.
+    /// The current health.
     fn health(&self) -> Health;
 
-    /// Resolves when the engine is poisoned, with the reason; never otherwise.
+    /// Resolves with the reason when the engine is poisoned, and never otherwise.
     fn poisoned(&self) -> impl Future<Output = String> + Send;
 
-    /// What the engine measures about itself: every gauge and counter by its full metric name.
+    /// The engine's metrics.
     fn measures(&self) -> Vec<Measure>;
 }
 
-/// One figure an engine reports, in base units.
+/// One metric of an engine, in base units.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
-    /// Metric name with the `tally_` prefix.
+    /// Metric name, including the `tally_` prefix.
     pub name: &'static str,
-    /// What it means.
+    /// The help text.
     pub help: &'static str,
-    /// The figure and its kind.
+    /// The value and its type.
     pub figure: Figure,
 }
 
-/// A figure by kind.
+/// The value of a metric, by type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Figure {
-    /// Only grows.
+    /// Never decreases.
     Counter(u64),
-    /// Moves both ways.
+    /// Goes up and down.
     Gauge(f64),
-    /// A distribution: `(upper bound, cumulative count)` pairs, then count and sum.
+    /// A distribution.
     Histogram {
         /// Cumulative counts by upper bound, ascending.
         buckets: Vec<(f64, u64)>,
-        /// All observations.
+        /// Number of observations.
         count: u64,
-        /// Their sum.
+        /// Sum of all observations.
         sum: f64,
     },
 }

@@ -1,18 +1,18 @@
-//! Time as the state machine knows it: milliseconds since the Unix epoch, handed in with each batch.
+//! Times and journal positions, as batches carry them.
 
-/// Milliseconds since the Unix epoch. The core never asks a clock; batches carry this.
+/// Milliseconds since the Unix epoch. The core never reads a clock: each batch carries its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// How long ago `earlier` was, or zero when it lies ahead.
+    /// Milliseconds since `earlier`, or zero if that is later.
     #[must_use]
     pub fn since(self, earlier: Millis) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// A place in the journal: the number of bytes that precede it since the journal began.
+/// A position in the journal: the number of bytes before it since the journal began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 

@@ -1,4 +1,4 @@
-//! Variable-length integers (LEB128) and a cursor that never reads past its end.
+//! Variable-length integers (LEB128) and a bounds-checked cursor.
 
 /// Appends `value` in 1 to 10 bytes.
 pub fn put_u64(out: &mut Vec<u8>, mut value: u64) {
@@ -9,7 +9,7 @@ pub fn put_u64(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends a signed value so that small magnitudes are short.
+/// Appends a signed value, zigzag-encoded so that small magnitudes are short.
 pub fn put_i64(out: &mut Vec<u8>, value: i64) {
     put_u64(out, ((value << 1) ^ (value >> 63)) as u64);
 }
@@ -20,7 +20,7 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads what the `put` functions wrote; `None` once anything does not fit.
+/// Reads what the `put` functions wrote; returns `None` where the input is malformed or too short.
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor<'a> {
     rest: &'a [u8],

@@ -1,4 +1,4 @@
-//! The memory budget holds whatever is counted, and never makes a batch wait for what cannot come.
+//! The memory budget holds under every workload, and no batch waits for a checkpoint that cannot help.
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
@@ -12,22 +12,22 @@ use tally_core::time::Millis;
 
 const SEED: u64 = 7;
 const BUDGET: usize = 8 << 20;
-/// What one batch may add before anybody looks again, and tables that double.
+/// What one batch may add before the next check, including tables that double.
 const SLACK: usize = BUDGET / 4;
 
-/// What the store is told when nobody looks at it.
+/// A checkpoint whose records are discarded.
 fn checkpoint(partition: &mut Partition) {
     partition.begin_capture();
     while partition.capture_slice(1_000, &mut Records::default()) {}
     partition.capture_committed();
 }
 
-/// Applies batches, with a checkpoint whenever one is needed, and sees that memory stays within the budget.
+/// Applies batches, with a checkpoint whenever one is needed, and checks that memory stays within the budget.
 fn count(partition: &mut Partition, batches: u64, fill: impl Fn(u64, &mut Events)) {
     count_within(BUDGET, partition, batches, fill);
 }
 
-/// The same with another budget for what is new. Says how many checkpoints it took.
+/// Like `count`, but makes room within another budget. Returns the number of checkpoints.
 fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: impl Fn(u64, &mut Events)) -> usize {
     let mut checkpoints = 0;
     for batch in 0..batches {
@@ -48,7 +48,7 @@ fn count_within(budget: usize, partition: &mut Partition, batches: u64, fill: im
     checkpoints
 }
 
-/// A partition whose cells take all they may.
+/// A partition with as many cells as the budget allows.
 fn filled() -> Partition {
     let mut partition = Partition::new(SEED);
     count(&mut partition, 300, |n, events| events.add(key(&format!("short:{n}")).as_ref(), 1));
@@ -60,15 +60,15 @@ fn key(text: &str) -> Key {
 }
 
 #[test]
-fn long_keys_take_the_place_of_short_ones() {
+fn long_keys_replace_short_ones() {
     let mut partition = filled();
     count(&mut partition, 100, |n, events| events.add(key(&format!("long:{n:0>500}")).as_ref(), 1));
     count(&mut partition, 300, |n, events| events.add(key(&format!("again:{n}")).as_ref(), 1));
 }
 
-/// What the store keeps in memory grows with it and comes off the budget, and cells that were taken are never given back.
+/// The store's own memory grows with it and reduces the budget, and cells are never freed.
 #[test]
-fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take() {
+fn counters_stay_resident_when_the_budget_shrinks_below_their_cells() {
     let mut partition = filled();
     let resident = partition.resident_counters();
     assert!(resident > 40_000, "{resident}");
@@ -83,13 +83,13 @@ fn counters_stay_in_memory_when_the_budget_shrinks_below_what_their_cells_take()
 }
 
 #[test]
-fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
+fn a_batch_larger_than_the_reserve_waits_for_one_checkpoint_at_most() {
     let mut partition = filled();
     let mut large = Events::new(SEED);
     (0..5_000).for_each(|n| large.add(key(&format!("{n:0>500}")).as_ref(), 1));
     assert!(large.batch().bytes() > BUDGET / 8);
     checkpoint(&mut partition);
-    // Something else changes meanwhile, as ever.
+    // Something else has become dirty since the checkpoint.
     let mut other = Events::new(SEED);
     other.add(KeyRef::new(b"other").unwrap(), 1);
     partition.apply(Millis(1_000), other.batch(), &mut Outcomes::default());
@@ -97,7 +97,7 @@ fn a_batch_larger_than_what_can_be_free_waits_for_one_checkpoint_at_the_most() {
 }
 
 #[test]
-fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() {
+fn dirty_long_keys_do_not_evict_short_ones() {
     let mut partition = filled();
     checkpoint(&mut partition);
     let mut waits = false;
@@ -110,14 +110,14 @@ fn long_keys_that_wait_for_a_checkpoint_do_not_drive_short_ones_out_of_memory() 
         }
         partition.apply(Millis(1_000), events.batch(), &mut Outcomes::default());
     }
-    assert!(waits, "only a checkpoint makes room for more of them");
+    assert!(waits, "only a checkpoint can make room for more of them");
     assert!(partition.resident_counters() > 50_000, "{}", partition.resident_counters());
     checkpoint(&mut partition);
     count(&mut partition, 100, |n, events| events.add(key(&format!("more:{n:0>500}")).as_ref(), 1));
 }
 
 #[test]
-fn request_ids_do_not_drive_counters_out_of_memory() {
+fn request_ids_do_not_evict_counters() {
     let mut partition = filled();
     checkpoint(&mut partition);
     let resident = partition.resident_counters();
@@ -129,7 +129,7 @@ fn request_ids_do_not_drive_counters_out_of_memory() {
 }
 
 #[test]
-fn request_ids_that_came_back_from_the_store_leave_before_any_counter_does() {
+fn request_ids_loaded_from_the_store_are_evicted_before_any_counter() {
     let mut partition = filled();
     checkpoint(&mut partition);
     let resident = partition.resident_counters();
@@ -181,12 +181,12 @@ fn expiries_stay_within_the_budget() {
     });
     assert!(partition.memory_bytes() >= without + 10_000 * 16, "they count");
     checkpoint(&mut partition);
-    // Once for the hand to pass, once for it to take.
+    // The first pass of the clock hand clears the reference bits, the second one evicts.
     for _ in 0..2 {
         partition.make_room_for_one(KeyRef::new(b"any").unwrap(), 0);
     }
     assert_eq!(partition.resident_counters(), 0);
-    assert!(partition.memory_bytes() < without + 10_000 * 16, "they leave with their counters");
+    assert!(partition.memory_bytes() < without + 10_000 * 16, "they are evicted with their counters");
     count(&mut partition, 300, |n, events| {
         events.add(key(&format!("more:{n}")).as_ref(), 1);
         events.push(key(&format!("more:{n}")).as_ref(), expire(), None, None);
@@ -194,21 +194,21 @@ fn expiries_stay_within_the_budget() {
 }
 
 #[test]
-fn a_partition_beside_a_full_store_makes_room_for_what_will_fit_and_no_more() {
+fn the_index_is_sized_for_the_counters_of_the_store_that_fit_the_budget() {
     const BUDGET: usize = 64 << 20;
-    let room_for = |counters| {
+    let index_bytes = |counters| {
         let meta = Meta { clock: Millis(0), counters, expiring: 0 };
-        Partition::beside_store(SEED, meta, BUDGET).memory_bytes()
+        Partition::with_store(SEED, meta, BUDGET).memory_bytes()
     };
-    assert_eq!(room_for(0), 0);
-    assert!((100_000 * 5..100_000 * 16).contains(&room_for(100_000)), "{}", room_for(100_000));
-    assert_eq!(room_for(u64::MAX), room_for(10_000_000), "as many as the budget allows");
-    assert!(room_for(u64::MAX) < BUDGET / 8, "the rest is for the counters themselves");
+    assert_eq!(index_bytes(0), 0);
+    assert!((100_000 * 5..100_000 * 16).contains(&index_bytes(100_000)), "{}", index_bytes(100_000));
+    assert_eq!(index_bytes(u64::MAX), index_bytes(10_000_000), "as many as the budget allows");
+    assert!(index_bytes(u64::MAX) < BUDGET / 8, "the rest is for the counters themselves");
 }
 
 #[test]
 fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
-    let mut partition = Partition::beside_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
+    let mut partition = Partition::with_store(SEED, Meta { clock: Millis(0), counters: 0, expiring: 0 }, 0);
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Headroom::Enough);

@@ -1,11 +1,10 @@
-//! A disk in memory that does to its files what the contract of [`tally_engine::disk`] allows a real one to do.
+//! An in-memory disk with every failure that the contract of [`tally_engine::disk`] allows.
 //!
-//! Every file has two contents: the one programs see, and the durable one that a power cut falls back to. Between
-//! them lies a list of changes that no sync has covered yet: writes, cut at 512-byte sectors, reservations and
-//! truncations. The directory is kept the same way. [`SimDisk::power_cut`] decides by seed which of those changes
-//! reached the platter.
+//! Each file has two contents: the visible one, and the durable one that a power cut reverts to. The difference is a
+//! list of unsynced changes: writes, split at 512-byte sectors, allocations and truncations. The directory works the
+//! same way. [`SimDisk::power_cut`] decides by seed which unsynced changes reached the disk.
 //!
-//! All clones of a `SimDisk` are one disk. Everything it does follows from its seed and the calls made on it.
+//! All clones of a `SimDisk` are the same disk. Its behaviour is a function of its seed and the calls made on it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,41 +14,41 @@ use tally_engine::disk::{Disk, DiskFile};
 
 use crate::rng::Rng;
 
-/// What a disk writes whole or not at all, as far as it keeps its word.
+/// The unit that a disk writes atomically, unless a write is torn.
 pub const SECTOR_BYTES: usize = 512;
 
-/// What a power cut does to changes that were not synced.
+/// Which unsynced changes a power cut loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// All of them reached the disk.
+    /// None.
     Nothing,
-    /// None did.
+    /// All.
     Everything,
-    /// Each did or did not, on its own.
+    /// A random subset.
     Some,
-    /// The earlier ones did, in the order they were made.
+    /// All from a random point in time on.
     Later,
-    /// As [`Loss::Later`], and of the first write that did not, a part of a sector did.
+    /// Like [`Loss::Later`], but a part of the first lost write reached the disk.
     LaterAndTorn,
 }
 
 /// The simulated disk.
 #[derive(Clone)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
-struct State {
+struct DiskState {
     rng: Rng,
     files: BTreeMap<FileId, Content>,
     next_file: FileId,
     names: BTreeMap<String, FileId>,
     durable_names: BTreeMap<String, FileId>,
     unsynced_names: Vec<Stamped<NameChange>>,
-    /// Counts changes, so that those of different files have an order.
+    /// Number of changes, which orders changes of different files.
     clock: u64,
-    /// Counts reboots: handles of an earlier life are dead.
-    life: u64,
+    /// Number of reboots: handles from an earlier boot are invalid.
+    boot: u64,
     operations: u64,
     crash_at: Option<u64>,
     crashed: bool,
@@ -61,9 +60,9 @@ type FileId = u64;
 
 #[derive(Default)]
 struct Content {
-    seen: Vec<u8>,
+    visible: Vec<u8>,
     durable: Vec<u8>,
-    unsynced: Vec<Stamped<Change>>,
+    unsynced: Vec<Stamped<FileChange>>,
     /// Shared with every open handle.
     open: Arc<()>,
 }
@@ -74,7 +73,7 @@ struct Stamped<T> {
     change: T,
 }
 
-enum Change {
+enum FileChange {
     Write { offset: usize, data: Vec<u8> },
     Allocate(usize),
     Truncate(usize),
@@ -86,19 +85,19 @@ enum NameChange {
     Remove { name: String, file: FileId },
 }
 
-/// What became of an operation that changes something.
+/// How a mutating operation ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Operation {
     Done,
-    /// The crash came in the middle of it: it has begun, and its caller hears of a failure.
-    BegunThenCrashed,
+    /// The disk crashed during the operation: it took effect but reports a failure.
+    CrashedMidway,
 }
 
 impl SimDisk {
     /// An empty disk without faults.
     #[must_use]
     pub fn new(seed: u64) -> SimDisk {
-        let state = State {
+        let state = DiskState {
             rng: Rng::new(seed),
             files: BTreeMap::new(),
             next_file: 0,
@@ -106,7 +105,7 @@ impl SimDisk {
             durable_names: BTreeMap::new(),
             unsynced_names: Vec::new(),
             clock: 0,
-            life: 0,
+            boot: 0,
             operations: 0,
             crash_at: None,
             crashed: false,
@@ -116,20 +115,20 @@ impl SimDisk {
         SimDisk { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// This disk, as the engine takes it.
+    /// This disk as a trait object.
     #[must_use]
     pub fn disk(&self) -> Arc<dyn Disk> {
         Arc::new(self.clone())
     }
 
-    /// Operations so far that change something or make it durable, over all lives.
+    /// Mutating and syncing operations so far, over all boots.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.lock().operations
     }
 
-    /// Makes the operation that [`SimDisk::operations`] would count as number `n` fail, half done or not begun, and
-    /// everything after it, reads included, until the power cut.
+    /// Makes operation number `n`, as counted by [`SimDisk::operations`], fail before or after taking effect. All later
+    /// operations, including reads, fail until the power cut.
     pub fn crash_at(&self, n: u64) {
         self.lock().crash_at = Some(n);
     }
@@ -140,8 +139,8 @@ impl SimDisk {
         self.lock().crashed
     }
 
-    /// Cuts the power and boots again; `seed` chooses what is lost and how. Handles opened before are dead, and the
-    /// crash point and failing syncs are gone.
+    /// Cuts the power and reboots; `seed` chooses what is lost. Invalidates open handles, and clears the crash point and
+    /// pending sync failures.
     pub fn power_cut(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         let losses = [Loss::Nothing, Loss::Everything, Loss::Some, Loss::Some, Loss::Later, Loss::LaterAndTorn];
@@ -149,45 +148,45 @@ impl SimDisk {
         self.power_cut_losing(loss, rng.next_u64());
     }
 
-    /// As [`SimDisk::power_cut`], with the kind of loss given.
+    /// Like [`SimDisk::power_cut`], with this kind of loss.
     pub fn power_cut_losing(&self, loss: Loss, seed: u64) {
         self.lock().power_cut(loss, Rng::new(seed));
     }
 
-    /// Ends the process and not the machine: handles are dead, while everything written stays readable and whatever
-    /// was not synced can still be lost. The crash point and failing syncs are gone.
+    /// Kills the process but not the machine: invalidates open handles, while unsynced changes stay visible and can still
+    /// be lost. Clears the crash point and pending sync failures.
     pub fn restart(&self) {
-        self.lock().begin_life();
+        self.lock().reboot();
     }
 
-    /// Makes the next `sync` of a file fail as a broken disk does: of the changes it should have covered some are
-    /// durable, the others never will be although they can still be read, and later syncs succeed.
+    /// Makes the next `sync` of a file fail like a broken disk: a random subset of the changes becomes durable, the others
+    /// never do although they stay visible, and later syncs succeed.
     pub fn fail_next_sync(&self) {
         self.lock().failing_syncs += 1;
     }
 
-    /// Limits the bytes of all files together; growing beyond is refused as a full disk does.
+    /// Limits the total size of all files; growth beyond it fails as on a full disk.
     pub fn set_capacity(&self, bytes: u64) {
         self.lock().capacity_bytes = bytes;
     }
 
-    /// Bytes of all files that have a name.
+    /// Total size of all files that have a name.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.lock().used_bytes()
     }
 
-    /// Flips a bit of a file, durably; bit 0 is the lowest of byte 0.
+    /// Durably flips a bit of a file; bit 0 is the lowest of byte 0.
     pub fn flip(&self, name: &str, bit: u64) -> io::Result<()> {
         self.patch(name, (bit / 8) as usize, |byte| byte ^ (1 << (bit % 8)))
     }
 
-    /// Changes a byte of a file, durably.
+    /// Durably changes a byte of a file.
     pub fn patch(&self, name: &str, offset: usize, change: impl Fn(u8) -> u8) -> io::Result<()> {
         let mut state = self.lock();
         let id = state.id_of(name)?;
         let content = state.content(id)?;
-        for bytes in [&mut content.seen, &mut content.durable] {
+        for bytes in [&mut content.visible, &mut content.durable] {
             if let Some(byte) = bytes.get_mut(offset) {
                 *byte = change(*byte);
             }
@@ -195,21 +194,21 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The names of all files, as programs see them, crashed or not.
+    /// The visible names of all files, even after a crash.
     #[must_use]
     pub fn file_names(&self) -> Vec<String> {
         self.lock().names.keys().cloned().collect()
     }
 
-    /// Every file and its bytes, as programs see them.
+    /// The visible content of every file.
     #[must_use]
     pub fn contents(&self) -> BTreeMap<String, Vec<u8>> {
         let state = self.lock();
-        let seen = |id| state.files.get(id).map(|content| content.seen.clone()).unwrap_or_default();
-        state.names.iter().map(|(name, id)| (name.clone(), seen(id))).collect()
+        let visible = |id| state.files.get(id).map(|content| content.visible.clone()).unwrap_or_default();
+        state.names.iter().map(|(name, id)| (name.clone(), visible(id))).collect()
     }
 
-    /// A disk that holds exactly these files, all durable.
+    /// A disk with exactly these files, all durable.
     #[must_use]
     pub fn with_contents(seed: u64, contents: &BTreeMap<String, Vec<u8>>) -> SimDisk {
         let sim = SimDisk::new(seed);
@@ -217,7 +216,7 @@ impl SimDisk {
             let mut state = sim.lock();
             for (name, bytes) in contents {
                 let id = state.add_file();
-                let content = Content { seen: bytes.clone(), durable: bytes.clone(), ..Content::default() };
+                let content = Content { visible: bytes.clone(), durable: bytes.clone(), ..Content::default() };
                 state.files.insert(id, content);
                 state.names.insert(name.clone(), id);
                 state.durable_names.insert(name.clone(), id);
@@ -226,30 +225,30 @@ impl SimDisk {
         sim
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn handle(&self, state: &mut State, id: FileId) -> io::Result<Arc<dyn DiskFile>> {
+    fn handle(&self, state: &mut DiskState, id: FileId) -> io::Result<Arc<dyn DiskFile>> {
         let open = state.content(id)?.open.clone();
-        Ok(Arc::new(SimFile { disk: self.clone(), id, life: state.life, _open: open }))
+        Ok(Arc::new(SimFile { disk: self.clone(), id, boot: state.boot, _open: open }))
     }
 }
 
-impl State {
+impl DiskState {
     fn alive(&self) -> io::Result<()> {
         if self.crashed { Err(simulated_crash()) } else { Ok(()) }
     }
 
-    /// Counts an operation and decides what becomes of it.
-    fn operate(&mut self) -> io::Result<Fate> {
+    /// Counts an operation and decides how it ends.
+    fn operate(&mut self) -> io::Result<Operation> {
         self.alive()?;
         self.operations += 1;
         if self.crash_at.is_none_or(|n| self.operations < n) {
-            return Ok(Fate::Done);
+            return Ok(Operation::Done);
         }
         self.crashed = true;
-        if self.rng.one_in(2) { Ok(Fate::BegunThenCrashed) } else { Err(simulated_crash()) }
+        if self.rng.one_in(2) { Ok(Operation::CrashedMidway) } else { Err(simulated_crash()) }
     }
 
     fn tick(&mut self) -> u64 {
@@ -273,21 +272,21 @@ impl State {
     }
 
     fn used_bytes(&self) -> u64 {
-        self.names.values().filter_map(|id| self.files.get(id)).map(|content| content.seen.len() as u64).sum()
+        self.names.values().filter_map(|id| self.files.get(id)).map(|content| content.visible.len() as u64).sum()
     }
 
     fn reserve(&mut self, id: FileId, len: usize) -> io::Result<()> {
-        let grows = (len as u64).saturating_sub(self.content(id)?.seen.len() as u64);
+        let grows = (len as u64).saturating_sub(self.content(id)?.visible.len() as u64);
         if grows > 0 && grows > self.capacity_bytes.saturating_sub(self.used_bytes()) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the simulated disk is full"));
         }
         Ok(())
     }
 
-    fn change(&mut self, id: FileId, change: Change) -> io::Result<()> {
+    fn change(&mut self, id: FileId, change: FileChange) -> io::Result<()> {
         let at = self.tick();
         let content = self.content(id)?;
-        change.apply(&mut content.seen);
+        change.apply(&mut content.visible);
         content.unsynced.push(Stamped { at, change });
         Ok(())
     }
@@ -316,7 +315,7 @@ impl State {
         for stamped in self.unsynced_names.drain(..) {
             stamped.change.apply(&mut self.durable_names);
         }
-        // A file without a name lives as long as someone holds it open.
+        // A file without a name is freed when its last handle is closed.
         let (names, durable) = (&self.names, &self.durable_names);
         let named = |id: &FileId| names.values().chain(durable.values()).any(|named| named == id);
         self.files.retain(|id, content| Arc::strong_count(&content.open) > 1 || named(id));
@@ -324,7 +323,7 @@ impl State {
 
     fn power_cut(&mut self, loss: Loss, rng: Rng) {
         let mut cut = Cut { loss, rng, at: 0 };
-        cut.at = self.moment_of_cut(&mut cut.rng);
+        cut.at = self.time_of_cut(&mut cut.rng);
         for content in self.files.values_mut() {
             for stamped in content.unsynced.drain(..) {
                 if cut.keeps(stamped.at) {
@@ -333,7 +332,7 @@ impl State {
                     stamped.change.torn(&mut cut.rng).apply(&mut content.durable);
                 }
             }
-            content.seen.clone_from(&content.durable);
+            content.visible.clone_from(&content.durable);
         }
         for stamped in self.unsynced_names.drain(..) {
             if cut.keeps(stamped.at) {
@@ -343,22 +342,22 @@ impl State {
         self.names.clone_from(&self.durable_names);
         let names = &self.names;
         self.files.retain(|id, _| names.values().any(|named| named == id));
-        self.begin_life();
+        self.reboot();
     }
 
-    fn begin_life(&mut self) {
-        self.life += 1;
+    fn reboot(&mut self) {
+        self.boot += 1;
         self.crashed = false;
         self.crash_at = None;
         self.failing_syncs = 0;
     }
 
-    /// One of the changes not synced: the first that a loss of the later ones takes.
-    fn moment_of_cut(&self, rng: &mut Rng) -> u64 {
+    /// A random unsynced change: the first one lost with [`Loss::Later`].
+    fn time_of_cut(&self, rng: &mut Rng) -> u64 {
         let of_files = self.files.values().flat_map(|content| content.unsynced.iter().map(|stamped| stamped.at));
-        let mut moments: Vec<u64> = of_files.chain(self.unsynced_names.iter().map(|stamped| stamped.at)).collect();
-        moments.sort_unstable();
-        moments.get(rng.below(moments.len() as u64 + 1) as usize).copied().unwrap_or(u64::MAX)
+        let mut times: Vec<u64> = of_files.chain(self.unsynced_names.iter().map(|stamped| stamped.at)).collect();
+        times.sort_unstable();
+        times.get(rng.below(times.len() as u64 + 1) as usize).copied().unwrap_or(u64::MAX)
     }
 }
 
@@ -384,37 +383,37 @@ impl Cut {
     }
 }
 
-impl Change {
+impl FileChange {
     fn apply(&self, bytes: &mut Vec<u8>) {
         match self {
-            Change::Write { offset, data } => {
+            FileChange::Write { offset, data } => {
                 let end = offset + data.len();
                 if bytes.len() < end {
                     bytes.resize(end, 0);
                 }
                 bytes[*offset..end].copy_from_slice(data);
             }
-            Change::Allocate(len) if bytes.len() < *len => bytes.resize(*len, 0),
-            Change::Allocate(_) => {}
-            Change::Truncate(len) => bytes.resize(*len, 0),
+            FileChange::Allocate(len) if bytes.len() < *len => bytes.resize(*len, 0),
+            FileChange::Allocate(_) => {}
+            FileChange::Truncate(len) => bytes.resize(*len, 0),
         }
     }
 
-    /// What is left of it when the power goes in the middle of a sector.
-    fn torn(self, rng: &mut Rng) -> Change {
+    /// What remains of a change that is torn by a power cut.
+    fn torn(self, rng: &mut Rng) -> FileChange {
         match self {
-            Change::Write { offset, mut data } => {
+            FileChange::Write { offset, mut data } => {
                 data.truncate(rng.below(data.len() as u64) as usize);
-                Change::Write { offset, data }
+                FileChange::Write { offset, data }
             }
-            // Nothing: an allocation of no length.
-            Change::Allocate(_) | Change::Truncate(_) => Change::Allocate(0),
+            // A no-op.
+            FileChange::Allocate(_) | FileChange::Truncate(_) => FileChange::Allocate(0),
         }
     }
 }
 
 impl NameChange {
-    /// A change whose file does not bear the name, because an earlier change was lost, has no effect.
+    /// Has no effect if the name belongs to another file because an earlier change was lost.
     fn apply(&self, names: &mut BTreeMap<String, FileId>) {
         match self {
             NameChange::Create { name, file } => {
@@ -432,11 +431,11 @@ impl NameChange {
     }
 }
 
-impl Fate {
-    fn told<T>(self, value: T) -> io::Result<T> {
+impl Operation {
+    fn result<T>(self, value: T) -> io::Result<T> {
         match self {
-            Fate::Done => Ok(value),
-            Fate::BegunThenCrashed => Err(simulated_crash()),
+            Operation::Done => Ok(value),
+            Operation::CrashedMidway => Err(simulated_crash()),
         }
     }
 }
@@ -455,27 +454,27 @@ impl Disk for SimDisk {
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.lock();
-        let fate = state.operate()?;
+        let operation = state.operate()?;
         let id = state.add_file();
         state.change_names(NameChange::Create { name: name.to_owned(), file: id });
         let handle = self.handle(&mut state, id)?;
-        fate.told(handle)
+        operation.result(handle)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.lock();
-        let fate = state.operate()?;
+        let operation = state.operate()?;
         let file = state.id_of(from)?;
         state.change_names(NameChange::Rename { from: from.to_owned(), to: to.to_owned(), file });
-        fate.told(())
+        operation.result(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut state = self.lock();
-        let fate = state.operate()?;
+        let operation = state.operate()?;
         let file = state.id_of(name)?;
         state.change_names(NameChange::Remove { name: name.to_owned(), file });
-        fate.told(())
+        operation.result(())
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -486,11 +485,11 @@ impl Disk for SimDisk {
 
     fn sync_names(&self) -> io::Result<()> {
         let mut state = self.lock();
-        if state.operate()? == Fate::Done {
+        if state.operate()? == Operation::Done {
             state.sync_names();
             return Ok(());
         }
-        // In the middle of it: the power cut decides what it has reached.
+        // Crashed during the sync: the power cut decides what became durable.
         Err(simulated_crash())
     }
 }
@@ -498,14 +497,14 @@ impl Disk for SimDisk {
 struct SimFile {
     disk: SimDisk,
     id: FileId,
-    life: u64,
+    boot: u64,
     _open: Arc<()>,
 }
 
 impl SimFile {
-    fn lock(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn lock(&self) -> io::Result<MutexGuard<'_, DiskState>> {
         let state = self.disk.lock();
-        if state.life != self.life {
+        if state.boot != self.boot {
             return Err(io::Error::other("the file was opened before the power cut"));
         }
         Ok(state)
@@ -516,51 +515,51 @@ impl DiskFile for SimFile {
     fn len(&self) -> io::Result<u64> {
         let mut state = self.lock()?;
         state.alive()?;
-        Ok(state.content(self.id)?.seen.len() as u64)
+        Ok(state.content(self.id)?.visible.len() as u64)
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let mut state = self.lock()?;
         state.alive()?;
-        let seen = &state.content(self.id)?.seen;
-        let bytes = seen.get(offset as usize..).and_then(|rest| rest.get(..buf.len()));
+        let visible = &state.content(self.id)?.visible;
+        let bytes = visible.get(offset as usize..).and_then(|rest| rest.get(..buf.len()));
         buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.lock()?;
-        let fate = state.operate()?;
+        let operation = state.operate()?;
         let (mut offset, mut data) = (offset as usize, data);
         state.reserve(self.id, offset + data.len())?;
         while !data.is_empty() {
             let to_boundary = SECTOR_BYTES - offset % SECTOR_BYTES;
             let (piece, rest) = data.split_at(to_boundary.min(data.len()));
-            state.change(self.id, Change::Write { offset, data: piece.to_vec() })?;
+            state.change(self.id, FileChange::Write { offset, data: piece.to_vec() })?;
             offset += piece.len();
             data = rest;
         }
-        fate.told(())
+        operation.result(())
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         let mut state = self.lock()?;
-        let fate = state.operate()?;
+        let operation = state.operate()?;
         state.reserve(self.id, len as usize)?;
-        state.change(self.id, Change::Allocate(len as usize))?;
-        fate.told(())
+        state.change(self.id, FileChange::Allocate(len as usize))?;
+        operation.result(())
     }
 
     fn truncate(&self, len: u64) -> io::Result<()> {
         let mut state = self.lock()?;
-        let fate = state.operate()?;
-        state.change(self.id, Change::Truncate(len as usize))?;
-        fate.told(())
+        let operation = state.operate()?;
+        state.change(self.id, FileChange::Truncate(len as usize))?;
+        operation.result(())
     }
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.lock()?;
-        if state.operate()? == Fate::Done {
+        if state.operate()? == Operation::Done {
             return state.sync(self.id);
         }
         Err(simulated_crash())

@@ -1,4 +1,4 @@
-//! What happened so far, as the outside knows it: which batches were sealed, and which of them must survive.
+//! The batches so far: which were sealed, and which must survive a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,38 +9,38 @@ use tally_core::time::Millis;
 use crate::model::{Event, Model};
 use crate::workload::SUBMISSIONS;
 
-/// A batch that was sealed and is not known to be durable.
+/// A batch that is sealed but not known to be durable.
 #[derive(Clone, Debug)]
-struct Sealed {
+struct SealedBatch {
     at: Millis,
     submissions: Vec<Vec<Event>>,
-    /// Counters that it changed.
+    /// Counters it changed.
     changed: BTreeSet<Key>,
-    /// Of those the number of the last ledger entry afterwards.
+    /// The last ledger entry of each changed counter.
     ledger_ends: BTreeMap<Key, u64>,
 }
 
-impl Sealed {
-    /// Submissions that the counter of submissions knows: those that do more than look.
-    fn counted(&self) -> usize {
+impl SealedBatch {
+    /// Submissions that increment the counter of submissions: all except read-only ones.
+    fn counted_submissions(&self) -> usize {
         self.submissions.iter().filter(|events| !events.iter().all(Event::is_read)).count()
     }
 }
 
-/// The batches so far and the states they lead to.
+/// The batches so far and the resulting states.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// After every batch that was flushed: nothing may take this back.
+    /// The state after every flushed batch, which no crash may undo.
     durable: Model,
-    /// After every batch that was sealed.
+    /// The state after every sealed batch.
     applied: Model,
-    tail: Vec<Sealed>,
+    tail: Vec<SealedBatch>,
     /// Batches flushed.
     flushed: u64,
 }
 
 impl History {
-    /// The state after every sealed batch: what memory must hold.
+    /// The state after every sealed batch.
     #[must_use]
     pub fn applied(&self) -> &Model {
         &self.applied
@@ -52,14 +52,13 @@ impl History {
         self.flushed
     }
 
-    /// Batches sealed so far; the next gets this number.
+    /// Batches sealed so far.
     #[must_use]
     pub fn sealed(&self) -> u64 {
         self.flushed + self.tail.len() as u64
     }
 
-    /// A batch was sealed; returns the outcomes that each of its submissions must get. One that only looks leaves no
-    /// trace.
+    /// Records a sealed batch and returns the expected outcomes of each submission. A read-only batch is not recorded.
     pub fn seal(&mut self, at: Millis, submissions: Vec<Vec<Event>>) -> Vec<Vec<Outcome>> {
         let mut changed = BTreeSet::new();
         let outcomes = submissions.iter().map(|events| {
@@ -78,47 +77,47 @@ impl History {
         }
         let end = |key: &Key| Some((key.clone(), self.applied.ledger.get(key)?.len() as u64));
         let ledger_ends = changed.iter().filter_map(end).collect();
-        self.tail.push(Sealed { at, submissions, changed, ledger_ends });
+        self.tail.push(SealedBatch { at, submissions, changed, ledger_ends });
         outcomes
     }
 
-    /// Everything sealed was flushed.
+    /// Records that every sealed batch was flushed.
     pub fn flush(&mut self) {
         let all = self.tail.len();
         self.settle(all);
     }
 
-    /// How many batches must be flushed before what concerns these counters may be shown.
+    /// How many batches must be flushed before a read of these counters may be answered.
     #[must_use]
     pub fn needed(&self, concerns: impl Fn(&Key) -> bool) -> u64 {
-        let newest = self.tail.iter().rposition(|sealed| sealed.changed.iter().any(&concerns));
+        let newest = self.tail.iter().rposition(|batch| batch.changed.iter().any(&concerns));
         newest.map_or(0, |place| self.flushed + place as u64 + 1)
     }
 
-    /// How many batches must be flushed before the ledger of a counter may be shown up to this entry.
+    /// How many batches must be flushed before the ledger of a counter may be returned up to this entry.
     #[must_use]
     pub fn needed_for_ledger(&self, key: &Key, seq: u64) -> u64 {
         let durable = self.durable.ledger.get(key).map_or(0, |entries| entries.len() as u64);
-        let made = self.tail.iter().position(|sealed| sealed.ledger_ends.get(key).is_some_and(|&end| end >= seq));
+        let made = self.tail.iter().position(|batch| batch.ledger_ends.get(key).is_some_and(|&end| end >= seq));
         made.filter(|_| durable < seq).map_or(0, |place| self.flushed + place as u64 + 1)
     }
 
-    /// After a crash so many submissions were found. They must be those of all flushed batches and of whole batches
-    /// that follow; from here on these are what happened. Returns the requests that were lost.
+    /// Reconciles with the number of submissions found after a crash. They must be all flushed batches, then a prefix of
+    /// the unflushed ones, each complete. The rest are dropped from the history; their requests are returned.
     pub fn survived(&mut self, found: i64) -> Result<Vec<Event>, String> {
         let key = Key::new(SUBMISSIONS).map_err(|error| error.to_string())?;
-        let mut count = self.durable.counters.get(&key).map_or(0, |life| life.value);
+        let mut count = self.durable.counters.get(&key).map_or(0, |counter| counter.value);
         let flushed = count;
         let mut batches = 0;
         while count < found && batches < self.tail.len() {
-            count += self.tail[batches].counted() as i64;
+            count += self.tail[batches].counted_submissions() as i64;
             batches += 1;
         }
         if count != found {
-            let sizes: Vec<usize> = self.tail.iter().map(Sealed::counted).collect();
+            let sizes: Vec<usize> = self.tail.iter().map(SealedBatch::counted_submissions).collect();
             return Err(format!("{found} submissions survived; {flushed} were flushed, batches of {sizes:?} followed"));
         }
-        let lost = self.tail[batches..].iter().flat_map(|sealed| sealed.submissions.concat());
+        let lost = self.tail[batches..].iter().flat_map(|batch| batch.submissions.concat());
         let lost = lost.filter(|event| event.id.is_some()).collect();
         self.settle(batches);
         self.tail.clear();
@@ -127,9 +126,9 @@ impl History {
     }
 
     fn settle(&mut self, batches: usize) {
-        for sealed in self.tail.drain(..batches) {
-            for event in sealed.submissions.iter().flatten() {
-                self.durable.apply(sealed.at, event);
+        for batch in self.tail.drain(..batches) {
+            for event in batch.submissions.iter().flatten() {
+                self.durable.apply(batch.at, event);
             }
             self.flushed += 1;
         }

@@ -1,5 +1,4 @@
-//! Deterministic simulation: the parts of the world that fail, made to fail on demand and by seed, and an engine in
-//! the middle of it.
+//! Deterministic simulation: an engine on a disk, a clock and a workload that fail and vary by seed.
 
 pub mod disk;
 pub mod history;

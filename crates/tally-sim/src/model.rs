@@ -1,7 +1,7 @@
-//! What the partition must come to, written a second time and as plainly as possible.
+//! A second, naive implementation of the partition to compare with.
 //!
-//! No batches, no combining, no memory budget, no digests: maps, lists and one event after the other. Where the two
-//! disagree, one of them is wrong.
+//! No batches, no combining, no memory budget, no digests: maps, lists and one event after another. If the two disagree,
+//! one of them is wrong.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +16,18 @@ use tally_core::outcome::{Outcome, Refusal};
 use tally_core::rates::WINDOWS_MS;
 use tally_core::time::Millis;
 
-/// One event, with everything spelt out.
+/// One event, in owned form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The counter.
     pub key: Key,
-    /// What happens to it.
+    /// What the event does.
     pub change: Change,
-    /// Names the request.
+    /// The request id.
     pub id: Option<Vec<u8>>,
-    /// What else it carries.
+    /// Optional details.
     pub details: Option<Details>,
-    /// Whether it is in one group with the event before it.
+    /// Whether it is in the same group as the previous event.
     pub grouped: bool,
 }
 
@@ -38,7 +38,7 @@ impl Event {
         Event { key: key.clone(), change: Change::Add(delta), id: None, details: None, grouped: false }
     }
 
-    /// The id as the engine takes it; one that is too long is none.
+    /// The digest of the request id; `None` if the id is too long.
     #[must_use]
     pub fn request_id(&self) -> Option<RequestId> {
         RequestId::new(self.key.as_ref(), self.id.as_deref()?).ok()
@@ -49,13 +49,13 @@ impl Event {
         call.push(self.key.as_ref(), self.change.clone(), self.request_id(), self.details.clone());
     }
 
-    /// Whether it only looks.
+    /// Whether it is a read.
     #[must_use]
     pub fn is_read(&self) -> bool {
         matches!(self.change, Change::Read(_))
     }
 
-    /// What the request asks for; who asks and in what company is not part of it.
+    /// What must be equal in a repeat of the request: everything except the actor and the group.
     fn payload(&self) -> Event {
         let mut payload = Event { grouped: false, ..self.clone() };
         match &mut payload.change {
@@ -69,76 +69,78 @@ impl Event {
     }
 }
 
-/// Adds events to a call, in their groups; plain adds that say the same in a row all at once.
+/// Adds events to a call, in their groups. Equal plain adds in a row become one [`Events::add_times`].
+///
+/// [`Events::add_times`]: tally_core::batch::Events::add_times
 pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
-    for run in runs(events) {
-        match run {
-            Run::Adds { key, delta, times } => call.add_times(key.as_ref(), delta, times),
-            Run::Group([event]) => event.push_to(call),
-            Run::Group(group) => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
+    for unit in push_units(events) {
+        match unit {
+            PushUnit::Adds { key, delta, times } => call.add_times(key.as_ref(), delta, times),
+            PushUnit::Group([event]) => event.push_to(call),
+            PushUnit::Group(group) => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
         }
     }
 }
 
-/// The outcome of each event, given those of a call that [`push_all`] filled.
+/// The outcome of each event, given the outcomes of a call filled by [`push_all`].
 #[must_use]
-pub fn of_each(events: &[Event], outcomes: &[Outcome]) -> Vec<Outcome> {
+pub fn outcome_per_event(events: &[Event], outcomes: &[Outcome]) -> Vec<Outcome> {
     let mut outcomes = outcomes.iter().copied();
     let mut each = Vec::new();
-    for run in runs(events) {
-        match run {
-            Run::Adds { delta, times, .. } => each.extend(outcomes.next().into_iter().flat_map(|together| {
-                let applied = together.applied_times(delta, times);
+    for unit in push_units(events) {
+        match unit {
+            PushUnit::Adds { delta, times, .. } => each.extend(outcomes.next().into_iter().flat_map(|joint| {
+                let applied = joint.applied_times(delta, times);
                 (1..=times).map(move |nth| {
                     let behind = i64::from(applied.saturating_sub(nth));
                     match nth <= applied {
                         true => Outcome {
-                            value: together.value.wrapping_sub(delta.wrapping_mul(behind)),
+                            value: joint.value.wrapping_sub(delta.wrapping_mul(behind)),
                             applied: delta,
                             refusal: None,
-                            ..together
+                            ..joint
                         },
-                        false => Outcome { applied: 0, ..together },
+                        false => Outcome { applied: 0, ..joint },
                     }
                 })
             })),
-            Run::Group(group) => each.extend(outcomes.by_ref().take(group.len())),
+            PushUnit::Group(group) => each.extend(outcomes.by_ref().take(group.len())),
         }
     }
     each
 }
 
-/// Events that go into a call at once.
-enum Run<'a> {
-    /// Plain adds that say the same.
+/// Events that are added to a call together.
+enum PushUnit<'a> {
+    /// Equal plain adds.
     Adds { key: &'a Key, delta: i64, times: u32 },
     /// One group, or a single event.
     Group(&'a [Event]),
 }
 
-fn runs(events: &[Event]) -> impl Iterator<Item = Run<'_>> {
+fn push_units(events: &[Event]) -> impl Iterator<Item = PushUnit<'_>> {
     let mut groups = events.chunk_by(|_, next| next.grouped).peekable();
     std::iter::from_fn(move || {
         let group = groups.next()?;
         let [Event { key, change: Change::Add(delta), id: None, details: None, .. }] = group else {
-            return Some(Run::Group(group));
+            return Some(PushUnit::Group(group));
         };
         let mut times = 1;
         while groups.next_if_eq(&group).is_some() {
             times += 1;
         }
-        Some(Run::Adds { key, delta: *delta, times })
+        Some(PushUnit::Adds { key, delta: *delta, times })
     })
 }
 
-/// A counter from its first change to its deletion.
+/// A counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Life {
+pub struct ModelCounter {
     /// The value.
     pub value: i64,
-    /// Everything added.
+    /// Sum of all additions.
     pub plus: u128,
-    /// Everything taken away.
+    /// Sum of all subtractions.
     pub minus: u128,
     /// Lowest value.
     pub min: i64,
@@ -148,32 +150,32 @@ pub struct Life {
     pub created: u64,
     /// Last change.
     pub updated: u64,
-    /// Every increment and when it happened.
+    /// Every increment, with its time.
     increments: Vec<(u64, i64)>,
     /// When it expires.
     pub expires: Option<u64>,
 }
 
-/// What was answered to a request.
+/// A request and its first outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answered {
-    /// What was asked.
+pub struct AnsweredRequest {
+    /// The request.
     pub payload: Event,
-    /// When.
+    /// The time of the request.
     pub at: u64,
-    /// The answer.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// The whole state.
+/// The state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     /// Counters that exist.
-    pub counters: BTreeMap<Key, Life>,
-    /// Corrections by counter, whether or not it still exists.
+    pub counters: BTreeMap<Key, ModelCounter>,
+    /// Corrections by counter, including deleted counters.
     pub ledger: BTreeMap<Key, Vec<LedgerEntry>>,
     /// Requests by namespace and id.
-    pub requests: BTreeMap<(Vec<u8>, Vec<u8>), Answered>,
+    pub requests: BTreeMap<(Vec<u8>, Vec<u8>), AnsweredRequest>,
     clock: u64,
 }
 
@@ -192,7 +194,7 @@ impl Model {
         outcome
     }
 
-    /// Applies events as one batch: if all of them only read, no time passes.
+    /// Applies events as one batch. A read-only batch does not advance the clock.
     pub fn apply_all(&mut self, at: Millis, events: &[Event]) -> Vec<Outcome> {
         match events.iter().all(Event::is_read) {
             true => events.iter().map(|event| self.read(at, event)).collect(),
@@ -200,28 +202,28 @@ impl Model {
         }
     }
 
-    /// Lets time pass: what has expired is gone.
+    /// Advances the clock and removes expired counters.
     fn advance(&mut self, at: Millis) {
         self.clock = self.clock.max(at.0);
         let now = self.clock();
-        self.counters.retain(|_, life| life.exists(now));
+        self.counters.retain(|_, counter| counter.exists(now));
     }
 
-    /// The counter as a reader at `now` sees it.
+    /// The counter, if it exists at `now`.
     #[must_use]
-    pub fn seen(&self, key: &Key, now: Millis) -> Option<&Life> {
-        self.counters.get(key).filter(|life| life.exists(now))
+    pub fn visible(&self, key: &Key, now: Millis) -> Option<&ModelCounter> {
+        self.counters.get(key).filter(|counter| counter.exists(now))
     }
 
-    /// The counters as a reader at `now` sees them.
-    pub fn all_seen(&self, now: Millis) -> impl Iterator<Item = (&Key, &Life)> {
-        self.counters.iter().filter(move |(_, life)| life.exists(now))
+    /// The counters that exist at `now`.
+    pub fn all_visible(&self, now: Millis) -> impl Iterator<Item = (&Key, &ModelCounter)> {
+        self.counters.iter().filter(move |(_, counter)| counter.exists(now))
     }
 
     fn answer(&mut self, event: &Event) -> Outcome {
         let Some(id) = event.id.as_ref().filter(|_| !event.is_read()) else { return self.change(event) };
         let name = (event.key.as_ref().namespace().to_vec(), id.clone());
-        if let Some(answered) = self.requests.get(&name).filter(|answered| !is_forgotten(answered.at, self.clock)) {
+        if let Some(answered) = self.requests.get(&name).filter(|answered| !is_expired(answered.at, self.clock)) {
             return if answered.payload == event.payload() {
                 Outcome { duplicate: Some(true), ..answered.outcome }
             } else {
@@ -229,24 +231,24 @@ impl Model {
             };
         }
         let outcome = self.change(event);
-        self.requests.insert(name, Answered { payload: event.payload(), at: self.clock, outcome });
+        self.requests.insert(name, AnsweredRequest { payload: event.payload(), at: self.clock, outcome });
         outcome
     }
 
-    /// Whether the request is remembered, as of the last event.
+    /// Whether a repeat of the request would be a duplicate, as of the last event.
     #[must_use]
     pub fn remembers(&self, name: &(Vec<u8>, Vec<u8>)) -> bool {
-        self.requests.get(name).is_some_and(|answered| !is_forgotten(answered.at, self.clock))
+        self.requests.get(name).is_some_and(|answered| !is_expired(answered.at, self.clock))
     }
 
     fn change(&mut self, event: &Event) -> Outcome {
-        let value = self.counters.get(&event.key).map_or(0, |life| life.value);
+        let value = self.counters.get(&event.key).map_or(0, |counter| counter.value);
         match &event.change {
             Change::Add(delta) => {
                 let bounds = event.details.as_ref().and_then(|details| details.bounds);
                 match bounds.map_or(Some(i128::from(*delta)), |bounds| allowed(bounds, value, *delta)) {
                     None => self.refused(event, Refusal::Bound),
-                    // What was applied must fit into an answer.
+                    // `Outcome::applied` must fit 64 bits.
                     Some(delta) if i64::try_from(delta).is_err() => self.refused(event, Refusal::Overflow),
                     Some(delta) => {
                         let given = event.details.as_ref().and_then(|details| details.expiry);
@@ -291,25 +293,25 @@ impl Model {
             Change::Expire { at, when } => {
                 let at = at.map(|at| at.resolve(self.clock()));
                 let applied = i64::from(self.expire(&event.key, at, *when));
-                // A moment in the past takes effect at once.
+                // An expiry in the past takes effect at once.
                 self.advance(Millis(0));
-                Outcome { applied, ..self.standing(event) }
+                Outcome { applied, ..self.unchanged(event) }
             }
             Change::Read(_) => self.read(self.clock(), event),
-            // What has expired is gone from here already.
-            Change::Sweep { .. } => self.standing(event),
+            // The model removes expired counters by itself.
+            Change::Sweep { .. } => self.unchanged(event),
         }
     }
 
-    /// What an event that only reads tells at `now`.
+    /// The outcome of a read at `now`.
     #[must_use]
     pub fn read(&self, now: Millis, event: &Event) -> Outcome {
         let at = now.max(self.clock());
-        let found = self.seen(&event.key, at);
+        let found = self.visible(&event.key, at);
         let number = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
         let value = match event.change {
-            Change::Read(Field::Expiry) => found.map_or(0, |life| life.expires.map_or(-1, number)),
-            _ => found.map_or(0, |life| life.value),
+            Change::Read(Field::Expiry) => found.map_or(0, |counter| counter.expires.map_or(-1, number)),
+            _ => found.map_or(0, |counter| counter.value),
         };
         Outcome { value, applied: 0, exists: found.is_some(), exact: true, duplicate: Some(false), refusal: None, at }
     }
@@ -318,23 +320,23 @@ impl Model {
         self.counters.get(key)?.expires
     }
 
-    /// Says whether the expiry was set or removed.
+    /// Returns whether the expiry was set or removed.
     fn expire(&mut self, key: &Key, at: Option<Millis>, when: ExpiryCondition) -> bool {
-        let Some(life) = self.counters.get_mut(key) else { return false };
+        let Some(counter) = self.counters.get_mut(key) else { return false };
         let at = at.map(|at| at.0);
-        // Never is later than any moment.
+        // No expiry is later than any expiry.
         let late = |at: Option<u64>| at.map_or(u128::MAX, u128::from);
         let met = match when {
             ExpiryCondition::Always => true,
-            ExpiryCondition::IfNone => life.expires.is_none(),
-            ExpiryCondition::IfSome => life.expires.is_some(),
-            ExpiryCondition::IfLater => late(at) > late(life.expires),
-            ExpiryCondition::IfEarlier => late(at) < late(life.expires),
-            ExpiryCondition::IfSomeAndEarlier => life.expires.is_some_and(|now| at.is_some_and(|at| at < now)),
+            ExpiryCondition::IfNone => counter.expires.is_none(),
+            ExpiryCondition::IfSome => counter.expires.is_some(),
+            ExpiryCondition::IfLater => late(at) > late(counter.expires),
+            ExpiryCondition::IfEarlier => late(at) < late(counter.expires),
+            ExpiryCondition::IfSomeAndEarlier => counter.expires.is_some_and(|now| at.is_some_and(|at| at < now)),
         };
-        let done = met && (at.is_some() || life.expires.is_some());
+        let done = met && (at.is_some() || counter.expires.is_some());
         if done {
-            life.expires = at;
+            counter.expires = at;
         }
         done
     }
@@ -343,34 +345,34 @@ impl Model {
         let found = self.counters.get(key);
         match when {
             Condition::Always => true,
-            Condition::Equals(expected) => expected == found.map_or(0, |life| life.value),
+            Condition::Equals(expected) => expected == found.map_or(0, |counter| counter.value),
             Condition::Absent => found.is_none(),
             Condition::Present => found.is_some(),
         }
     }
 
     fn shift(&mut self, event: &Event, delta: i128, expiry: Expiry, what: Shift<'_>) -> Outcome {
-        let before = self.counters.get(&event.key).map_or(0, |life| life.value);
+        let before = self.counters.get(&event.key).map_or(0, |counter| counter.value);
         let Ok(value) = i64::try_from(i128::from(before) + delta) else {
             return self.refused(event, Refusal::Overflow);
         };
         let now = self.clock;
-        let born = || Life { created: now, updated: now, ..Life::default() };
-        let life = self.counters.entry(event.key.clone()).or_insert_with(born);
-        life.value = value;
-        life.plus += delta.max(0).unsigned_abs();
-        life.minus += delta.min(0).unsigned_abs();
-        life.min = life.min.min(value);
-        life.max = life.max.max(value);
-        life.updated = life.updated.max(now);
-        life.expires = match expiry {
-            Expiry::Keep => life.expires,
+        let create = || ModelCounter { created: now, updated: now, ..ModelCounter::default() };
+        let counter = self.counters.entry(event.key.clone()).or_insert_with(create);
+        counter.value = value;
+        counter.plus += delta.max(0).unsigned_abs();
+        counter.minus += delta.min(0).unsigned_abs();
+        counter.min = counter.min.min(value);
+        counter.max = counter.max.max(value);
+        counter.updated = counter.updated.max(now);
+        counter.expires = match expiry {
+            Expiry::Keep => counter.expires,
             Expiry::Never => None,
             Expiry::At(deadline) => Some(deadline.resolve(Millis(now)).0),
         };
-        let exists = life.expires.is_none_or(|at| at > now);
+        let exists = counter.expires.is_none_or(|at| at > now);
         match what {
-            Shift::Increment => life.increments.push((life.updated, delta as i64)),
+            Shift::Increment => counter.increments.push((counter.updated, delta as i64)),
             Shift::Correction(kind, why) => self.record(&event.key, kind, why, (before, value)),
         }
         let applied = value.saturating_sub(before);
@@ -389,12 +391,12 @@ impl Model {
     }
 
     fn refused(&self, event: &Event, refusal: Refusal) -> Outcome {
-        Outcome { refusal: Some(refusal), ..self.standing(event) }
+        Outcome { refusal: Some(refusal), ..self.unchanged(event) }
     }
 
-    fn standing(&self, event: &Event) -> Outcome {
+    fn unchanged(&self, event: &Event) -> Outcome {
         let found = self.counters.get(&event.key);
-        let value = found.map_or(0, |life| life.value);
+        let value = found.map_or(0, |counter| counter.value);
         let (exists, at) = (found.is_some(), self.clock());
         Outcome { value, applied: 0, exists, exact: true, duplicate: Some(false), refusal: None, at }
     }
@@ -406,12 +408,12 @@ enum Shift<'a> {
     Correction(CorrectionKind, &'a Correction),
 }
 
-/// A request is remembered until the generation after the window has ended.
-fn is_forgotten(at: u64, now: u64) -> bool {
+/// A request id expires one generation after the idempotency window, in whole generations.
+fn is_expired(at: u64, now: u64) -> bool {
     now / GENERATION_MS > at / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
 }
 
-/// How much of `delta` the bounds let through; they stop what moves away beyond them, and nothing else.
+/// The part of `delta` that the bounds allow, or `None` if they refuse it.
 fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
     let (value, delta) = (i128::from(value), i128::from(delta));
     let floor = bounds.floor.map_or(i128::MIN, i128::from);
@@ -442,13 +444,13 @@ fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
     }
 }
 
-impl Life {
+impl ModelCounter {
     fn exists(&self, now: Millis) -> bool {
         self.expires.is_none_or(|at| at > now.0)
     }
 
-    /// Net change per second over the last second, minute and hour: all of the window under way, and of the one
-    /// before the share that the sliding window still covers. Nothing if the sums come near to where they are cut off.
+    /// Net change per second over the last second, minute and hour: the current window, plus the fraction of the
+    /// previous one that the sliding window still covers. `None` if the sums could saturate.
     #[must_use]
     pub fn rates(&self, now: Millis) -> Option<[f64; 3]> {
         let now = now.0.max(self.updated);
@@ -464,11 +466,11 @@ impl Life {
         (self.plus + self.minus < 1 << 38).then_some(rates)
     }
 
-    /// Says in what a counter differs from this, if in anything.
-    pub fn compare(&self, held: &CounterState, now: Millis) -> Result<(), String> {
-        let counter = &held.counter;
-        if held.expires_at.map(|at| at.0) != self.expires {
-            return Err(format!("expected to expire at {:?}, found {:?}", self.expires, held.expires_at));
+    /// Compares a counter with this one; the error describes the difference.
+    pub fn compare(&self, state: &CounterState, now: Millis) -> Result<(), String> {
+        let counter = &state.counter;
+        if state.expires_at.map(|at| at.0) != self.expires {
+            return Err(format!("expected to expire at {:?}, found {:?}", self.expires, state.expires_at));
         }
         let capped = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
         let expected = (self.value, capped(self.plus), capped(self.minus), (self.min, self.max));

@@ -1,11 +1,11 @@
-//! Pseudo-random numbers that are the same on every machine and for ever: a seed names a run.
+//! Pseudo-random numbers that are the same on every machine and in every version, so that a seed reproduces a run.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, good enough to choose faults, nothing to install.
+/// SplitMix64 (Steele, Lea, Flood 2014): one word of state, good enough to choose faults, no dependency.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The sequence that `seed` names.
+    /// The sequence of `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
@@ -20,9 +20,9 @@ impl Rng {
         word ^ (word >> 31)
     }
 
-    /// A number below `bound`, or zero when the bound is.
+    /// A number below `bound`, or zero if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The bias is far below what any simulation could notice.
+        // The bias is negligible.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -43,14 +43,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_names_one_sequence_on_every_machine() {
+    fn a_seed_gives_the_same_sequence_on_every_machine() {
         let mut rng = Rng::new(1_234_567);
         assert_eq!(rng.next_u64(), 6_457_827_717_110_365_317);
         assert_eq!(rng.next_u64(), 3_203_168_211_198_807_973);
     }
 
     #[test]
-    fn numbers_stay_below_their_bound_and_reach_all_of_it() {
+    fn numbers_cover_the_range_below_their_bound() {
         let mut rng = Rng::new(7);
         let mut seen = [false; 10];
         for _ in 0..1000 {

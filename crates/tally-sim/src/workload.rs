@@ -1,4 +1,4 @@
-//! What simulated callers ask for, drawn from a seed.
+//! Random submissions of simulated callers.
 
 use tally_core::event::{
     AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound,
@@ -9,22 +9,22 @@ use tally_core::time::Millis;
 use crate::model::Event;
 use crate::rng::Rng;
 
-/// The counter every submission adds one to: its value says how many submissions are in a state.
+/// The counter that every submission increments: its value is the number of submissions in a state.
 pub const SUBMISSIONS: &str = "submissions";
 
-/// Counters, ids and sizes to draw from.
+/// The counters, request ids and sizes to choose from.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// The counters, the one of [`SUBMISSIONS`] not among them.
+    /// The counters, without [`SUBMISSIONS`].
     pub keys: Vec<Key>,
-    /// Different request ids.
+    /// Number of distinct request ids.
     pub ids: u64,
-    /// Most events of a submission.
+    /// Most random events of a submission.
     pub events_max: u64,
 }
 
 impl Workload {
-    /// Few counters that meet all the time, in two namespaces and none, inline and long.
+    /// Few, contended counters: in two namespaces and in none, inline and out of line.
     #[must_use]
     pub fn lively() -> Workload {
         let long = "likes:a counter with a name of more than twenty-one bytes";
@@ -32,25 +32,25 @@ impl Workload {
         Workload { keys: names.iter().filter_map(|name| Key::new(name).ok()).collect(), ids: 12, events_max: 6 }
     }
 
-    /// More counters than the smallest memory holds.
+    /// More counters than fit in memory.
     #[must_use]
     pub fn crowded() -> Workload {
         let keys = (0..12_000).filter_map(|number| Key::new(format!("c:{number}")).ok()).collect();
         Workload { keys, ids: 400, events_max: 150 }
     }
 
-    /// One of the counters.
+    /// A random counter.
     #[must_use]
     pub fn key(&self, rng: &mut Rng) -> Key {
         self.keys[rng.below(self.keys.len() as u64) as usize].clone()
     }
 
-    /// A submission: the counter of submissions, then events of every kind.
+    /// A submission with events of every kind.
     #[must_use]
     pub fn submission(&self, rng: &mut Rng, now: Millis) -> Vec<Event> {
         let more = rng.below(self.events_max + 1);
-        let mut events = counted((0..more).map(|_| self.event(rng, now)));
-        // Pipelines say the same many times.
+        let mut events = with_submission_count((0..more).map(|_| self.event(rng, now)));
+        // Pipelines often repeat the same command.
         if rng.one_in(6) {
             let event = Event::add(&self.key(rng), amount(rng));
             events.extend(std::iter::repeat_n(event, 2 + rng.below(40) as usize));
@@ -58,20 +58,20 @@ impl Workload {
         events
     }
 
-    /// A submission that only looks.
+    /// A read-only submission.
     #[must_use]
-    pub fn looks(&self, rng: &mut Rng) -> Vec<Event> {
-        (0..=rng.below(3)).map(|_| self.look(rng)).collect()
+    pub fn reads(&self, rng: &mut Rng) -> Vec<Event> {
+        (0..=rng.below(3)).map(|_| self.read(rng)).collect()
     }
 
-    fn look(&self, rng: &mut Rng) -> Event {
-        let look = if rng.one_in(2) { Field::Value } else { Field::Expiry };
-        Event { change: Change::Read(look), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
+    fn read(&self, rng: &mut Rng) -> Event {
+        let field = if rng.one_in(2) { Field::Value } else { Field::Expiry };
+        Event { change: Change::Read(field), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
     }
 
     fn event(&self, rng: &mut Rng, now: Millis) -> Event {
         if rng.one_in(10) {
-            return self.look(rng);
+            return self.read(rng);
         }
         let id = rng.one_in(4).then(|| rng.below(self.ids).to_string().into_bytes());
         let change = change(rng, now);
@@ -80,15 +80,15 @@ impl Workload {
             let bounds = rng.one_in(2).then(|| bounds(rng));
             let only_if_none = rng.one_in(2);
             let expiry =
-                rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| moment(rng, now)), only_if_none });
+                rng.one_in(2).then(|| AddExpiry { at: (!rng.one_in(5)).then(|| deadline(rng, now)), only_if_none });
             Details { bounds, expiry, ..Details::default() }
         });
         Event { key: self.key(rng), change, id, details, grouped: rng.one_in(6) }
     }
 }
 
-/// A submission of these events: the counter of submissions comes first.
-pub fn counted(events: impl IntoIterator<Item = Event>) -> Vec<Event> {
+/// Puts an increment of [`SUBMISSIONS`] before these events.
+pub fn with_submission_count(events: impl IntoIterator<Item = Event>) -> Vec<Event> {
     let first = Key::new(SUBMISSIONS).ok().map(|key| Event::add(&key, 1));
     first.into_iter().chain(events).collect()
 }
@@ -108,7 +108,7 @@ fn change(rng: &mut Rng, now: Millis) -> Change {
         3 => Change::Adjust { delta: amount(rng), why: why(rng) },
         4 | 5 => Change::Delete(why(rng)),
         7 | 8 => {
-            let at = (!rng.one_in(5)).then(|| moment(rng, now));
+            let at = (!rng.one_in(5)).then(|| deadline(rng, now));
             Change::Expire { at, when: expiry_condition(rng) }
         }
         _ => Change::Add(amount(rng)),
@@ -127,7 +127,7 @@ fn expiry(rng: &mut Rng, now: Millis) -> Expiry {
     match rng.below(3) {
         0 => Expiry::Keep,
         1 => Expiry::Never,
-        _ => Expiry::At(moment(rng, now)),
+        _ => Expiry::At(deadline(rng, now)),
     }
 }
 
@@ -142,8 +142,8 @@ fn expiry_condition(rng: &mut Rng) -> ExpiryCondition {
     }
 }
 
-/// When to expire: mostly soon, sometimes at once or just past, sometimes far away.
-fn moment(rng: &mut Rng, now: Millis) -> Deadline {
+/// A random deadline: mostly soon, sometimes at once or just past, sometimes far in the future.
+fn deadline(rng: &mut Rng, now: Millis) -> Deadline {
     let millis = match rng.below(6) {
         0 => 0,
         1 => rng.below(40 * 3_600_000),
@@ -155,7 +155,7 @@ fn moment(rng: &mut Rng, now: Millis) -> Deadline {
     }
 }
 
-/// Mostly small; sometimes so large that a few of them overflow.
+/// A random amount: mostly small, sometimes so large that a few overflow.
 fn amount(rng: &mut Rng) -> i64 {
     let amount = match rng.below(24) {
         0 | 1 => rng.below(1 << 40) as i64,

@@ -1,8 +1,7 @@
-//! A world of one engine: its disk, its clock, its callers, and everything that must hold in it.
+//! A simulated world with one engine: its disk, its clock, its callers, and the invariants.
 //!
-//! The world goes through lives. A life begins by opening what the disk holds and comparing it with the history, goes
-//! on step by step on one thread, and ends in a clean stop, a killed process or a power cut. Everything that happens
-//! follows from the seed.
+//! The engine goes through a sequence of lives. Each life opens the disk and compares its content with the history, runs
+//! step by step on one thread, and ends in a clean stop, a killed process or a power cut. The seed determines all of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,15 +17,15 @@ use tally_engine::{Durability, Machine, Settings};
 
 use crate::disk::{Loss, SimDisk};
 use crate::history::History;
-use crate::life::{Life, at_once};
+use crate::life::{Life, ready};
 use crate::model;
 use crate::rng::Rng;
-use crate::workload::{SUBMISSIONS, Workload, counted};
+use crate::workload::{SUBMISSIONS, Workload, with_submission_count};
 
-/// What does not hold, in words.
+/// A result whose error describes the violated invariant.
 pub type Verdict<T = ()> = Result<T, String>;
 
-/// Returns what does not hold.
+/// Returns an error with this message unless the condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($holds:expr, $($words:tt)+) => {
@@ -36,7 +35,7 @@ macro_rules! ensure {
     };
 }
 
-/// Clocks that stand still until they are told to go on.
+/// A wall clock and a monotonic clock that advance only when told to.
 #[derive(Debug, Default)]
 pub struct SimClock {
     wall_ms: AtomicU64,
@@ -48,7 +47,7 @@ impl SimClock {
         SimClock { wall_ms: AtomicU64::new(wall_ms), elapsed_ms: AtomicU64::new(0) }
     }
 
-    /// Sets the wall clock back, as operators and time servers do.
+    /// Sets the wall clock back, like an operator or a time server.
     pub fn set_back(&self, ms: u64) {
         self.wall_ms.fetch_sub(ms, Ordering::Relaxed);
     }
@@ -58,7 +57,7 @@ impl SimClock {
         self.wall_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
-    /// Lets time pass.
+    /// Advances both clocks.
     pub fn advance(&self, ms: u64) {
         self.wall_ms.fetch_add(ms, Ordering::Relaxed);
         self.elapsed_ms.fetch_add(ms, Ordering::Relaxed);
@@ -77,19 +76,19 @@ impl Clock for SimClock {
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// How often things happened: a simulation that never gets into trouble proves nothing.
+        /// How often each kind of event happened. A simulation in which nothing goes wrong proves nothing.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Observed {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Observed {
-            /// Takes in what another world has seen.
+            /// Adds the counts of another world.
             pub fn add(&mut self, other: &Observed) {
                 $(self.$name += other.$name;)*
             }
 
-            /// What happened least, and how often.
+            /// The rarest kind of event and its count.
             #[must_use]
             pub fn rarest(&self) -> (u64, &'static str) {
                 [$((self.$name, stringify!($name))),*].into_iter().min().unwrap_or_default()
@@ -101,7 +100,7 @@ macro_rules! counts {
 counts! {
     /// Power cuts.
     crashes,
-    /// Power cuts while a crash was being recovered from.
+    /// Power cuts during recovery.
     crashes_while_opening,
     /// Processes killed.
     kills,
@@ -109,35 +108,35 @@ counts! {
     stops,
     /// Syncs made to fail.
     failed_syncs,
-    /// Sealed batches that a crash took back.
+    /// Sealed batches lost in a crash.
     batches_lost,
-    /// Sealed batches that survived although nobody was told.
+    /// Sealed batches that survived a crash without having been acknowledged.
     batches_found,
     /// Submissions acknowledged.
     acknowledged,
-    /// Questions answered.
+    /// Reads answered.
     readings,
-    /// Questions that had to wait for a flush.
+    /// Reads that had to wait for a flush.
     readings_withheld,
     /// Submissions refused because the disk was full.
     refused_full,
     /// Flushes.
     flushes,
-    /// Checkpoints in force.
+    /// Checkpoints completed.
     checkpoints,
-    /// Checkpoints given up.
+    /// Checkpoints abandoned.
     checkpoints_failed,
     /// Merges.
     merges,
-    /// Memory became whole after a restart, or had no room for all.
+    /// Warming after a restart finished, because everything is resident or memory is full.
     warmed,
-    /// Flushes that went on in another segment.
+    /// Flushes that started a new segment.
     rolls,
-    /// Segments given up.
+    /// Times that segments were trimmed.
     trims,
-    /// Submissions that only read.
-    looks,
-    /// Counters found to have expired and swept.
+    /// Read-only submissions.
+    reads,
+    /// Expired counters swept.
     sweeps,
     /// Steps of the wall clock.
     clock_steps,
@@ -151,17 +150,17 @@ pub struct World {
     pub disk: SimDisk,
     /// The clock.
     pub clock: Arc<SimClock>,
-    /// Where every choice comes from.
+    /// The source of every random choice.
     pub rng: Rng,
-    /// What callers draw from.
+    /// What callers submit.
     pub workload: Workload,
-    /// What happened.
+    /// The batches so far.
     pub history: History,
-    /// How often.
-    pub seen: Observed,
-    /// Requests that a crash took back, to be sent again.
+    /// How often each kind of event happened.
+    pub observed: Observed,
+    /// Requests lost in a crash, to be retried.
     pub lost: Vec<model::Event>,
-    /// Whether a sync was made to fail that nobody may have met yet.
+    /// Whether the disk may still have a sync failure to inject.
     pub(crate) sync_fails: bool,
     settings: Settings,
 }
@@ -176,10 +175,10 @@ impl World {
             rng: Rng::new(seed),
             workload,
             history: History::default(),
-            seen: Observed::default(),
+            observed: Observed::default(),
             lost: Vec::new(),
             sync_fails: false,
-            // The smallest memory that holds one chunk of counters.
+            // Just enough memory for one chunk of counters.
             settings: Settings {
                 memory_bytes: 1_400_000,
                 segment_bytes,
@@ -189,15 +188,14 @@ impl World {
         }
     }
 
-    /// Opens what the disk holds. If the disk crashes meanwhile, cuts the power and tries again: that must work.
-    /// What is found must be what the history says.
+    /// Opens the disk and compares the state with the history. If the disk crashes meanwhile, cuts the power and retries.
     pub fn open(&mut self) -> Verdict<Machine> {
         loop {
             let checked = check_disk(&self.disk.disk(), &mut |_, _| {});
             let clock = Arc::clone(&self.clock);
             let opened = Machine::open(self.disk.disk(), clock, self.settings, &mut |_, _| {});
             if self.disk.crashed() {
-                self.seen.crashes_while_opening += 1;
+                self.observed.crashes_while_opening += 1;
                 drop(opened);
                 let seed = self.rng.next_u64();
                 self.disk.power_cut(seed);
@@ -206,16 +204,17 @@ impl World {
             if opened.is_err() && std::mem::take(&mut self.sync_fails) {
                 continue;
             }
-            let machine = opened.map_err(|error| format!("the disk does not open: {error}; check says {checked:?}"))?;
-            checked.map_err(|error| format!("the disk opens, and check says: {error}"))?;
-            self.recognise(&machine)?;
+            let machine =
+                opened.map_err(|error| format!("the disk does not open: {error}; the check reports {checked:?}"))?;
+            checked.map_err(|error| format!("the disk opens, but the check reports: {error}"))?;
+            self.check_recovery(&machine)?;
             return Ok(machine);
         }
     }
 
     /// Cuts the power.
     pub fn power_cut(&mut self, loss: Option<Loss>) {
-        self.seen.crashes += 1;
+        self.observed.crashes += 1;
         let seed = self.rng.next_u64();
         match loss {
             Some(loss) => self.disk.power_cut_losing(loss, seed),
@@ -223,39 +222,39 @@ impl World {
         }
     }
 
-    /// Compares everything that can be seen of a machine that was just opened with the history.
-    fn recognise(&mut self, machine: &Machine) -> Verdict {
+    /// Compares the observable state of a freshly opened machine with the history.
+    fn check_recovery(&mut self, machine: &Machine) -> Verdict {
         let key = Key::new(SUBMISSIONS).map_err(|error| error.to_string())?;
-        let found = at_once(machine.read(&[key], Durability::Flushed))?.map_err(|error| error.to_string())?;
+        let found = ready(machine.read(&[key], Durability::Flushed))?.map_err(|error| error.to_string())?;
         let (sealed, flushed) = (self.history.sealed(), self.history.flushed());
         let mut lost = self.history.survived(found[0].value)?;
-        self.seen.batches_found += self.history.flushed() - flushed;
-        self.seen.batches_lost += sealed - self.history.flushed();
+        self.observed.batches_found += self.history.flushed() - flushed;
+        self.observed.batches_lost += sealed - self.history.flushed();
         self.lost.append(&mut lost);
         self.compare_all(machine)
     }
 
-    /// Compares the whole state with the model, when nothing is on its way.
+    /// Compares the whole state with the model. No call may be in progress.
     pub fn compare_all(&mut self, machine: &Machine) -> Verdict {
         let model = self.history.applied();
         let now = machine.now();
-        // Of a crowd a sample will do.
+        // A sample is enough if there are many counters.
         let step = self.workload.keys.len().div_ceil(64);
         let first = self.rng.below(step as u64) as usize;
         for key in self.workload.keys.iter().skip(first).step_by(step) {
-            let stats = at_once(machine.stats(key, Durability::Flushed))?.map_err(|error| error.to_string())?;
-            compare_stats(&stats, model.seen(key, now), now).map_err(|what| format!("{key:?}: {what}"))?;
-            let ledger = at_once(machine.ledger(key, 0, 1000))?.map_err(|error| error.to_string())?;
+            let stats = ready(machine.stats(key, Durability::Flushed))?.map_err(|error| error.to_string())?;
+            compare_stats(&stats, model.visible(key, now), now).map_err(|what| format!("{key:?}: {what}"))?;
+            let ledger = ready(machine.ledger(key, 0, 1000))?.map_err(|error| error.to_string())?;
             let expected = model.ledger.get(key).map_or(&[][..], Vec::as_slice);
             ensure!(ledger == expected, "the ledger of {key:?} is {ledger:?} instead of {expected:?}");
         }
         let limit = [1, 3, 1000][self.rng.below(3) as usize].max(model.counters.len() / 20);
         compare_list(machine, model, now, limit)?;
-        let exist = model.all_seen(now).count() as u64;
-        let counted = at_once(machine.count(Durability::Flushed))?.map_err(|error| error.to_string())?;
-        ensure!(counted >= exist, "{counted} counters, and {exist} exist");
-        let sampled = at_once(machine.sample(self.rng.next_u64()))?.map_err(|error| error.to_string())?;
-        let exists = sampled.as_ref().map(|key| model.seen(key, now).is_some());
+        let exist = model.all_visible(now).count() as u64;
+        let counted = ready(machine.count(Durability::Flushed))?.map_err(|error| error.to_string())?;
+        ensure!(counted >= exist, "the count is {counted}, but {exist} counters exist");
+        let sampled = ready(machine.sample(self.rng.next_u64()))?.map_err(|error| error.to_string())?;
+        let exists = sampled.as_ref().map(|key| model.visible(key, now).is_some());
         ensure!(exists == (exist > 0).then_some(true), "sampled {sampled:?} of {exist}");
         Ok(())
     }
@@ -266,14 +265,14 @@ fn compare_list(machine: &Machine, model: &model::Model, now: Millis, limit: usi
     let mut after = None;
     loop {
         let request = PageRequest { prefix: Vec::new(), after, limit };
-        let page = at_once(machine.list(&request))?.map_err(|error| error.to_string())?;
+        let page = ready(machine.list(&request))?.map_err(|error| error.to_string())?;
         listed.extend(page.items.into_iter().map(|(key, reading)| (key, reading.value)));
         after = page.next;
         if after.is_none() {
             break;
         }
     }
-    let expected: Vec<(Key, i64)> = model.all_seen(now).map(|(key, life)| (key.clone(), life.value)).collect();
+    let expected: Vec<(Key, i64)> = model.all_visible(now).map(|(key, counter)| (key.clone(), counter.value)).collect();
     let first = listed.iter().zip(&expected).position(|(found, expected)| found != expected);
     let at = first.unwrap_or(listed.len().min(expected.len()));
     let lengths = (listed.len(), expected.len());
@@ -282,21 +281,24 @@ fn compare_list(machine: &Machine, model: &model::Model, now: Millis, limit: usi
     Ok(())
 }
 
-fn compare_stats(stats: &Stats, expected: Option<&model::Life>, now: Millis) -> Verdict {
-    let Some(life) = expected else {
+fn compare_stats(stats: &Stats, expected: Option<&model::ModelCounter>, now: Millis) -> Verdict {
+    let Some(counter) = expected else {
         let reading = stats.reading;
         ensure!(!reading.exists && reading.value == 0, "it exists: {stats:?}");
         return Ok(());
     };
     let cap = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
-    let expected = (true, life.value, cap(life.plus), cap(life.minus), life.min, life.max);
+    let expected = (true, counter.value, cap(counter.plus), cap(counter.minus), counter.min, counter.max);
     let reading = stats.reading;
     let found = (reading.exists, reading.value, stats.increments, stats.decrements, stats.min, stats.max);
     ensure!(found == expected, "found {found:?} instead of {expected:?}");
     let times = (reading.created_at, reading.updated_at);
-    ensure!(times == (Some(Millis(life.created)), Some(Millis(life.updated))), "wrong times: {stats:?}, {life:?}");
-    ensure!(reading.expires_at == life.expires.map(Millis), "wrong expiry: {stats:?}, {life:?}");
-    if let Some(expected) = life.rates(now) {
+    ensure!(
+        times == (Some(Millis(counter.created)), Some(Millis(counter.updated))),
+        "wrong times: {stats:?}, {counter:?}"
+    );
+    ensure!(reading.expires_at == counter.expires.map(Millis), "wrong expiry: {stats:?}, {counter:?}");
+    if let Some(expected) = counter.rates(now) {
         let found = [stats.rate_1s, stats.rate_1m, stats.rate_1h];
         ensure!(found == expected, "rates {found:?} instead of {expected:?}");
     }
@@ -304,28 +306,28 @@ fn compare_stats(stats: &Stats, expected: Option<&model::Life>, now: Millis) -> 
 }
 
 impl World {
-    /// Makes sure that every counter exists, in a life of its own.
+    /// Creates every counter that does not exist, in a separate life.
     pub fn fill(&mut self) -> Verdict {
         self.disk.set_capacity(u64::MAX);
         let machine = self.open()?;
         let now = machine.now();
-        let missing = |key: &&Key| self.history.applied().seen(key, now).is_none();
+        let missing = |key: &&Key| self.history.applied().visible(key, now).is_none();
         let missing: Vec<Key> = self.workload.keys.iter().filter(missing).cloned().collect();
         let mut life = Life::new(self, &machine);
         for some in missing.chunks(1000) {
             let events = some.iter().map(|key| model::Event::add(key, 1));
-            life.submit_these(counted(events), Durability::Flushed)?;
+            life.submit_these(with_submission_count(events), Durability::Flushed)?;
             life.settle()?;
-            life.whole_checkpoint()?;
-            ensure!(!life.is_over() || life.world.sync_fails, "the engine stopped while nothing failed");
-            if life.is_over() {
+            life.full_checkpoint()?;
+            ensure!(!life.is_stopped() || life.world.sync_fails, "the engine stopped although nothing failed");
+            if life.is_stopped() {
                 break;
             }
         }
-        life.answer()
+        life.check_answers()
     }
 
-    /// Goes through one life: opens, lives for so many steps, and dies somehow.
+    /// Runs one life: opens the engine, performs `steps` steps, and ends it in a random way.
     pub fn live(&mut self, steps: u64) -> Verdict {
         self.disk.set_capacity(u64::MAX);
         if self.rng.one_in(5) {
@@ -343,26 +345,26 @@ impl World {
                 _ => {}
             }
             life.step().map_err(|what| format!("step {step}: {what}"))?;
-            if life.is_over() {
+            if life.is_stopped() {
                 break;
             }
         }
-        if how == 7 && !life.is_over() {
+        if how == 7 && !life.is_stopped() {
             life.stop()?;
         }
         drop(life);
         drop(machine);
-        // A process that dies leaves the page cache behind; a power cut does not.
+        // The page cache survives a killed process but not a power cut.
         if self.disk.crashed() || self.rng.one_in(2) {
             self.power_cut(None);
         } else {
-            self.seen.kills += 1;
+            self.observed.kills += 1;
             self.disk.crash_at(u64::MAX);
         }
         Ok(())
     }
 
-    /// Makes the disk crash at one of its next operations.
+    /// Makes the disk crash within the next `operations` operations.
     pub fn crash_within(&mut self, operations: u64) {
         self.disk.crash_at(self.disk.operations() + 1 + self.rng.below(operations));
     }

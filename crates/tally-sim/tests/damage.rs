@@ -1,4 +1,4 @@
-//! A damaged store: found when it is read, named, and the end of the engine rather than of some counters.
+//! A damaged store: reading the damage reports file and offset and stops the engine.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use tally_core::key::{Key, KeyRef};
 use tally_core::surface::{EngineError, Health};
 use tally_engine::{Durability, Machine, Nudge, Settings, Step};
 use tally_sim::SimDisk;
-use tally_sim::life::at_once;
+use tally_sim::life::ready;
 use tally_sim::world::SimClock;
 
 const COUNTERS: usize = 300;
@@ -20,7 +20,7 @@ fn open(sim: &SimDisk) -> Machine {
     Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {}).unwrap()
 }
 
-fn add_to_all(machine: &Machine) -> Result<(), EngineError> {
+fn increment_all(machine: &Machine) -> Result<(), EngineError> {
     let mut events = machine.events();
     for number in 0..COUNTERS {
         events.add(KeyRef::new(format!("stock:{number:05}").as_bytes()).unwrap(), 1);
@@ -31,7 +31,7 @@ fn add_to_all(machine: &Machine) -> Result<(), EngineError> {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => receipt.map(|_| ()),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 
@@ -39,7 +39,7 @@ fn add_to_all(machine: &Machine) -> Result<(), EngineError> {
 fn damaged() -> SimDisk {
     let sim = SimDisk::new(1);
     let machine = open(&sim);
-    add_to_all(&machine).unwrap();
+    increment_all(&machine).unwrap();
     let mut checkpoint = machine.checkpoint().unwrap();
     while checkpoint.step().unwrap() != Step::Done {}
     drop(checkpoint);
@@ -61,7 +61,7 @@ fn a_read_that_meets_damage_stops_the_engine_and_names_file_and_offset() {
     let sim = damaged();
     let machine = open(&sim);
     let key = Key::new("stock:00000").unwrap();
-    let error = at_once(machine.read(&[key], Durability::Flushed)).unwrap().unwrap_err();
+    let error = ready(machine.read(&[key], Durability::Flushed)).unwrap().unwrap_err();
     assert_stopped(&machine, &error);
 }
 
@@ -69,13 +69,13 @@ fn a_read_that_meets_damage_stops_the_engine_and_names_file_and_offset() {
 fn a_write_that_meets_damage_changes_nothing_and_stops_the_engine() {
     let sim = damaged();
     let machine = open(&sim);
-    let error = add_to_all(&machine).unwrap_err();
+    let error = increment_all(&machine).unwrap_err();
     assert_stopped(&machine, &error);
-    assert!(add_to_all(&machine).is_err());
+    assert!(increment_all(&machine).is_err());
 }
 
 #[test]
-fn filling_memory_after_a_restart_finds_damage_that_nobody_asked_for() {
+fn warming_after_a_restart_finds_damage_that_no_call_has_met() {
     let sim = damaged();
     let machine = open(&sim);
     let error = machine.warm(&mut Vec::new(), COUNTERS).unwrap_err();

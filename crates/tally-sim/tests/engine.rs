@@ -1,5 +1,4 @@
-//! The engine in a world that fails: whatever was acknowledged is there afterwards, exactly once, and nothing was
-//! shown that a crash could take back.
+//! The engine under crashes and faults: acknowledged writes survive exactly once, and reads return only durable state.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -14,10 +13,10 @@ use tally_core::surface::Health;
 use tally_core::time::Millis;
 use tally_engine::store::{Entry, Store};
 use tally_engine::{DirId, Durability, Machine, Seal, Settings};
-use tally_sim::life::{Life, at_once};
+use tally_sim::life::{Life, ready};
 use tally_sim::model::{Event, push_all};
 use tally_sim::rng::Rng;
-use tally_sim::workload::{Workload, counted};
+use tally_sim::workload::{Workload, with_submission_count};
 use tally_sim::world::Observed;
 use tally_sim::{Loss, World};
 
@@ -46,7 +45,7 @@ fn total(all: &[Observed]) -> Observed {
 }
 
 #[test]
-fn what_was_acknowledged_survives_exactly_once_and_nothing_was_shown_too_early() {
+fn acknowledged_writes_survive_exactly_once_and_reads_return_only_durable_state() {
     let mut all = Vec::new();
     for seed in seeds(SEEDS_DEFAULT) {
         let mut world = world(seed);
@@ -55,19 +54,19 @@ fn what_was_acknowledged_survives_exactly_once_and_nothing_was_shown_too_early()
                 panic!("TALLY_SEED={seed}, life {life}, {what}");
             }
         }
-        all.push(world.seen);
+        all.push(world.observed);
     }
     let seen = total(&all);
     println!("{seen:?}");
     if all.len() >= 500 {
-        assert!(seen.rarest().0 > 50, "a simulation that never gets into trouble proves nothing: {seen:?}");
+        assert!(seen.rarest().0 > 50, "a simulation in which nothing goes wrong proves nothing: {seen:?}");
     }
 }
 
-/// Found by seed 141. A merge forgot ids by the time of batches that the store did not reflect yet; a crash then
-/// replayed an earlier batch, to which the id was new.
+/// Found by seed 141. A merge dropped ids that had expired by the time of batches that were not in the store yet; after a
+/// crash, replay applied an earlier batch, for which the id was then new.
 #[test]
-fn a_merge_forgets_no_request_that_a_replay_may_ask_for() {
+fn a_merge_drops_no_request_id_that_a_replay_needs() {
     const HOUR_MS: u64 = 3_600_000;
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
@@ -75,23 +74,23 @@ fn a_merge_forgets_no_request_that_a_replay_may_ask_for() {
     let mut run = || {
         let machine = world.open()?;
         let mut life = Life::new(&mut world, &machine);
-        life.submit_these(counted([request.clone()]), Durability::Flushed)?;
+        life.submit_these(with_submission_count([request.clone()]), Durability::Flushed)?;
         life.settle()?;
-        life.whole_checkpoint()?;
-        // Runs enough for a merge.
+        life.full_checkpoint()?;
+        // Enough runs for a merge.
         for _ in 0..4 {
-            life.submit_these(counted([Event::add(&key, 1)]), Durability::Flushed)?;
+            life.submit_these(with_submission_count([Event::add(&key, 1)]), Durability::Flushed)?;
             life.settle()?;
-            life.whole_checkpoint()?;
+            life.full_checkpoint()?;
         }
         life.world.clock.advance(20 * HOUR_MS);
-        life.submit_these(counted([request.clone()]), Durability::Flushed)?;
+        life.submit_these(with_submission_count([request.clone()]), Durability::Flushed)?;
         life.settle()?;
         life.world.clock.advance(10 * HOUR_MS);
-        life.submit_these(counted([Event::add(&key, 1)]), Durability::Flushed)?;
+        life.submit_these(with_submission_count([Event::add(&key, 1)]), Durability::Flushed)?;
         life.seal()?;
         life.merge()?;
-        assert_eq!(life.world.seen.merges, 1);
+        assert_eq!(life.world.observed.merges, 1);
         drop(life);
         drop(machine);
         world.power_cut(Some(Loss::Everything));
@@ -100,10 +99,9 @@ fn a_merge_forgets_no_request_that_a_replay_may_ask_for() {
     assert_eq!(run(), Ok(()));
 }
 
-/// Disk and memory are both too small: counters leave memory, captures take many slices and runs, batches wait for
-/// checkpoints.
+/// Counters are evicted, captures take many slices and runs, and batches wait for checkpoints.
 #[test]
-fn a_crowd_of_counters_survives_too() {
+fn many_counters_survive_with_little_memory_and_disk() {
     let mut seen = Observed::default();
     for seed in seeds(24).take(200) {
         let mut world = World::new(seed, Workload::crowded(), 256 << 10);
@@ -112,19 +110,19 @@ fn a_crowd_of_counters_survives_too() {
                 panic!("TALLY_SEED={seed}, crowded, life {life}, {what}");
             }
         }
-        seen.add(&world.seen);
+        seen.add(&world.observed);
     }
     println!("{seen:?}");
 }
 
 #[test]
-fn a_seed_names_one_run() {
+fn a_seed_reproduces_its_run() {
     let run = |seed| {
         let mut world = world(seed);
         for _ in 0..4 {
             world.live(90).unwrap();
         }
-        (world.seen, world.disk.contents())
+        (world.observed, world.disk.contents())
     };
     for seed in 0..10 {
         assert_eq!(run(seed), run(seed));
@@ -132,8 +130,8 @@ fn a_seed_names_one_run() {
     assert_ne!(run(1), run(2));
 }
 
-/// Everything an engine does to its disk, in an order that never changes: flushes, rolls, checkpoints, merges, trims,
-/// a clean stop and another start.
+/// Every disk operation of an engine in a fixed order: flushes, rolls, checkpoints, merges, trims, a clean stop and a
+/// restart.
 fn scenario(world: &mut World) -> Result<(), String> {
     for _ in 0..2 {
         let machine = world.open()?;
@@ -144,28 +142,28 @@ fn scenario(world: &mut World) -> Result<(), String> {
             life.seal()?;
             life.submit()?;
             life.seal()?;
-            // Sees what is not flushed yet.
-            life.look()?;
+            // Reads unflushed state.
+            life.read()?;
             life.seal()?;
-            life.answer()?;
+            life.check_answers()?;
             life.flush()?;
-            life.answer()?;
+            life.check_answers()?;
             life.maintain();
             life.world.clock.advance(300);
             if round % 2 == 1 {
-                // A batch in the middle of a checkpoint, to be flushed before it may count.
+                // A batch during a checkpoint, which must be flushed before the checkpoint is committed.
                 life.checkpoint()?;
                 life.checkpoint()?;
                 life.submit()?;
                 life.seal()?;
-                life.whole_checkpoint()?;
+                life.full_checkpoint()?;
                 life.maintain();
                 life.sweep()?;
                 life.settle()?;
                 life.merge()?;
             }
-            life.answer()?;
-            if life.is_over() {
+            life.check_answers()?;
+            if life.is_stopped() {
                 return Ok(());
             }
         }
@@ -175,12 +173,12 @@ fn scenario(world: &mut World) -> Result<(), String> {
 }
 
 #[test]
-fn a_crash_at_every_single_operation_loses_nothing_that_was_acknowledged() {
+fn a_crash_at_any_operation_loses_no_acknowledged_write() {
     let quiet = |seed| World::new(seed, Workload::lively(), 1_024);
     let mut calm = quiet(3);
     scenario(&mut calm).unwrap();
-    println!("{} operations, {:?}", calm.disk.operations(), calm.seen);
-    let seen = calm.seen;
+    println!("{} operations, {:?}", calm.disk.operations(), calm.observed);
+    let seen = calm.observed;
     assert!(
         seen.flushes > 20 && seen.rolls > 4 && seen.checkpoints > 6 && seen.merges > 1 && seen.trims > 2,
         "{seen:?}"
@@ -194,7 +192,7 @@ fn a_crash_at_every_single_operation_loses_nothing_that_was_acknowledged() {
                 if world.disk.crashed() {
                     world.power_cut(Some(loss));
                 }
-                // A second life, to see that the first recovery left something to build on.
+                // A second life, to check that the first recovery left a usable state.
                 let machine = world.open()?;
                 let mut life = Life::new(world, &machine);
                 life.submit()?;
@@ -211,33 +209,33 @@ fn a_crash_at_every_single_operation_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// A full disk refuses what would need room, goes on with everything else, and recovers when there is room.
+/// Only what needs space is refused.
 #[test]
-fn a_full_disk_refuses_writes_until_there_is_room() {
+fn a_full_disk_refuses_writes_until_there_is_space() {
     for seed in 0..50 {
         let mut world = world(seed);
         let mut run = || {
             let machine = world.open()?;
             let mut life = Life::new(&mut world, &machine);
             life.world.disk.set_capacity(life.world.disk.used_bytes());
-            let full = |life: &Life<'_>| life.world.seen.refused_full;
+            let full = |life: &Life<'_>| life.world.observed.refused_full;
             while full(&life) < 20 {
                 life.submit()?;
                 life.settle()?;
                 life.checkpoint()?;
                 life.ask()?;
-                life.answer()?;
-                assert!(!life.is_over());
+                life.check_answers()?;
+                assert!(!life.is_stopped());
             }
             assert_eq!(machine.health(), Health::DiskFull);
             life.world.disk.set_capacity(u64::MAX);
-            let (refused, acknowledged) = (full(&life), life.world.seen.acknowledged);
+            let (refused, acknowledged) = (full(&life), life.world.observed.acknowledged);
             for _ in 0..20 {
                 life.submit()?;
                 life.settle()?;
-                life.whole_checkpoint()?;
+                life.full_checkpoint()?;
             }
-            assert_eq!((full(&life), life.world.seen.acknowledged), (refused, acknowledged + 20));
+            assert_eq!((full(&life), life.world.observed.acknowledged), (refused, acknowledged + 20));
             assert_eq!(machine.health(), Health::Ready);
             drop(life);
             drop(machine);
@@ -248,7 +246,7 @@ fn a_full_disk_refuses_writes_until_there_is_room() {
     }
 }
 
-/// A failed sync is never tried again: the engine is poisoned, says so, acknowledges nothing and shows nothing.
+/// A failed sync is never retried: the engine reports that it is poisoned and answers nothing more.
 #[test]
 fn a_failed_flush_poisons_the_engine() {
     for seed in 0..50 {
@@ -266,19 +264,19 @@ fn a_failed_flush_poisons_the_engine() {
             life.submit()?;
             life.fail_a_sync();
             life.flush()?;
-            assert!(life.is_over() && matches!(machine.health(), Health::Poisoned(_)));
-            let acknowledged = life.world.seen.acknowledged;
+            assert!(life.is_stopped() && matches!(machine.health(), Health::Poisoned(_)));
+            let acknowledged = life.world.observed.acknowledged;
             for _ in 0..5 {
                 life.submit()?;
                 life.seal()?;
                 assert!(machine.flush() != Ok(true));
                 life.ask()?;
-                life.answer()?;
+                life.check_answers()?;
             }
-            assert!(life.world.seen.acknowledged <= acknowledged + 1, "only what asked for no flush");
+            assert!(life.world.observed.acknowledged <= acknowledged + 1, "only submissions with `Applied`");
             drop(life);
             drop(machine);
-            // The process is restarted on a disk that lies about what it holds; only then does the power go.
+            // The process restarts while the page cache still shows what is not durable; only then is the power cut.
             drop(world.open()?);
             world.power_cut(None);
             world.open().map(|_| ())
@@ -287,54 +285,54 @@ fn a_failed_flush_poisons_the_engine() {
     }
 }
 
-/// A read needs no flush of its own, only those of the batches before it that concern its key.
+/// Only batches that changed its key matter.
 #[test]
-fn a_read_waits_for_what_it_may_have_seen_and_writes_nothing() {
+fn a_read_waits_for_the_flush_of_what_it_saw_and_writes_nothing() {
     let mut world = world(0);
     let (key, other) = (world.workload.keys[0].clone(), world.workload.keys[1].clone());
-    let look = || vec![Event { change: Change::Read(Field::Value), ..Event::add(&key, 0) }];
+    let read_key = || vec![Event { change: Change::Read(Field::Value), ..Event::add(&key, 0) }];
     let mut run = || {
         let machine = world.open()?;
         let mut life = Life::new(&mut world, &machine);
-        life.submit_these(counted([Event::add(&key, 5)]), Durability::Flushed)?;
+        life.submit_these(with_submission_count([Event::add(&key, 5)]), Durability::Flushed)?;
         life.settle()?;
-        assert_eq!(life.world.seen.acknowledged, 1);
+        assert_eq!(life.world.observed.acknowledged, 1);
         let (operations, lag) = (life.world.disk.operations(), machine.journal_lag());
-        life.read_these(look(), Durability::Flushed);
-        life.answer()?;
-        assert_eq!(life.world.seen.readings, 1, "nothing is in flight");
+        life.read_these(read_key(), Durability::Flushed);
+        life.check_answers()?;
+        assert_eq!(life.world.observed.readings, 1, "nothing is in flight");
         assert_eq!((machine.seal(), machine.flush()), (Seal::Empty, Ok(false)));
         assert_eq!((life.world.disk.operations(), machine.journal_lag()), (operations, lag));
-        life.submit_these(counted([Event::add(&key, 5)]), Durability::Flushed)?;
+        life.submit_these(with_submission_count([Event::add(&key, 5)]), Durability::Flushed)?;
         life.seal()?;
-        life.read_these(look(), Durability::Flushed);
-        life.read_these(look(), Durability::Applied);
-        life.read_these(vec![Event { key: other.clone(), ..look().remove(0) }], Durability::Flushed);
-        life.answer()?;
-        assert_eq!(life.world.seen.readings, 3, "the one that asked for no flush, and the one of an untouched key");
+        life.read_these(read_key(), Durability::Flushed);
+        life.read_these(read_key(), Durability::Applied);
+        life.read_these(vec![Event { key: other.clone(), ..read_key().remove(0) }], Durability::Flushed);
+        life.check_answers()?;
+        assert_eq!(life.world.observed.readings, 3, "the one with `Applied`, and the one of an unchanged key");
         life.flush()?;
-        life.answer()?;
-        assert_eq!((life.world.seen.acknowledged, life.world.seen.readings), (2, 4));
+        life.check_answers()?;
+        assert_eq!((life.world.observed.acknowledged, life.world.observed.readings), (2, 4));
         Ok::<(), String>(())
     };
     assert_eq!(run(), Ok(()));
 }
 
-/// Found by thought: the clock of a machine that had nothing to replay began at zero.
+/// Found by review: the clock of a machine that had nothing to replay started at zero.
 #[test]
-fn a_clock_set_back_puts_no_ledger_out_of_order() {
+fn ledger_entries_stay_in_order_when_the_clock_is_set_back() {
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
     let set = |value| {
         let why = Correction::default();
         let set = Change::Set { value, when: Condition::Always, expiry: Expiry::Keep, why };
-        counted([Event { change: set, ..Event::add(&key, 0) }])
+        with_submission_count([Event { change: set, ..Event::add(&key, 0) }])
     };
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
     life.submit_these(set(1), Durability::Flushed).unwrap();
     life.settle().unwrap();
-    life.whole_checkpoint().unwrap();
+    life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);
     world.clock.set_back(60_000);
@@ -342,19 +340,19 @@ fn a_clock_set_back_puts_no_ledger_out_of_order() {
     let mut events = machine.events();
     push_all(&set(2), &mut events);
     let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
-    assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
+    assert!(ready(submitted.as_mut()).is_err(), "it is not sealed yet");
     machine.seal();
     machine.flush().unwrap();
-    at_once(submitted).unwrap().unwrap();
-    let ledger = at_once(machine.ledger(&key, 0, 10)).unwrap().unwrap();
+    ready(submitted).unwrap().unwrap();
+    let ledger = ready(machine.ledger(&key, 0, 10)).unwrap().unwrap();
     let times: Vec<_> = ledger.iter().map(|entry| entry.at).collect();
     assert!(times.len() == 2 && times.is_sorted(), "{times:?}");
 }
 
-/// What a sweep forgot has expired for every batch that follows it, also when the clock is set back and the batch is
-/// replayed from a store that still holds the counter.
+/// A swept counter has expired for every later batch, even if the clock is set back and the batch is replayed from a
+/// store that still holds the counter.
 #[test]
-fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
+fn replay_with_a_clock_set_back_after_a_sweep_restores_no_expired_counter() {
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
     let expires = Deadline::After(1_000);
@@ -362,21 +360,21 @@ fn a_clock_set_back_after_a_sweep_brings_nothing_back_in_a_replay() {
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
     let first = Event { details: Some(lasting), ..Event::add(&key, 5) };
-    life.submit_these(counted([first]), Durability::Flushed).unwrap();
+    life.submit_these(with_submission_count([first]), Durability::Flushed).unwrap();
     life.settle().unwrap();
-    life.whole_checkpoint().unwrap();
+    life.full_checkpoint().unwrap();
     life.world.clock.advance(1_500);
     life.sweep().unwrap();
     life.settle().unwrap();
     life.world.clock.set_back(1_400);
     drop(life);
     assert_eq!(settle(&machine, &key, Change::Add(1)).value, 1);
-    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
+    assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(2)));
     drop(machine);
     let clock = Arc::clone(&world.clock);
     let machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
     assert_eq!(settle(&machine, &key, Change::Read(Field::Value)).value, 1);
-    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(2)));
+    assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(2)));
 }
 
 /// Submits one event, seals and flushes it.
@@ -384,17 +382,17 @@ fn settle(machine: &Machine, key: &Key, change: Change) -> Outcome {
     let mut events = machine.events();
     events.push(key.as_ref(), change, None, None);
     let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
-    let answer = at_once(submitted.as_mut()).or_else(|_| {
+    let answer = ready(submitted.as_mut()).or_else(|_| {
         machine.seal();
         machine.flush().unwrap();
-        at_once(submitted)
+        ready(submitted)
     });
     answer.unwrap().unwrap().outcomes[0]
 }
 
-/// What the wall clock does while the engine runs, or did while it was stopped, makes no difference to a duration.
+/// This holds for steps while the engine runs and while it is stopped.
 #[test]
-fn durations_hold_whatever_the_wall_clock_does() {
+fn steps_of_the_wall_clock_do_not_change_durations() {
     const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
     let set = || Change::Set {
         value: 5,
@@ -425,7 +423,7 @@ fn durations_hold_whatever_the_wall_clock_does() {
                 assert!(settle(&machine, &key, set()).exists, "{what}");
                 world.clock.advance(50_000);
                 assert_eq!(settle(&machine, &key, read()).value, 5, "{what}");
-                // The clock is slewed by a sixteenth at the most.
+                // The clock is slewed by at most a sixteenth.
                 world.clock.advance(15_000);
                 assert!(!settle(&machine, &key, read()).exists, "{what}");
             }
@@ -433,9 +431,9 @@ fn durations_hold_whatever_the_wall_clock_does() {
     }
 }
 
-/// Time goes back when it is told to, and only then; the journal says so, and a replay comes to the same.
+/// Only an explicit reset sets the clock back. It is journalled, so replay gives the same state.
 #[test]
-fn a_clock_that_is_reset_goes_back_for_good() {
+fn a_clock_reset_survives_replay() {
     const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
     let mut world = world(0);
     let key = world.workload.keys[0].clone();
@@ -460,9 +458,9 @@ fn a_clock_that_is_reset_goes_back_for_good() {
     assert_eq!(settle(&machine, &key, Change::Add(1)).value, 2);
 }
 
-/// Counters that have expired give back their room in memory and in the store, and their records with them.
+/// It also removes their expiry records.
 #[test]
-fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
+fn a_sweep_removes_expired_counters_from_memory_and_store() {
     let mut world = World::new(0, Workload::crowded(), 256 << 10);
     let at = Deadline::After(1_000);
     let keys = world.workload.keys[..100].to_vec();
@@ -473,22 +471,22 @@ fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
         ..Event::add(key, 0)
     };
     let events = keys.iter().flat_map(|key| [Event::add(key, 1), expire(key)]);
-    // One of them is granted more time, and stays.
+    // The expiry of one of them is postponed, so it stays.
     let reprieved =
         Event { change: Change::Expire { at: None, when: ExpiryCondition::Always }, ..Event::add(&keys[7], 0) };
-    life.submit_these(counted(events), Durability::Flushed).unwrap();
+    life.submit_these(with_submission_count(events), Durability::Flushed).unwrap();
     life.settle().unwrap();
-    life.whole_checkpoint().unwrap();
-    life.submit_these(counted([reprieved]), Durability::Flushed).unwrap();
+    life.full_checkpoint().unwrap();
+    life.submit_these(with_submission_count([reprieved]), Durability::Flushed).unwrap();
     life.settle().unwrap();
-    let count = || at_once(machine.count(Durability::Flushed)).unwrap().unwrap();
+    let count = || ready(machine.count(Durability::Flushed)).unwrap().unwrap();
     life.sweep().unwrap();
     assert_eq!(count(), 101, "nothing has expired yet");
     life.world.clock.advance(1_000);
     life.sweep().unwrap();
     life.settle().unwrap();
     assert_eq!(count(), 2);
-    life.whole_checkpoint().unwrap();
+    life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);
     let store = Store::open_read_only(world.disk.disk()).unwrap();
@@ -497,26 +495,26 @@ fn a_sweep_takes_expired_counters_out_of_memory_and_store() {
     while let Some((store_key, _)) = scan.next_entry().unwrap() {
         families.push(char::from(store_key[0]));
     }
-    assert_eq!(families, ['c', 'c', 'm'], "no counter and no expiry is left behind");
-    assert_eq!(world.open().map(|machine| at_once(machine.count(Durability::Flushed))), Ok(Ok(Ok(2))));
+    assert_eq!(families, ['c', 'c', 'm'], "no swept counter or expiry record is left");
+    assert_eq!(world.open().map(|machine| ready(machine.count(Durability::Flushed))), Ok(Ok(Ok(2))));
 }
 
-/// Submits, checkpoints, and leaves everything to the store.
+/// Submits, checkpoints and reopens, so that everything is only in the store.
 fn store_only(world: &mut World, events: Vec<Event>) -> Machine {
     let machine = world.open().unwrap();
     let mut life = Life::new(world, &machine);
-    life.submit_these(counted(events), Durability::Flushed).unwrap();
+    life.submit_these(with_submission_count(events), Durability::Flushed).unwrap();
     life.settle().unwrap();
-    life.whole_checkpoint().unwrap();
+    life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);
     let clock = Arc::clone(&world.clock);
     Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
 }
 
-/// A store from before counters were counted is counted when it is opened.
+/// Older versions did not store the number of counters.
 #[test]
-fn a_store_without_a_count_is_counted() {
+fn a_store_without_a_count_is_counted_when_it_is_opened() {
     let mut world = world(0);
     let keys = world.workload.keys.clone();
     drop(store_only(&mut world, keys.iter().map(|key| Event::add(key, 1)).collect()));
@@ -528,12 +526,12 @@ fn a_store_without_a_count_is_counted() {
     assert_eq!(store.get(record::META_KEY).unwrap(), None);
     drop(store);
     let machine = store_only(&mut world, vec![Event::add(&Key::new("another").unwrap(), 1)]);
-    assert_eq!(at_once(machine.count(Durability::Flushed)), Ok(Ok(keys.len() as u64 + 2)));
+    assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(keys.len() as u64 + 2)));
 }
 
-/// What memory knows to be gone is not taken from the store, nor what has expired there.
+/// The sample is neither deleted in memory nor expired in the store.
 #[test]
-fn a_sample_of_the_store_is_a_counter_that_exists() {
+fn a_sample_from_the_store_is_an_existing_counter() {
     let mut world = world(0);
     let keys = world.workload.keys.clone();
     let expired = |key: &Key| {
@@ -548,12 +546,12 @@ fn a_sample_of_the_store_is_a_counter_that_exists() {
         call.push(key.as_ref(), Change::Delete(Correction::default()), None, None);
     }
     let mut submitted = std::pin::pin!(machine.submit(call, Durability::Flushed, |_| {}));
-    assert!(at_once(submitted.as_mut()).is_err(), "it waits to be sealed");
+    assert!(ready(submitted.as_mut()).is_err(), "it is not sealed yet");
     machine.seal();
     machine.flush().unwrap();
-    at_once(submitted).unwrap().unwrap();
+    ready(submitted).unwrap().unwrap();
     let mut rng = Rng::new(0);
     for number in (0..20).chain((0..20).map(|_| rng.next_u64())) {
-        assert_eq!(at_once(machine.sample(number)), Ok(Ok(Some(keys[1].clone()))), "{number}");
+        assert_eq!(ready(machine.sample(number)), Ok(Ok(Some(keys[1].clone()))), "{number}");
     }
 }

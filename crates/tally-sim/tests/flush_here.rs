@@ -1,4 +1,4 @@
-//! Who flushes: the thread that submits where that is quick, and the flusher otherwise.
+//! Which thread flushes: the submitter if flushes are fast, otherwise the flusher.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -16,7 +16,7 @@ use tally_engine::disk::{Disk, DiskFile};
 use tally_engine::{Durability, Machine, Seal, Settings};
 use tally_sim::SimDisk;
 
-/// Time passes only while a disk syncs.
+/// A clock that advances only while the disk syncs.
 #[derive(Default)]
 struct Syncing {
     elapsed_micros: AtomicU64,
@@ -102,8 +102,8 @@ impl Place {
         Place { machine: Machine::open(disk, clock.clone(), settings, &mut |_, _| {}).unwrap(), clock }
     }
 
-    /// Whether the thread that submits an increment of each of so many counters flushes it, after a flush of another that
-    /// took this long. If not, nothing has happened yet, and the flusher does it.
+    /// Submits an increment of each of several counters after a flush that took this long. Returns whether the submitting
+    /// thread flushed it; if not, it is still unflushed, and the flusher flushes it.
     fn flushes_here(&self, last_flush_micros: u64, counters: usize) -> bool {
         self.clock.sync_micros.store(last_flush_micros, Ordering::Relaxed);
         self.submit(1, || self.flush());
@@ -125,7 +125,7 @@ impl Place {
         here
     }
 
-    /// What the flusher does.
+    /// Seals and flushes like the flusher.
     fn flush(&self) {
         assert_eq!((self.machine.seal(), self.machine.flush()), (Seal::Applied, Ok(true)));
     }
@@ -144,7 +144,7 @@ impl Place {
 }
 
 #[test]
-fn a_slow_disk_keeps_the_flush_away_from_the_thread_that_submits_until_it_is_quick_again() {
+fn submitters_do_not_flush_inline_while_the_disk_is_slow() {
     let place = Place::new();
     assert!(place.flushes_here(FLUSH_HERE_MICROS_MAX, 1));
     assert!(!place.flushes_here(FLUSH_HERE_MICROS_MAX + 1, 1));
@@ -153,7 +153,7 @@ fn a_slow_disk_keeps_the_flush_away_from_the_thread_that_submits_until_it_is_qui
 }
 
 #[test]
-fn a_large_batch_keeps_the_flush_away_from_the_thread_that_submits() {
+fn submitters_do_not_flush_large_batches_inline() {
     let place = Place::new();
     assert!(place.flushes_here(0, FLUSH_HERE_EVENTS_MAX));
     assert!(!place.flushes_here(0, FLUSH_HERE_EVENTS_MAX + 1));

@@ -1,4 +1,4 @@
-//! A disk without room for a checkpoint while memory is full of changes: refused, not kept waiting for ever.
+//! A full disk while memory is full of dirty state: writes are refused instead of waiting forever.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -12,7 +12,7 @@ use tally_core::surface::{EngineError, Health};
 use tally_engine::check::check_disk;
 use tally_engine::{Durability, Machine, Settings, Step};
 use tally_sim::SimDisk;
-use tally_sim::life::at_once;
+use tally_sim::life::ready;
 use tally_sim::world::SimClock;
 
 type Call<'m> = Pin<Box<dyn Future<Output = Result<Receipt, EngineError>> + 'm>>;
@@ -47,7 +47,7 @@ fn checkpoint(machine: &Machine) -> bool {
 }
 
 #[test]
-fn with_memory_full_of_changes_and_no_room_for_a_checkpoint_writes_are_refused_until_there_is() {
+fn writes_are_refused_while_memory_is_dirty_and_the_disk_has_no_space_for_a_checkpoint() {
     let sim = SimDisk::new(1);
     let settings = Settings { memory_bytes: 4 << 20, segment_bytes: 4 << 20, seed: 1, ..Settings::default() };
     let machine = Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {}).unwrap();
@@ -65,7 +65,7 @@ fn with_memory_full_of_changes_and_no_room_for_a_checkpoint_writes_are_refused_u
         }
         assert!(written < 1_000_000, "memory never fills up");
     };
-    assert!(!checkpoint(&machine), "there is no room for a checkpoint");
+    assert!(!checkpoint(&machine), "there is no space for a checkpoint");
     machine.seal();
     assert_refused(poll(&mut waiting));
     assert_eq!(machine.health(), Health::DiskFull);
@@ -76,13 +76,13 @@ fn with_memory_full_of_changes_and_no_room_for_a_checkpoint_writes_are_refused_u
     assert!(poll(&mut call).is_pending());
     machine.seal();
     machine.flush().unwrap();
-    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
-    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "what was refused was not counted");
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is space again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 1), "refused increments were not counted");
     assert_eq!(machine.health(), Health::Ready);
 }
 
 #[test]
-fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_room() {
+fn an_engine_opened_on_a_full_disk_serves_reads_and_accepts_writes_once_there_is_space() {
     let sim = SimDisk::new(1);
     let settings = Settings { segment_bytes: 1 << 20, seed: 1, ..Settings::default() };
     let open = || Machine::open(sim.disk(), Arc::new(SimClock::default()), settings, &mut |_, _| {}).unwrap();
@@ -96,7 +96,7 @@ fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_
     drop(machine);
 
     sim.restart();
-    // The spare that was reserved is gone to somebody else.
+    // The space of the reserved spare is used by something else.
     for name in sim.contents().into_keys().filter(|name| name.starts_with("spare-")) {
         sim.disk().remove(&name).unwrap();
     }
@@ -105,7 +105,7 @@ fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_
     let machine = open();
     assert_eq!(machine.health(), Health::DiskFull);
     let key = Key::new("stock:00000000000007").unwrap();
-    let reading = at_once(machine.read(&[key], Durability::Flushed)).unwrap().unwrap();
+    let reading = ready(machine.read(&[key], Durability::Flushed)).unwrap().unwrap();
     assert_eq!(reading[0].value, 1);
     let mut refused = submit(&machine, 0);
     assert!(poll(&mut refused).is_pending());
@@ -120,12 +120,12 @@ fn an_engine_opened_on_a_full_disk_answers_reads_and_writes_again_once_there_is_
     assert!(poll(&mut call).is_pending());
     machine.seal();
     machine.flush().unwrap();
-    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is room again") };
-    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "what was refused was not counted");
+    let Poll::Ready(Ok(receipt)) = poll(&mut call) else { panic!("there is space again") };
+    assert!(receipt.outcomes.iter().all(|outcome| outcome.value == 2), "refused increments were not counted");
 }
 
 #[test]
-fn a_first_start_on_a_full_disk_begins_once_there_is_room_and_a_crash_at_any_time_leaves_it_usable() {
+fn a_first_start_on_a_full_disk_succeeds_once_there_is_space_and_survives_a_crash_at_any_operation() {
     let settings = Settings { segment_bytes: 1 << 20, seed: 1, ..Settings::default() };
     for operations in 1..40 {
         let sim = SimDisk::new(operations);

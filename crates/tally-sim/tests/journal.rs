@@ -1,5 +1,5 @@
-//! The journal over a disk that crashes: whatever was flushed is there afterwards, byte for byte and in order, and
-//! nothing but a beginning of what was not follows it.
+//! The journal on a crashing disk: flushed frames survive byte for byte and in order, followed by at most a prefix of the
+//! unflushed ones.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -17,8 +17,8 @@ const SEEDS_DEFAULT: u64 = 2_000;
 const ID: DirId = DirId::new(5);
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
-fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() {
+#[expect(clippy::disallowed_methods, reason = "the seeds to run are chosen by an environment variable")]
+fn flushed_frames_survive_every_crash_followed_by_a_prefix_of_the_unflushed_ones() {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     let seeds = match number("TALLY_SEED") {
         Some(seed) => seed..seed + 1,
@@ -34,7 +34,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
         seen.add(&world.seen);
     }
     if seeds.end - seeds.start >= 500 {
-        // A simulation that never gets into trouble proves nothing.
+        // A simulation in which nothing goes wrong proves nothing.
         println!("{seen:?}");
         let Observed { crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks, .. } = seen;
         for count in [crashes, recoveries_crashed, torn, rolls, trims, full, failed_syncs, marks] {
@@ -44,7 +44,7 @@ fn flushed_frames_survive_every_crash_and_only_a_prefix_of_the_others_follows() 
 }
 
 #[test]
-fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_flushed() {
+fn a_crash_at_any_operation_of_rolls_trims_and_restarts_loses_no_flushed_frame() {
     let workload = |world: &mut World| {
         for _ in 0..2 {
             let Some(mut open) = world.open() else { return };
@@ -80,7 +80,7 @@ fn a_crash_at_every_single_operation_of_rolls_trims_and_restarts_loses_nothing_f
     }
 }
 
-/// Less than the page that is written at once, some pages, or more than is written ahead; whole pages or not.
+/// Less than a page, some pages, or more than is written ahead; page-aligned or not.
 fn segment_bytes(rng: &mut Rng) -> u64 {
     let aligned = match rng.below(20) {
         0..=11 => return 128 + 8 * rng.below(200),
@@ -90,16 +90,16 @@ fn segment_bytes(rng: &mut Rng) -> u64 {
     if rng.one_in(2) { aligned } else { aligned + 8 * rng.below(512) }
 }
 
-/// A disk, what should be on it, and what goes wrong next.
+/// A disk, its expected content, and the faults to inject.
 struct World {
     sim: SimDisk,
     rng: Rng,
     segment_bytes: u64,
-    /// Every frame placed and not known to be lost.
+    /// Every frame that was placed and is not known to be lost.
     frames: Vec<Placed>,
-    /// How many of them, from the first, were acknowledged.
+    /// How many of them were acknowledged; they are the first ones.
     acknowledged: usize,
-    /// Where the checkpoint stands.
+    /// The position of the checkpoint.
     from: Position,
     seen: Observed,
 }
@@ -110,7 +110,7 @@ struct Placed {
     payload: Vec<u8>,
 }
 
-/// One life of the process.
+/// One process lifetime.
 struct Open {
     writer: Writer,
     tail: Tail,
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Starts, works for a while, and dies of something.
+    /// Opens the journal, works on it and ends in a random way.
     fn live(&mut self) {
         if self.rng.one_in(4) {
             self.segment_bytes = segment_bytes(&mut self.rng);
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Recovers and begins to write; nothing if the crash came during that.
+    /// Recovers and opens the writer; `None` if the disk crashed meanwhile.
     fn open(&mut self) -> Option<Open> {
         let disk = self.sim.disk();
         if !self.sim.crashed() {
@@ -216,7 +216,7 @@ impl World {
         assert_eq!(self.sim.contents(), before);
     }
 
-    /// What was replayed is all that was acknowledged, and then a beginning of the rest.
+    /// Asserts that replay found every acknowledged frame, followed by a prefix of the others.
     fn expect_prefix(&self, replayed: &[(Position, Vec<u8>)]) {
         let skipped = self.frames.partition_point(|frame| frame.position < self.from);
         let expected = &self.frames[skipped..];
@@ -240,7 +240,7 @@ impl World {
             6..=8 => self.flush(open),
             9 => self.trim(open),
             10 => {
-                // Lost with the crash it met, or written: either way it says no more than is true.
+                // Written or lost in a crash: either way the mark claims no more than is durable.
                 self.seen.marks += u64::from(open.writer.end_mark().write().unwrap_or(false));
                 Ok(())
             }
@@ -341,7 +341,7 @@ fn replay(pass: Pass, disk: &Arc<dyn Disk>, from: Position) -> (Result<Recovered
     (result, payloads)
 }
 
-/// Says which case a failure belongs to.
+/// Names the failing case.
 struct Named(String);
 
 impl Drop for Named {

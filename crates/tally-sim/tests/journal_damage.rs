@@ -1,4 +1,4 @@
-//! The journal on a disk that rots, loses files or runs full: a torn tail opens, damage is refused by name and place.
+//! The journal on a disk with bit rot, missing files or no space: a torn tail opens, damage is refused with file and offset.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const ID: DirId = DirId::new(5);
 type Files = BTreeMap<String, Vec<u8>>;
 type Replayed = Vec<(Position, Vec<u8>)>;
 
-/// A journal of several segments on a calm disk.
+/// A journal of several segments on a disk without faults.
 struct Written {
     files: Files,
     frames: Vec<WrittenFrame>,
@@ -86,7 +86,7 @@ fn recover_all(disk: &Arc<dyn Disk>, from: Position) -> Result<(Recovered, Repla
     Ok((recovered, replayed))
 }
 
-/// Inspects, then recovers: both must say the same, and inspecting must leave every byte alone.
+/// Inspects, then recovers: both must agree, and inspecting must not change a byte.
 fn examine(sim: &SimDisk, from: Position) -> Result<(Recovered, Replayed), JournalError> {
     let before = sim.contents();
     let inspected = inspect(&sim.disk(), ID, from, &mut |_| Ok(()), &mut |_, _| {});
@@ -98,7 +98,7 @@ fn examine(sim: &SimDisk, from: Position) -> Result<(Recovered, Replayed), Journ
             assert_eq!(inspected.to_string(), recovered.to_string());
             assert_eq!(sim.contents(), before, "refusing changed a file");
         }
-        _ => panic!("inspect says {inspected:?}, recover says {recovered:?}"),
+        _ => panic!("inspect returned {inspected:?}, recover returned {recovered:?}"),
     }
     recovered
 }
@@ -111,7 +111,7 @@ fn damage(sim: &SimDisk, from: Position) -> (String, u64, String) {
 }
 
 #[test]
-fn a_sound_journal_replays_every_frame_in_order() {
+fn an_intact_journal_replays_every_frame_in_order() {
     let written = written(9);
     assert!(written.files.keys().filter(|name| name.starts_with("journal-")).count() > 3);
     let (recovered, replayed) = examine(&SimDisk::with_contents(0, &written.files), Position(0)).unwrap();
@@ -122,7 +122,7 @@ fn a_sound_journal_replays_every_frame_in_order() {
 }
 
 #[test]
-fn a_file_cut_at_the_end_of_a_frame_opens_and_goes_on_and_one_cut_anywhere_else_is_refused() {
+fn a_file_truncated_between_frames_opens_and_one_truncated_within_a_frame_is_refused() {
     let written = written(9);
     let last = written.last_file();
     let of_last: Vec<_> = written.frames.iter().filter(|frame| frame.file == last).collect();
@@ -154,8 +154,8 @@ fn a_file_cut_at_the_end_of_a_frame_opens_and_goes_on_and_one_cut_anywhere_else_
 }
 
 #[test]
-fn every_flipped_bit_before_the_last_flush_group_is_refused_by_file_and_place() {
-    // The last group stands in a segment with others before it, or alone, or reaches over from the one before.
+fn a_flipped_bit_before_the_last_flush_group_is_reported_with_file_and_offset() {
+    // The last group follows others in its segment, has its own segment, or spans two.
     for groups in [6, 7, 8, 9] {
         let written = written(groups);
         for (file, used) in used_bytes(&written, groups - 1) {
@@ -209,7 +209,7 @@ fn damage_in_the_last_flush_group_is_refused_when_a_checkpoint_covers_it() {
 }
 
 #[test]
-fn a_missing_segment_is_refused_by_name() {
+fn a_missing_segment_is_reported_by_name() {
     let written = written(9);
     let segments: Vec<&String> = written.files.keys().filter(|name| name.starts_with("journal-")).collect();
     for missing in &segments {
@@ -224,7 +224,7 @@ fn a_missing_segment_is_refused_by_name() {
 }
 
 #[test]
-fn segments_wholly_before_the_checkpoint_may_be_missing_or_damaged() {
+fn segments_entirely_before_the_checkpoint_may_be_missing_or_damaged() {
     let written = written(9);
     let from = written.frames.iter().find(|frame| frame.file == written.last_file()).unwrap().position;
     let checkpoint = Position(from.0 - HEADER);
@@ -240,7 +240,7 @@ fn segments_wholly_before_the_checkpoint_may_be_missing_or_damaged() {
 }
 
 #[test]
-fn a_checkpoint_at_any_frame_replays_what_follows_and_one_inside_a_frame_is_refused() {
+fn replay_starts_at_any_frame_boundary_and_a_checkpoint_within_a_frame_is_refused() {
     let written = written(7);
     for (index, frame) in written.frames.iter().enumerate() {
         let sim = SimDisk::with_contents(0, &written.files);
@@ -251,7 +251,7 @@ fn a_checkpoint_at_any_frame_replays_what_follows_and_one_inside_a_frame_is_refu
 }
 
 #[test]
-fn a_segment_or_an_end_of_another_directory_is_refused_and_called_so() {
+fn a_segment_or_end_file_of_another_directory_is_refused() {
     let written = written(5);
     let sim = SimDisk::with_contents(0, &written.files);
     let other = |id| {
@@ -271,7 +271,7 @@ fn a_segment_or_an_end_of_another_directory_is_refused_and_called_so() {
 }
 
 #[test]
-fn a_segment_without_the_file_that_says_where_the_journal_ends_is_refused() {
+fn a_segment_without_the_journal_end_file_is_refused() {
     let mut files = written(5).files;
     files.remove("journal.end");
     let (file, _, what) = damage(&SimDisk::with_contents(0, &files), Position(0));
@@ -279,7 +279,7 @@ fn a_segment_without_the_file_that_says_where_the_journal_ends_is_refused() {
 }
 
 #[test]
-fn a_segment_of_a_newer_format_is_refused_by_name_and_version() {
+fn a_segment_of_a_newer_format_is_reported_by_name_and_version() {
     let written = written(5);
     let mut files = written.files.clone();
     let header = files.get_mut(written.last_file()).unwrap();
@@ -292,7 +292,7 @@ fn a_segment_of_a_newer_format_is_refused_by_name_and_version() {
 }
 
 #[test]
-fn a_frame_that_cannot_be_replayed_is_refused_by_file_and_place() {
+fn a_frame_that_cannot_be_replayed_is_reported_with_file_and_offset() {
     let written = written(5);
     let refused = &written.frames[4];
     let disk = SimDisk::with_contents(0, &written.files).disk();
@@ -308,7 +308,7 @@ fn a_frame_that_cannot_be_replayed_is_refused_by_file_and_place() {
 }
 
 #[test]
-fn a_torn_tail_is_cut_off_the_file_and_counted() {
+fn a_torn_tail_is_truncated_and_its_size_reported() {
     let written = written(9);
     let torn = &written.frames[written.frames.len() - 3];
     assert_eq!(torn.group, 8);
@@ -324,7 +324,7 @@ fn a_torn_tail_is_cut_off_the_file_and_counted() {
 }
 
 #[test]
-fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_name() {
+fn a_segment_with_a_torn_first_frame_is_replaced() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
@@ -337,7 +337,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
 
     let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
-    // As long as the torn one was: the frame that followed it must not come alive behind this one.
+    // As long as the torn frame, so that the frame after the torn one would follow it directly; it must not be replayed.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
     flush(&mut writer, &mut tail);
     sim.power_cut_losing(Loss::Everything, 0);
@@ -346,13 +346,13 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
 }
 
 #[test]
-fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
+fn old_frames_of_a_recycled_segment_are_never_replayed() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
     let mut live: Replayed = Vec::new();
     let mut reused = false;
-    // Frames all of one size, so that old ones stand exactly where the next one would.
+    // Frames of equal size, so that old frames are exactly where the next one would be.
     for number in 0..200_u8 {
         let placed = tail.append(|out| out.extend_from_slice(&[number; 40])).unwrap();
         let end = flush(&mut writer, &mut tail);
@@ -374,7 +374,7 @@ fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
 }
 
 #[test]
-fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again() {
+fn a_full_disk_refuses_frames_before_they_are_placed_until_there_is_space() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
@@ -402,7 +402,7 @@ fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again
 }
 
 #[test]
-fn trimming_alone_makes_room_on_a_full_disk() {
+fn trimming_frees_space_on_a_full_disk() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
@@ -418,7 +418,7 @@ fn trimming_alone_makes_room_on_a_full_disk() {
 }
 
 #[test]
-fn a_failed_sync_poisons_the_writer_and_a_restart_finds_all_that_was_acknowledged() {
+fn a_failed_sync_poisons_the_writer_and_a_restart_finds_every_acknowledged_frame() {
     let sim = SimDisk::new(3);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.plan());
@@ -435,5 +435,5 @@ fn a_failed_sync_poisons_the_writer_and_a_restart_finds_all_that_was_acknowledge
     let (_, replayed) = examine(&sim, Position(0)).unwrap();
     assert_eq!(replayed.len(), 2, "the page cache still has both");
     sim.power_cut_losing(Loss::Everything, 0);
-    assert_eq!(examine(&sim, Position(0)).unwrap().1, replayed, "what recovery has shown is durable");
+    assert_eq!(examine(&sim, Position(0)).unwrap().1, replayed, "what recovery has replayed is durable");
 }

@@ -1,4 +1,4 @@
-//! Damage at the journal's end: noticed whenever the durable end says so, and never seen where there is none.
+//! Damage at the end of the journal: detected up to the recorded durable end, and without false alarms.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 
@@ -14,7 +14,7 @@ use tally_core::time::Position;
 use tally_engine::Durability;
 use tally_engine::check::{CheckError, check_disk};
 use tally_engine::{Machine, Nudge, OpenError, Settings, Step};
-use tally_sim::life::at_once;
+use tally_sim::life::ready;
 use tally_sim::world::SimClock;
 use tally_sim::{Rng, SimDisk};
 
@@ -23,7 +23,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 const SEEDS_DEFAULT: u64 = 300;
 const HEADER: usize = 40;
 
-#[expect(clippy::disallowed_methods, reason = "which seeds to run is asked of whoever runs the tests")]
+#[expect(clippy::disallowed_methods, reason = "the seeds to run are chosen by an environment variable")]
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     match number("TALLY_SEED") {
@@ -50,25 +50,25 @@ fn add(machine: &Machine, counters: u64) {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => assert!(receipt.is_ok()),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 
 fn hits(machine: &Machine) -> i64 {
-    at_once(machine.read(&[Key::new("hits").unwrap()], Durability::Flushed)).unwrap().unwrap()[0].value
+    ready(machine.read(&[Key::new("hits").unwrap()], Durability::Flushed)).unwrap().unwrap()[0].value
 }
 
 /// A directory whose process was killed, and what was acknowledged in it.
 struct Killed {
     files: Files,
     segment_bytes: u64,
-    /// Where the journal was recorded to be durable, and the value then.
+    /// The recorded durable end of the journal, and the value there.
     marked: (Position, i64),
-    /// Where it really ends, and the value there.
+    /// The actual end, and the value there.
     end: (Position, i64),
 }
 
-/// Lives by the seed; after the last record `unmarked` more additions are acknowledged.
+/// A random run of a process; after the last end record, `unmarked` more increments are acknowledged.
 fn killed(rng: &mut Rng, unmarked: u64) -> Killed {
     let sim = SimDisk::new(rng.next_u64());
     let segment_bytes = 4096 * (1 + rng.below(3));
@@ -98,14 +98,15 @@ fn killed(rng: &mut Rng, unmarked: u64) -> Killed {
 }
 
 impl Killed {
-    /// The segment in which the journal ends, where its frames end in it, and where those that are recorded end.
+    /// The last segment, the end of its frames, and the recorded durable end within it.
     fn last(&self) -> (String, usize, usize) {
         let name = self.files.keys().rfind(|name| name.starts_with("journal-")).unwrap();
         let base = u64::from_str_radix(&name["journal-".len()..name.len() - ".seg".len()], 16).unwrap();
         (name.clone(), (self.end.0.0 - base) as usize, self.marked.0.0.saturating_sub(base) as usize)
     }
 
-    /// The start and `check` agree on the damaged files, and a refused start leaves them; the value if they open.
+    /// Asserts that the start and `check` agree on the damaged files and that a refused start changes nothing. Returns the
+    /// value if they open.
     fn examine(&self, files: &Files, case: &str) -> Option<i64> {
         let sim = SimDisk::with_contents(1, files);
         let checked = check_disk(&sim.disk(), &mut |_, _| {});
@@ -146,7 +147,7 @@ const DAMAGES: [Damage; 7] = [
     Damage::OlderCopy,
 ];
 
-/// Where the frames of a segment begin, and where the last of them ends.
+/// The start offsets of the frames of a segment, and the end offset of the last one.
 fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
     let mut starts = vec![HEADER];
     while let Some(&last) = starts.last().filter(|last| **last < end) {
@@ -156,7 +157,7 @@ fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
     starts
 }
 
-/// The files with the damage done to bytes before `end` of the segment, whose last frame ends there.
+/// The files, with damage before `end` of the segment, where its last frame ends.
 fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut Rng) -> Files {
     let mut files = files.clone();
     let starts = frame_starts(&files[segment], end);
@@ -183,7 +184,7 @@ fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut R
 }
 
 #[test]
-fn damage_to_what_is_recorded_as_durable_is_refused_and_named() {
+fn damage_before_the_recorded_durable_end_is_refused_with_its_file() {
     for seed in seeds() {
         for damage in DAMAGES {
             let case = format!("TALLY_SEED={seed}, {damage:?}");
@@ -199,7 +200,7 @@ fn damage_to_what_is_recorded_as_durable_is_refused_and_named() {
 }
 
 #[test]
-fn damage_behind_the_record_costs_at_most_what_came_after_it() {
+fn damage_after_the_recorded_durable_end_loses_only_what_follows_it() {
     let mut lost = 0;
     for seed in seeds() {
         for damage in DAMAGES {
@@ -220,7 +221,7 @@ fn damage_behind_the_record_costs_at_most_what_came_after_it() {
 }
 
 #[test]
-fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value() {
+fn a_flipped_bit_outside_the_runs_is_refused_or_harmless() {
     let mut refused = 0;
     for seed in seeds() {
         let case = format!("TALLY_SEED={seed}");
@@ -244,7 +245,7 @@ fn a_flipped_bit_in_any_file_but_a_run_is_refused_unchanged_or_changes_no_value(
 }
 
 #[test]
-fn a_record_that_is_damaged_itself_falls_back_to_the_one_before_and_without_either_the_start_is_refused() {
+fn a_damaged_end_record_falls_back_to_the_older_one_and_without_both_the_start_is_refused() {
     let mut rng = Rng::new(7);
     let killed = killed(&mut rng, 0);
     for bit in (0..44 * 8).chain(4096 * 8..(4096 + 44) * 8) {

@@ -1,4 +1,4 @@
-//! A start that is refused changes nothing: whatever is missing can be put back, and then everything is there.
+//! A refused start changes nothing: once the missing files are put back, everything is there.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -11,7 +11,7 @@ use tally_core::key::{Key, KeyRef};
 use tally_engine::Durability;
 use tally_engine::check::{CheckError, check_disk};
 use tally_engine::{Machine, Nudge, OpenError, Settings, Step};
-use tally_sim::life::at_once;
+use tally_sim::life::ready;
 use tally_sim::world::SimClock;
 use tally_sim::{Loss, SimDisk};
 
@@ -29,8 +29,8 @@ fn key(number: usize) -> String {
     format!("stock:{number:05}")
 }
 
-/// Adds one to every counter; whether that was acknowledged.
-fn add_to_all(machine: &Machine) -> bool {
+/// Increments every counter; returns whether that was acknowledged.
+fn increment_all(machine: &Machine) -> bool {
     let mut events = machine.events();
     for number in 0..COUNTERS {
         events.add(KeyRef::new(key(number).as_bytes()).unwrap(), 1);
@@ -42,7 +42,7 @@ fn add_to_all(machine: &Machine) -> bool {
     };
     match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(receipt) => receipt.is_ok(),
-        Poll::Pending => panic!("nothing is on its way"),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
     }
 }
 
@@ -61,43 +61,47 @@ fn checkpoint(machine: &Machine) -> bool {
 }
 
 fn value(machine: &Machine, number: usize) -> i64 {
-    let reading = at_once(machine.read(&[Key::new(key(number)).unwrap()], Durability::Flushed)).unwrap().unwrap();
+    let reading = ready(machine.read(&[Key::new(key(number)).unwrap()], Durability::Flushed)).unwrap().unwrap();
     reading[0].value
 }
 
-/// A directory after some rounds of additions, checkpoints and trims, and then additions that only the journal holds.
-fn lived(checkpoints: usize) -> (Files, i64) {
+/// A directory after some rounds of increments, checkpoints and trims, and increments that are only in the journal.
+fn populated(checkpoints: usize) -> (Files, i64) {
     let sim = SimDisk::new(1);
     let machine = open(&sim).unwrap();
     let mut added = 0;
     for _ in 0..checkpoints {
         for _ in 0..12 {
-            assert!(add_to_all(&machine));
+            assert!(increment_all(&machine));
             added += 1;
         }
         assert!(checkpoint(&machine));
     }
     for _ in 0..7 {
-        assert!(add_to_all(&machine));
+        assert!(increment_all(&machine));
         added += 1;
     }
     drop(machine);
     (sim.contents(), added)
 }
 
-/// Both the start and `check` refuse this directory as damaged, name a file, and leave every byte as it is.
+/// Asserts that both the start and `check` refuse this directory as damaged, name a file and change nothing.
 fn assert_refused(files: &Files) -> String {
     let sim = SimDisk::with_contents(1, files);
     let checked = check_disk(&sim.disk(), &mut |_, _| {});
-    let Err(CheckError::Damaged { file, what, .. }) = checked else { panic!("check says {checked:?}") };
-    let refused = open(&sim).err().unwrap_or_else(|| panic!("it opens, while check says {file}: {what}")).to_string();
-    assert!(refused.contains(&file) && refused.contains(&what), "check says {file}: {what}; the start says {refused}");
-    assert_eq!(sim.operations(), 0, "a start that was refused wrote something: {refused}");
+    let Err(CheckError::Damaged { file, what, .. }) = checked else { panic!("check returned {checked:?}") };
+    let refused =
+        open(&sim).err().unwrap_or_else(|| panic!("it opens, although check reports {file}: {what}")).to_string();
+    assert!(
+        refused.contains(&file) && refused.contains(&what),
+        "check reports {file}: {what}; the start reports {refused}"
+    );
+    assert_eq!(sim.operations(), 0, "a refused start wrote to the disk: {refused}");
     assert_eq!(sim.contents(), *files);
     file
 }
 
-fn assert_sound(files: &Files, expected: i64) {
+fn assert_intact(files: &Files, expected: i64) {
     let sim = SimDisk::with_contents(1, files);
     check_disk(&sim.disk(), &mut |_, _| {}).unwrap();
     assert_eq!(sim.contents(), *files, "check changes nothing");
@@ -107,13 +111,13 @@ fn assert_sound(files: &Files, expected: i64) {
     }
 }
 
-/// Either the start is refused, or nothing that counts is missing; whether it was refused.
-fn assert_refused_or_sound(files: &Files, expected: i64) -> bool {
+/// Asserts that the start is refused or that no count is missing; returns whether it was refused.
+fn assert_refused_or_intact(files: &Files, expected: i64) -> bool {
     let is_refused = check_disk(&SimDisk::with_contents(1, files).disk(), &mut |_, _| {}).is_err();
     if is_refused {
         assert_refused(files);
     } else {
-        assert_sound(files, expected);
+        assert_intact(files, expected);
     }
     is_refused
 }
@@ -125,38 +129,38 @@ fn only(files: &Files, keep: impl Fn(&str) -> bool) -> Files {
 #[test]
 fn a_directory_without_its_manifest_is_refused_and_opens_once_it_is_put_back() {
     for checkpoints in [0, 1, 3] {
-        let (files, added) = lived(checkpoints);
-        assert_sound(&files, added);
+        let (files, added) = populated(checkpoints);
+        assert_intact(&files, added);
         assert_eq!(assert_refused(&only(&files, |name| name != "manifest")), "manifest");
-        // As `check` does on a directory that a start was refused for.
-        assert_sound(&files, added);
+        // Like `check` on a directory whose start was refused.
+        assert_intact(&files, added);
     }
 }
 
 #[test]
-fn a_restore_under_way_is_refused_whatever_has_been_copied_so_far() {
-    let (files, added) = lived(3);
+fn a_partially_restored_directory_is_refused() {
+    let (files, added) = populated(3);
     let needed: Vec<&String> = files.keys().filter(|name| !name.starts_with("spare-")).collect();
     assert!(needed.iter().any(|name| name.ends_with(".run")) && needed.iter().any(|name| name.starts_with("journal-")));
     for kind in ["run-", "journal-"] {
         let copied = only(&files, |name| name.starts_with(kind));
         assert_eq!(assert_refused(&copied), "manifest", "only {kind}…");
     }
-    // In the order of their names, and in the reverse.
+    // In the order of their names and in reverse.
     for order in [needed.clone(), needed.iter().copied().rev().collect()] {
         for copied in 1..order.len() {
-            assert_refused_or_sound(&only(&files, |name| order[..copied].iter().any(|copied| *copied == name)), added);
+            assert_refused_or_intact(&only(&files, |name| order[..copied].iter().any(|copied| *copied == name)), added);
         }
     }
-    assert_sound(&only(&files, |name| !name.starts_with("spare-")), added);
+    assert_intact(&only(&files, |name| !name.starts_with("spare-")), added);
 }
 
 #[test]
-fn any_file_that_is_missing_refuses_the_start_except_spares_and_segments_before_the_checkpoint() {
+fn a_missing_file_refuses_the_start_unless_it_is_a_spare_or_a_segment_before_the_checkpoint() {
     for checkpoints in [0, 1, 3] {
-        let (files, added) = lived(checkpoints);
+        let (files, added) = populated(checkpoints);
         for missing in files.keys() {
-            let refused = assert_refused_or_sound(&only(&files, |name| name != missing), added);
+            let refused = assert_refused_or_intact(&only(&files, |name| name != missing), added);
             let may_be_missing = missing.starts_with("spare-") || (checkpoints > 0 && missing.starts_with("journal-"));
             assert!(refused || may_be_missing, "{missing}");
         }
@@ -164,8 +168,8 @@ fn any_file_that_is_missing_refuses_the_start_except_spares_and_segments_before_
 }
 
 #[test]
-fn leftovers_stay_when_the_start_is_refused_and_go_when_it_succeeds() {
-    let (mut files, added) = lived(2);
+fn leftover_files_are_removed_only_if_the_start_succeeds() {
+    let (mut files, added) = populated(2);
     files.insert("run-0000000000009999.run".to_owned(), b"half a run".to_vec());
     files.insert("manifest.new".to_owned(), b"half a manifest".to_vec());
     let last = files.keys().rfind(|name| name.starts_with("journal-")).unwrap().clone();
@@ -179,12 +183,12 @@ fn leftovers_stay_when_the_start_is_refused_and_go_when_it_succeeds() {
 }
 
 #[test]
-fn a_crash_at_every_operation_of_the_first_start_and_the_first_checkpoint_opens_with_all_that_was_acknowledged() {
+fn a_crash_at_any_operation_of_the_first_start_or_checkpoint_loses_no_acknowledged_write() {
     let live = |sim: &SimDisk| {
         let mut added = 0;
         let Ok(machine) = open(sim) else { return added };
         for _ in 0..3 {
-            if !add_to_all(&machine) {
+            if !increment_all(&machine) {
                 return added;
             }
             added += 1;
@@ -208,7 +212,7 @@ fn a_crash_at_every_operation_of_the_first_start_and_the_first_checkpoint_opens_
             let machine = open(&sim).unwrap_or_else(|error| panic!("{case}: {error}"));
             let found = value(&machine, 7);
             assert!(found == added || found == added + 1, "{case}: {found} after {added} were acknowledged");
-            assert!(add_to_all(&machine), "{case}");
+            assert!(increment_all(&machine), "{case}");
         }
     }
 }

@@ -2,25 +2,24 @@
 //!
 //! ```text
 //! batch   = version:u8  flags:u8  at:varint  count:varint  event*  crc32:u32le (over everything before it)
-//! flags   = bit 0 the clock is set to `at` even if that is earlier · the others must be 0
+//! flags   = bit 0 resets the clock to `at`, even if that is earlier · the others must be 0
 //! event   = head:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
 //! head    = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 combined adds
-//!           (and has none of the others) · bits 6 and 7 must be 0
-//! change  = Add delta | combined adds: runs:varint, of each delta, times:varint
+//!           (excludes all others) · bits 6 and 7 must be 0
+//! change  = Add delta | combined adds: runs:varint, then delta, times:varint of each
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
-//!         | Expire terms:u8,[deadline] | Field what:u8 | more:u8 and then Sweep expires_at
-//! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry stays, goes, at, after
-//!           of Expire: bits 0-2 condition · bit 3 deadline is given · bit 4 it is a duration
+//!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at
+//! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry keep, never, at, after
+//!           of Expire: bits 0-2 condition · bit 3 has a deadline · bit 4 the deadline is a duration
 //! why     = actor:bytes reason:bytes
 //! details = (tag:u8 value:bytes)*       tags: 1 member · 2 dimensions · 3 at · 4 bounds · 5 expiry
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
 //!
-//! Version 1 is still read. It had no flags, kept the sum of combined adds without its parts, and said with bit 6 of the
-//! head that an event was of one group with the event before.
+//! Version 1 is still read. It has no flags, has the sum of combined adds instead of their runs, and sets bit 6 of the
+//! head if an event is in the same group as the previous one.
 //!
-//! A reader that meets a version, flag, kind or tag it does not know refuses the batch: guessing at somebody's
-//! counts is worse than stopping.
+//! An unknown version, flag, kind or tag makes the whole batch unreadable: stopping is better than guessing at counts.
 
 use super::{BARE_SUM, Batch, Extra, HAS_REQUEST_ID, OPEN, Shape, Slot};
 use crate::event::{
@@ -37,7 +36,7 @@ use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
 /// The version that is written.
 const VERSION: u8 = 2;
-/// The version before: without flags, and with bare sums for combined adds.
+/// The previous version: no flags, and sums instead of runs for combined adds.
 const VERSION_BARE_SUMS: u8 = 1;
 
 const FLAG_RESETS_CLOCK: u8 = 1;
@@ -49,7 +48,7 @@ const KIND_ADJUST: u8 = 3;
 const KIND_DELETE: u8 = 4;
 const KIND_EXPIRE: u8 = 5;
 const KIND_READ: u8 = 6;
-/// The kind stands in a byte of its own, in front of the change.
+/// The kind is in a byte of its own, before the change.
 const KIND_MORE: u8 = 7;
 const KIND_MASK: u8 = 0b111;
 const HEAD_REQUEST_ID: u8 = 1 << 3;
@@ -67,7 +66,7 @@ const TERMS_AFTER: u8 = 3 << 2;
 const TERMS_EXPIRES: u8 = 1 << 3;
 const TERMS_RELATIVE: u8 = 1 << 4;
 
-/// The conditions of an expiry by their number.
+/// The encoded number of an expiry condition is its index.
 const EXPIRY_CONDITIONS: [ExpiryCondition; 6] = [
     ExpiryCondition::Always,
     ExpiryCondition::IfNone,
@@ -92,20 +91,20 @@ pub enum CodecError {
     /// The checksum does not match.
     #[error("the checksum of the batch does not match")]
     Checksum,
-    /// Written by a version this one does not know.
+    /// Written by a newer version.
     #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION})")]
     Version(u8),
-    /// The checksum matches but the content makes no sense.
+    /// The checksum matches but the content is invalid.
     #[error("the batch is malformed at event {0}")]
     Malformed(usize),
 }
 
-/// Appends the binary form of `batch` to `out`, without the events that only read.
+/// Appends the binary form of `batch`, without reads, to `out`.
 ///
 /// # Panics
 ///
-/// If the batch is larger than [`decode`] accepts. Every part of an event is bounded by its type, and engines refuse
-/// calls above the limits, so such a batch cannot come about; if it did, the journal would not open again.
+/// If the batch is larger than [`decode`] accepts, because the journal could not be opened again. It cannot happen: every
+/// part of an event is bounded by its type, and engines refuse calls above the limits.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     let start = out.len();
     assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
@@ -154,7 +153,7 @@ fn put_runs(out: &mut Vec<u8>, batch: &Batch, slot: &Slot) {
     }
 }
 
-/// Appends what an event asks for, without its key and id: what its fingerprint covers.
+/// Appends what a fingerprint covers: the change without its actor, and the details.
 pub(crate) fn put_payload(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Option<&Details>) {
     match change {
         ChangeRef::Add(delta) => {
@@ -179,7 +178,7 @@ pub(crate) fn put_payload(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Opt
     }
 }
 
-/// Reads a batch back; `seed` is what its keys are hashed with.
+/// Decodes a batch, hashing its keys with `seed`, and returns its time.
 pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, CodecError> {
     let (body, crc) = bytes.split_last_chunk::<4>().ok_or(CodecError::Checksum)?;
     if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
@@ -231,7 +230,7 @@ fn read_event(cursor: &mut Cursor<'_>, version: u8, seed: u64, batch: &mut Batch
     Some(())
 }
 
-/// Reads combined adds. They form one slot again, because they formed one when they were written.
+/// Reads combined adds into one slot, as they were when they were written.
 fn read_runs(cursor: &mut Cursor<'_>, key: KeyRef<'_>, hash: u64, batch: &mut Batch) -> Option<()> {
     let count = cursor.u64()?;
     let mut run = || Some((cursor.i64()?, u32::try_from(cursor.u64()?).ok().filter(|&times| times > 0)?));
@@ -292,7 +291,7 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
             );
             put_deadline(out, *at);
         }
-        Change::Read(look) => out.push(u8::from(*look == Field::Expiry)),
+        Change::Read(field) => out.push(u8::from(*field == Field::Expiry)),
         Change::Sweep { expires_at } => {
             out.push(MORE_SWEEP);
             put_u64(out, expires_at.0);
@@ -324,7 +323,7 @@ fn put_terms(out: &mut Vec<u8>, when: Condition, expiry: Expiry) {
     }
 }
 
-/// Appends the number of a deadline; what kind it is stands in the terms.
+/// Appends the number of a deadline; the terms have its kind.
 fn put_deadline(out: &mut Vec<u8>, deadline: Option<Deadline>) {
     match deadline {
         Some(Deadline::At(at)) => put_u64(out, at.0),

@@ -1,4 +1,4 @@
-//! Combining calls into the batch that is journalled next.
+//! Combining calls into the next batch to be journalled.
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -7,9 +7,8 @@ use super::events::SlotOutcome;
 use super::{Batch, Events, OPEN};
 use crate::outcome::Outcomes;
 
-/// Gathers the events of many calls into one batch. Plain adds of one key become one event as long as they
-/// point the same way and nothing else happens to the key in between, so the combined batch leads to the same
-/// state as its events one by one.
+/// Combines the events of many calls into one batch. Plain adds of one key become one event if they have the same sign
+/// and no other event of that key is between them, so the combined batch gives the same state as its events one by one.
 #[derive(Debug, Default)]
 pub struct Combiner {
     batch: Batch,
@@ -18,20 +17,20 @@ pub struct Combiner {
     events: usize,
 }
 
-/// Where a slot of a call went.
+/// Where a slot of a call was placed in the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed {
     slot: u32,
-    /// What had been added to that slot before.
+    /// Sum of the adds that were in that slot before.
     base: i64,
 }
 
 impl Combiner {
-    /// Takes in a call; `placed` gets one entry per slot of the call.
+    /// Adds a call to the batch; appends one entry per slot of the call to `placed`.
     pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
         self.events += events.len() - events.batch.reads;
         placed.reserve(events.batch.slots.len());
-        // As long as nothing was checked, no slot claims that it was.
+        // Without a checked call so far, no slot is marked `UNSTORED`, so this call's position can be adopted.
         self.batch.checked_at = self.batch.checked_at.or(events.batch.checked_at);
         for incoming in &events.batch.slots {
             let next = self.batch.slots.len() as u32;
@@ -62,19 +61,19 @@ impl Combiner {
         }
     }
 
-    /// The gathered batch.
+    /// The combined batch.
     #[must_use]
     pub fn batch(&self) -> &Batch {
         &self.batch
     }
 
-    /// Events gathered, before combining; reads do not count.
+    /// Number of events before combining, without reads.
     #[must_use]
     pub fn events(&self) -> usize {
         self.events
     }
 
-    /// Whether some gathered event concerns the key.
+    /// Whether the batch has an event of this key.
     #[must_use]
     pub fn touches(&self, hash: u64, key: &[u8]) -> bool {
         let same = |&at: &u32| {
@@ -84,7 +83,7 @@ impl Combiner {
         self.index.find(hash, same).is_some()
     }
 
-    /// The outcome of the slot a call was placed in. `outcomes` are those of this batch.
+    /// The outcome of a placed slot, given the outcomes of this batch.
     #[must_use]
     pub fn outcome_of<'o>(&self, placed: Placed, outcomes: &'o Outcomes) -> SlotOutcome<'o> {
         let (outcome, split) = outcomes.of_slot(placed.slot as usize);

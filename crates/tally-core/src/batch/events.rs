@@ -1,4 +1,4 @@
-//! What a protocol fills for one call: events in order, combined as they come.
+//! The events of one call, filled by a protocol and combined as they are added.
 
 use super::{Batch, HAS_REQUEST_ID, NONE, OPEN, Shape, UNSTORED, key_hash};
 use crate::event::{Change, Details, RequestId};
@@ -9,22 +9,21 @@ use crate::time::Position;
 
 /// The events of one call.
 ///
-/// Adds of a key used a moment ago join the earlier event at once, on the caller's own thread: a pipeline of a
-/// thousand increments of one key reaches the engine as one event. Every event keeps its place, so each still
-/// gets its own outcome.
+/// Adds of a recently used key are combined into the earlier event, on the caller's thread: a pipeline of a thousand
+/// increments of one key reaches the engine as one event. Each event still gets its own outcome.
 #[derive(Clone, Debug)]
 pub struct Events {
     seed: u64,
     combining: Combining,
     pub(super) batch: Batch,
     marks: Vec<Mark>,
-    /// Events of all marks.
+    /// Number of events of all marks.
     len: usize,
-    /// Slot last used for a key hash, by its low bits; a guess that is always checked.
+    /// The slot last used, by the low bits of the key's hash. A hint: the key is always compared.
     recent: [u32; RECENT],
 }
 
-/// Whether adds may join each other.
+/// Whether adds may be combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Combining {
     Allowed,
@@ -32,21 +31,21 @@ enum Combining {
     Off,
 }
 
-/// Where an event went, or several equal adds in a row.
+/// The place of an event, or of several equal adds in a row, within the batch.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     slot: u32,
     times: u32,
-    /// What each of them adds.
+    /// The delta of each.
     delta: i64,
-    /// What this call had added to the slot before.
+    /// Sum of this call's earlier adds in the slot.
     prior: i64,
 }
 
 const RECENT: usize = 32;
 
 impl Events {
-    /// An empty call. Engines hand these out; `seed` is the engine's own.
+    /// An empty call for the engine with this `seed`; see [`Engine::events`](crate::surface::Engine::events).
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Events {
@@ -59,19 +58,19 @@ impl Events {
         }
     }
 
-    /// Number of events, combined or not.
+    /// Number of events before combining.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Number of outcomes: one for each event, but for those of one [`Events::add_times`], which have one together.
+    /// Number of outcomes: one per event, except that the adds of one [`Events::add_times`] share one.
     #[must_use]
     pub fn outcomes_len(&self) -> usize {
         self.marks.len()
     }
 
-    /// Whether there is no event.
+    /// Whether there are no events.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty()
@@ -82,8 +81,8 @@ impl Events {
         self.add_times(key, delta, 1);
     }
 
-    /// Adds `delta` to `key` this many times, one after the other and nothing between them. They have one outcome
-    /// together; [`Outcome::applied_times`] tells them apart.
+    /// Adds `delta` to `key` this many times with no other event between them. They share one outcome, which
+    /// [`Outcome::applied_times`] splits.
     pub fn add_times(&mut self, key: KeyRef<'_>, delta: i64, times: u32) {
         if times == 0 {
             return;
@@ -105,7 +104,7 @@ impl Events {
         let slot = self.batch.slots.len() as u32;
         *recent = slot;
         self.marks.push(Mark { slot, times, delta, prior: 0 });
-        // Offsets within a slot that others join must fit 64 bits.
+        // Offsets within an open slot must fit 64 bits.
         let is_open = self.combining == Combining::Allowed && i64::try_from(sum).is_ok();
         self.batch.push_run(key, hash, (delta, times), if is_open { OPEN } else { 0 });
     }
@@ -118,7 +117,7 @@ impl Events {
         }
         let hash = key_hash(self.seed, key.as_bytes());
         let slot = self.batch.slots.len() as u32;
-        // Later adds of this key must not join an event before this one.
+        // Later adds of this key must not be combined across this event.
         self.recent[hash as usize % RECENT] = slot;
         let delta = if let Change::Add(delta) = change { delta } else { 0 };
         self.marks.push(Mark { slot, times: 1, delta, prior: 0 });
@@ -126,36 +125,36 @@ impl Events {
         self.batch.push_event(key, hash, change, id, details);
     }
 
-    /// Whether some event carries a request id.
+    /// Whether any event has a request id.
     #[must_use]
     pub fn has_requests(&self) -> bool {
         self.batch.slots.iter().any(|slot| slot.has(HAS_REQUEST_ID))
     }
 
-    /// Checks the request ids against the store as it is `at` this position: where `may_hold` says no, applying the batch
-    /// need not look them up again as long as the store stands there. That moves most lookups off the one thread that
-    /// applies.
+    /// Checks the request ids against the store at this position. Ids for which `may_hold` returns false need no lookup
+    /// when the batch is applied, unless the store has advanced by then. This moves most lookups off the applying
+    /// thread.
     pub fn check_requests(&mut self, at: Position, may_hold: impl FnOnce(&[RequestKey]) -> Vec<bool>) {
         let keys: Vec<RequestKey> =
             self.batch.slots.iter().filter_map(|slot| Some(request_key(slot.request_id()?))).collect();
-        let held = may_hold(&keys);
+        let may_be_stored = may_hold(&keys);
         let slots = self.batch.slots.iter_mut().filter(|slot| slot.has(HAS_REQUEST_ID));
-        for (slot, held) in slots.zip(held) {
-            slot.flags = if held { slot.flags & !UNSTORED } else { slot.flags | UNSTORED };
+        for (slot, may_be_stored) in slots.zip(may_be_stored) {
+            slot.flags = if may_be_stored { slot.flags & !UNSTORED } else { slot.flags | UNSTORED };
         }
         self.batch.checked_at = Some(at);
     }
 
-    /// What `fill` adds is one group: its events are applied in a row, each with its own outcome, and nothing comes
-    /// between them. None of them combines with anything, and a call stays in one piece, so they stay in a row. A group
-    /// within a group is part of it.
+    /// The events that `fill` adds form a group: they are applied in a row, each with its own outcome and with no other
+    /// event between them. They are never combined and a call is never split, which keeps them together. A nested group
+    /// is part of the outer one.
     pub fn group(&mut self, fill: impl FnOnce(&mut Events)) {
         let outside = std::mem::replace(&mut self.combining, Combining::Off);
         fill(self);
         self.combining = outside;
     }
 
-    /// Removes the events, keeps the memory.
+    /// Removes all events, keeps the allocation.
     pub fn clear(&mut self) {
         self.batch.clear();
         self.marks.clear();
@@ -164,15 +163,15 @@ impl Events {
         self.recent = [NONE; RECENT];
     }
 
-    /// The batch as filled so far.
+    /// The batch so far.
     #[must_use]
     pub fn batch(&self) -> &Batch {
         &self.batch
     }
 
-    /// The outcome of every event, those added together being one, given the outcome of every slot.
+    /// The outcomes of the call, in order, given the outcome of each slot. See [`Events::outcomes_len`].
     pub fn outcomes<'o>(&self, of_slot: impl Fn(usize) -> SlotOutcome<'o>) -> impl Iterator<Item = Outcome> {
-        // Events in a row are often of one slot: it is looked up once.
+        // Consecutive events often share a slot: look it up once.
         let mut at = NONE;
         let mut found = SlotOutcome { outcome: Outcome::EMPTY, base: 0, split: None };
         self.marks.iter().map(move |mark| {
@@ -191,21 +190,21 @@ impl Events {
 /// The outcome of a slot in the batch it was journalled in.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotOutcome<'o> {
-    /// What became of the slot as a whole.
+    /// The outcome of the slot as a whole.
     pub outcome: Outcome,
-    /// What became of its adds one by one, if not all of them were applied.
+    /// The outcome of its individual adds, if some of them overflowed.
     pub split: Option<&'o Split>,
-    /// What had been added to the slot before this call joined it.
+    /// Sum of the adds that other calls had put into the slot before.
     pub base: i64,
 }
 
 impl SlotOutcome<'_> {
-    /// The outcome of `times` adds of `delta`, before which the call had added `prior` to the slot.
+    /// The outcome of `times` adds of `delta` that follow `prior` of the same call.
     fn of_run(&self, prior: i64, delta: i64, times: u32) -> Outcome {
         let offset = self.base.wrapping_add(prior);
         match self.split {
             Some(split) => split.of_run(&self.outcome, offset, delta, times),
-            // Refused as a whole, for a reason other than its amounts.
+            // Refused as a whole, for a reason other than overflow.
             None if self.outcome.refusal.is_some() => self.outcome,
             None => {
                 let applied = delta.wrapping_mul(i64::from(times));

@@ -1,8 +1,8 @@
-//! Copying what changed for a checkpoint, at one moment, while batches go on.
+//! Copy-on-write snapshots of the dirty state, for checkpoints that run while batches continue.
 //!
-//! `begin_capture` fixes the moment and costs nothing that grows with the state. The changed counters are then
-//! copied in slices; a batch that changes one before its turn copies it first. So the checkpoint sees every counter
-//! as it stood at that moment, and no batch waits for more than a slice.
+//! `begin_capture` fixes the point in time; its cost does not grow with the number of counters. Dirty counters are then
+//! copied in slices. A batch about to change one that is not copied yet saves its pre-image first. So the checkpoint
+//! sees every counter as of `begin_capture`, and a batch waits for one slice at most.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,79 +18,79 @@ use crate::record::{Meta, Records, request_key, write_request};
 use crate::request_ids::{FirstOutcome, Layer};
 use crate::time::Millis;
 
-/// A capture under way, as the partition sees it.
+/// The partition's side of a capture in progress.
 pub(super) struct Capturing {
-    /// Cells that belong to the capture and were not copied yet.
+    /// Cells of the capture that are not copied yet.
     pending: Bits,
-    /// All cells that belong to the capture.
+    /// All cells of the capture.
     cells: Bits,
     cursor: usize,
-    /// Counters copied early because a batch was about to change them.
+    /// Counters copied ahead of their slice because a batch was about to change them.
     preimages: Records,
     pub(super) removed: Arc<BTreeSet<Key>>,
-    layers: usize,
-    pages: usize,
+    id_layers: usize,
+    ledger_layers: usize,
 }
 
-/// The parts of a capture that never change once closed: they can be written without holding the partition.
+/// The immutable parts of a capture, which can be written without locking the partition.
 pub struct Capture {
-    layers: Vec<Arc<Layer>>,
-    pages: Vec<Arc<UnsavedEntries>>,
+    id_layers: Vec<Arc<Layer>>,
+    ledger_layers: Vec<Arc<UnsavedEntries>>,
     removed: Arc<BTreeSet<Key>>,
     outdated: Vec<(Millis, Key)>,
     meta: Meta,
 }
 
 impl Capturing {
-    /// The cells of the capture, which is not in the store yet.
+    /// The cells of the capture. They must stay resident until it is committed.
     pub(super) fn cells(&self) -> &Bits {
         &self.cells
     }
 
-    /// The cell no longer holds the counter that was captured.
-    pub(super) fn forget(&mut self, id: CellId) {
+    /// Drops a cell that no longer holds the captured counter.
+    pub(super) fn discard(&mut self, id: CellId) {
         self.cells.clear(id as usize);
     }
 }
 
 impl Capture {
-    /// The time of the last batch before it.
+    /// The time of the last batch it includes.
     #[must_use]
     pub fn at(&self) -> Millis {
         self.meta.clock
     }
 
-    /// How many request ids there are at most.
+    /// Upper bound on the number of request ids.
     #[must_use]
     pub fn requests_max(&self) -> usize {
-        self.layers.iter().map(|layer| layer.len()).sum()
+        self.id_layers.iter().map(|layer| layer.len()).sum()
     }
 
-    /// Hands the request ids that are still to be remembered to `sink`, as store key and value, in key order.
+    /// Passes the unexpired request ids to `sink`, as store key and value, in key order.
     ///
-    /// They are sorted a share at a time, in about `memory_bytes`. Ids are digests, so equal ranges of them hold about as
-    /// many, and one walk over all ids for each range is far cheaper than merging sorted pieces later.
+    /// They are sorted one range at a time, in about `memory_bytes`. Ids are digests and therefore evenly distributed,
+    /// and one pass over all ids per range is far cheaper than merging sorted runs later.
     pub fn requests<E>(
         &self,
         memory_bytes: usize,
         mut sink: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        const AT_ONCE: usize = 64;
-        type Place<'l> = (u128, &'l FirstOutcome);
-        let ids = || self.layers.iter().flat_map(|layer| layer.iter());
-        let shares = (self.requests_max() * size_of::<Place<'_>>()).div_ceil(memory_bytes.max(1)).max(1);
-        let share_of = |id: u128| (((id >> 96) * shares as u128) >> 32) as usize;
-        let mut sorted: Vec<Place<'_>> = Vec::new();
-        let (mut firsts, mut value) = (Vec::with_capacity(AT_ONCE), Vec::new());
-        for share in 0..shares {
+        const CHUNK: usize = 64;
+        type Item<'l> = (u128, &'l FirstOutcome);
+        let ids = || self.id_layers.iter().flat_map(|layer| layer.iter());
+        let ranges = (self.requests_max() * size_of::<Item<'_>>()).div_ceil(memory_bytes.max(1)).max(1);
+        let range_of = |id: u128| (((id >> 96) * ranges as u128) >> 32) as usize;
+        let mut sorted: Vec<Item<'_>> = Vec::new();
+        let (mut firsts, mut value) = (Vec::with_capacity(CHUNK), Vec::new());
+        for range in 0..ranges {
             let keyed = ids().map(|(id, first)| (u128::from_be_bytes(id.0), first));
-            sorted.extend(keyed.filter(|(id, first)| share_of(*id) == share && !first.is_expired(self.at())));
+            sorted.extend(keyed.filter(|(id, first)| range_of(*id) == range && !first.is_expired(self.at())));
             sorted.sort_unstable_by_key(|(id, _)| *id);
-            for some in sorted.chunks(AT_ONCE) {
-                // They lie all over memory: fetched in a row, they arrive together.
+            for chunk in sorted.chunks(CHUNK) {
+                // The outcomes are scattered in memory: copying them in a tight loop overlaps the cache misses.
                 firsts.clear();
-                firsts.extend(some.iter().map(|(_, first)| **first));
-                for ((id, _), first) in some.iter().zip(&firsts) {
+                firsts.extend(chunk.iter().map(|(_, first)| **first));
+                for ((id, _), first) in chunk.iter().zip(&firsts) {
                     value.clear();
                     write_request(first, &mut value);
                     sink(&request_key(RequestId(id.to_be_bytes())), &value)?;
@@ -101,8 +101,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Hands everything but counters and request ids to `sink`, one record at a time; `sink` may write out what it has
-    /// gathered whenever it likes.
+    /// Passes everything except counters and request ids to `sink`, one record at a time, so that `sink` can flush
+    /// between any two.
     pub fn records<E>(&self, mut sink: impl FnMut(&mut dyn FnMut(&mut Records)) -> Result<(), E>) -> Result<(), E> {
         for key in self.removed.iter() {
             sink(&mut |records| records.remove_counter(key))?;
@@ -110,7 +110,7 @@ impl Capture {
         for (expires_at, key) in &self.outdated {
             sink(&mut |records| records.remove_expiry(*expires_at, key))?;
         }
-        for (key, entries) in self.pages.iter().flat_map(|pages| pages.iter()) {
+        for (key, entries) in self.ledger_layers.iter().flat_map(|layer| layer.iter()) {
             for entry in entries {
                 sink(&mut |records| records.put_ledger(key.as_ref(), entry))?;
             }
@@ -121,11 +121,11 @@ impl Capture {
         sink(&mut |records| records.put_meta(&self.meta))
     }
 
-    /// The end of every chain that grew: of several pages the newest has the last word.
+    /// The head of every chain that grew, from the newest layer that has entries of it.
     fn heads(&self) -> impl Iterator<Item = (&Key, ChainHead)> {
-        self.pages.iter().enumerate().flat_map(move |(number, pages)| {
-            let newer = &self.pages[number + 1..];
-            pages.iter().filter(move |(key, _)| !newer.iter().any(|pages| pages.contains_key(*key))).filter_map(
+        self.ledger_layers.iter().enumerate().flat_map(move |(number, layer)| {
+            let newer = &self.ledger_layers[number + 1..];
+            layer.iter().filter(move |(key, _)| !newer.iter().any(|layer| layer.contains_key(*key))).filter_map(
                 |(key, entries)| entries.last().map(|entry| (key, ChainHead { seq: entry.seq, hash: entry.hash })),
             )
         })
@@ -136,8 +136,8 @@ impl Partition {
     /// Whether anything changed since the last capture began.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        let gone = !self.removed.is_empty() || !self.outdated.is_empty();
-        self.dirty.count() > 0 || gone || self.request_ids.is_dirty() || self.ledger_heads.is_dirty()
+        let has_deletions = !self.removed.is_empty() || !self.outdated.is_empty();
+        self.dirty.count() > 0 || has_deletions || self.request_ids.is_dirty() || self.ledger_heads.is_dirty()
     }
 
     /// Counters changed since the last capture began.
@@ -146,19 +146,19 @@ impl Partition {
         self.dirty.count()
     }
 
-    /// Fixes the moment of a checkpoint. Only one capture may be under way: end it with `capture_committed` or
-    /// `capture_abandoned`.
+    /// Fixes the point in time of a checkpoint. Only one capture may be in progress: end it with `capture_committed`
+    /// or `capture_abandoned`.
     pub fn begin_capture(&mut self) -> Capture {
         let cells = std::mem::take(&mut self.dirty);
         let removed = Arc::new(std::mem::take(&mut self.removed));
-        // What expires at that moment again is captured with its record.
+        // A counter recreated with the same expiry needs its record: the capture writes it again.
         let outdated = std::mem::take(&mut self.outdated).into_iter().filter(|(expires_at, key)| {
-            self.state_of(key.as_ref()).is_none_or(|held| held.expires_at != Some(*expires_at))
+            self.state_of(key.as_ref()).is_none_or(|state| state.expires_at != Some(*expires_at))
         });
         let outdated = outdated.collect();
         let capture = Capture {
-            layers: self.request_ids.begin_capture(),
-            pages: self.ledger_heads.begin_capture(),
+            id_layers: self.request_ids.begin_capture(),
+            ledger_layers: self.ledger_heads.begin_capture(),
             removed: Arc::clone(&removed),
             outdated,
             meta: Meta { clock: self.clock, counters: self.counters, expiring: self.expiring },
@@ -169,20 +169,19 @@ impl Partition {
             cursor: 0,
             preimages: Records::default(),
             removed,
-            layers: capture.layers.len(),
-            pages: capture.pages.len(),
+            id_layers: capture.id_layers.len(),
+            ledger_layers: capture.ledger_layers.len(),
         });
         capture
     }
 
-    /// Copies up to `max` more counters into `records`, which is empty, and those that were copied early; says whether any
-    /// are left.
+    /// Moves all saved pre-images and copies up to `max` more counters into `records`, which must be empty. Returns
+    /// whether any are left.
     pub fn capture_slice(&mut self, max: usize, records: &mut Records) -> bool {
         let Some(capturing) = &mut self.capturing else {
             return false;
         };
-        debug_assert!(records.is_empty(), "what it holds would be left behind");
-        // However many were copied early, they are handed over at once.
+        debug_assert!(records.is_empty(), "the swap would leave its records behind");
         std::mem::swap(records, &mut capturing.preimages);
         for _ in 0..max {
             let Some(at) = capturing.pending.next(capturing.cursor) else {
@@ -196,29 +195,29 @@ impl Partition {
         true
     }
 
-    /// Bytes of counters copied early that no slice has collected yet.
+    /// Bytes of pre-images that no slice has collected yet.
     #[must_use]
     pub fn preimage_bytes(&self) -> usize {
         self.capturing.as_ref().map_or(0, |capturing| capturing.preimages.memory_bytes())
     }
 
-    /// The capture is in the store.
+    /// Ends a capture that is in the store.
     pub fn capture_committed(&mut self) {
         let Some(capturing) = self.capturing.take() else {
             return;
         };
-        self.departures += 1;
-        self.created.remove_all(&capturing.cells);
-        self.request_ids.committed(capturing.layers);
-        self.ledger_heads.committed(capturing.pages);
+        self.evictions += 1;
+        self.created.difference_with(&capturing.cells);
+        self.request_ids.committed(capturing.id_layers);
+        self.ledger_heads.committed(capturing.ledger_layers);
     }
 
-    /// The capture did not reach the store: what it held counts as changed again.
+    /// Ends a capture that did not reach the store: its counters and deletions are dirty again.
     pub fn capture_abandoned(&mut self) {
         let Some(capturing) = self.capturing.take() else {
             return;
         };
-        self.dirty.absorb(&capturing.cells);
+        self.dirty.union_with(&capturing.cells);
         for key in capturing.removed.iter() {
             if self.state_of(key.as_ref()).is_none() {
                 self.removed.insert(key.clone());
@@ -226,7 +225,7 @@ impl Partition {
         }
     }
 
-    /// Copies a cell that a capture still needs before it changes.
+    /// Saves the pre-image of a cell that the capture has not copied yet. Called before every change.
     pub(super) fn save_preimage(&mut self, id: CellId) {
         let Some(capturing) = &mut self.capturing else {
             return;
@@ -236,7 +235,7 @@ impl Partition {
         }
     }
 
-    /// Whether the key was deleted and the store may not know yet.
+    /// Whether the key was deleted but the store may still hold it.
     #[must_use]
     pub fn is_removed(&self, key: KeyRef<'_>) -> bool {
         let was_removed = |capturing: &Capturing| capturing.removed.contains(key.as_bytes());

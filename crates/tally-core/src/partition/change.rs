@@ -1,4 +1,4 @@
-//! What each kind of event does to its counter. One that has expired does not exist, whether or not it still takes room.
+//! How each kind of event changes its counter. An expired counter does not exist, even if it is not removed yet.
 
 use super::Partition;
 use crate::counter::{CounterState, Overflow, is_due};
@@ -21,13 +21,13 @@ impl Partition {
         }
     }
 
-    /// Applies an event that is not combined of several.
+    /// Applies an event other than combined adds.
     #[inline]
     pub(super) fn change_one(&mut self, event: &EventRef<'_>, hint: Option<CellId>) -> Outcome {
         match event.change {
             ChangeRef::Add(delta) => self.add(event, delta, hint),
             ChangeRef::Other(change) => self.change_other(event, change, hint),
-            // Combined adds have no request id, so they never come here.
+            // Unreachable: `change` handles combined adds, and they have no request id.
             ChangeRef::Adds(_) => self.refused(event, Refusal::Overflow),
         }
     }
@@ -42,7 +42,7 @@ impl Partition {
                 self.correct(event, *value, *expiry, CorrectionKind::Set, why)
             }
             Change::Reset(why) => self.correct(event, 0, Expiry::Keep, CorrectionKind::Reset, why),
-            Change::Adjust { delta, why } => match self.standing(event).value.checked_add(*delta) {
+            Change::Adjust { delta, why } => match self.unchanged(event).value.checked_add(*delta) {
                 Some(target) => self.correct(event, target, Expiry::Keep, CorrectionKind::Adjust, why),
                 None => self.refused(event, Refusal::Overflow),
             },
@@ -53,8 +53,8 @@ impl Partition {
         }
     }
 
-    /// The cell of the event's counter, given a guess. The event before may have created or removed the counter since the
-    /// guess was made.
+    /// The cell of the event's counter. The hint is checked: an earlier event of the batch may have created or removed
+    /// the counter after the hint was made.
     #[inline]
     fn find(&self, event: &EventRef<'_>, hint: Option<CellId>) -> Option<CellId> {
         match hint {
@@ -63,44 +63,44 @@ impl Partition {
         }
     }
 
-    /// Applies combined adds: all at once if their sum fits, otherwise one by one as far as they do.
+    /// Applies combined adds: at once if their sum fits, otherwise one by one, skipping those that overflow.
     fn add_all(&mut self, event: &EventRef<'_>, adds: Adds<'_>, hint: Option<CellId>, outcomes: &mut Outcomes) {
         let found = self.find(event, hint);
-        let (mut held, expiry_before) = self.state_in(found);
-        if held.counter.add(self.clock, adds.sum()) == Ok(()) {
-            self.keep(found, expiry_before, event, &held);
-            // The sum from one end of the range to the other wraps; see `Outcome::applied_times`.
-            return outcomes.push(self.changed(&held, adds.sum() as i64));
+        let (mut state, expiry_before) = self.state_in(found);
+        if state.counter.add(self.clock, adds.sum()) == Ok(()) {
+            self.write_cell(found, expiry_before, event, &state);
+            // A sum that spans the whole range wraps; see `Outcome::applied_times`.
+            return outcomes.push(self.changed(&state, adds.sum() as i64));
         }
-        let before = held.counter.value();
+        let before = state.counter.value();
         let (after, split) = Split::of(before, adds.runs());
         let applied = i128::from(after) - i128::from(before);
-        // Adds of zero count as well.
+        // An applied add of zero also creates and touches the counter.
         if split.has_applied() {
-            // In range by construction.
-            let _ = held.counter.add(self.clock, applied);
-            self.keep(found, expiry_before, event, &held);
+            // Cannot overflow: `Split::of` checked every step.
+            let _ = state.counter.add(self.clock, applied);
+            self.write_cell(found, expiry_before, event, &state);
         }
-        let outcome = Outcome { refusal: Some(Refusal::Overflow), ..self.changed(&held, applied as i64) };
+        let outcome = Outcome { refusal: Some(Refusal::Overflow), ..self.changed(&state, applied as i64) };
         outcomes.push_split(outcome, split);
     }
 
     fn add(&mut self, event: &EventRef<'_>, delta: i64, hint: Option<CellId>) -> Outcome {
         let found = self.find(event, hint);
-        let (mut held, expiry_before) = self.state_in(found);
+        let (mut state, expiry_before) = self.state_in(found);
         let delta = match event.details.and_then(|details| details.bounds) {
             None => delta,
-            Some(bounds) => match within(bounds, held.counter.value(), delta) {
+            Some(bounds) => match within(bounds, state.counter.value(), delta) {
                 Ok(delta) => delta,
                 Err(refusal) => return self.refused(event, refusal),
             },
         };
-        if held.counter.add(self.clock, i128::from(delta)) == Err(Overflow) {
+        if state.counter.add(self.clock, i128::from(delta)) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
         }
-        held.expires_at = expiry_after_add(held.expires_at, event.details, self.clock);
-        self.keep(found, expiry_before, event, &held);
-        self.changed(&held, delta)
+        state.expires_at = expiry_after_add(state.expires_at, event.details, self.clock);
+        self.write_cell(found, expiry_before, event, &state);
+        self.changed(&state, delta)
     }
 
     fn correct(
@@ -112,20 +112,20 @@ impl Partition {
         why: &Correction,
     ) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
-        let (mut held, expiry_before) = self.state_in(found);
-        let before = held.counter.value();
-        if held.counter.correct(self.clock, target) == Err(Overflow) {
+        let (mut state, expiry_before) = self.state_in(found);
+        let before = state.counter.value();
+        if state.counter.correct(self.clock, target) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
         }
-        held.expires_at = match expiry {
-            Expiry::Keep => held.expires_at,
+        state.expires_at = match expiry {
+            Expiry::Keep => state.expires_at,
             Expiry::Never => None,
             Expiry::At(deadline) => Some(deadline.resolve(self.clock)),
         };
-        self.keep(found, expiry_before, event, &held);
+        self.write_cell(found, expiry_before, event, &state);
         self.ledger_heads.append(event.key, self.clock, kind, why, (before, target));
-        // A swing across the whole range does not fit; the value afterwards says what happened.
-        self.changed(&held, target.saturating_sub(before))
+        // The change may exceed 64 bits; the value afterwards is exact.
+        self.changed(&state, target.saturating_sub(before))
     }
 
     fn delete(&mut self, event: &EventRef<'_>, why: &Correction) -> Outcome {
@@ -134,33 +134,33 @@ impl Partition {
             return gone;
         };
         let before = self.table.counter(id).value();
-        self.forget(id);
+        self.remove_counter(id);
         self.ledger_heads.append(event.key, self.clock, CorrectionKind::Delete, why, (before, 0));
         Outcome { applied: 0i64.saturating_sub(before), ..gone }
     }
 
     fn expire(&mut self, event: &EventRef<'_>, at: Option<Millis>, when: ExpiryCondition) -> Outcome {
         let Some(id) = self.live(event) else {
-            return self.standing(event);
+            return self.unchanged(event);
         };
         let now = self.table.expiry(id);
         let nothing_to_remove = at.is_none() && now.is_none();
         if nothing_to_remove || !may_expire(when, now, at) {
-            return self.standing(event);
+            return self.unchanged(event);
         }
         self.save_preimage(id);
         let before = self.table.put_expiry(id, at);
-        self.note_expiry(before, at);
+        self.count_expiry(before, at);
         self.table.touch(id);
         self.dirty.set(id as usize);
-        Outcome { applied: 1, ..self.standing(event) }
+        Outcome { applied: 1, ..self.unchanged(event) }
     }
 
-    /// Whether what stands there meets the condition.
+    /// Whether the current state meets the condition.
     fn allows(&self, event: &EventRef<'_>, when: Condition) -> bool {
         match when {
             Condition::Always => true,
-            Condition::Equals(expected) => self.standing(event).value == expected,
+            Condition::Equals(expected) => self.unchanged(event).value == expected,
             Condition::Absent => self.live(event).is_none(),
             Condition::Present => self.live(event).is_some(),
         }
@@ -176,30 +176,30 @@ impl Partition {
         self.live(event).map(|id| self.table.state(id))
     }
 
-    /// What an event finds in a cell: a new counter where there is none, or none any more. And the expiry that stands there,
-    /// so that nobody has to look for it again.
+    /// The state an event starts from, which is a new counter if there is none or if it has expired, and the expiry in
+    /// the cell, which saves `write_cell` a second lookup.
     fn state_in(&self, found: Option<CellId>) -> (CounterState, Option<Millis>) {
-        let Some(held) = found.map(|id| self.table.state(id)) else {
+        let Some(state) = found.map(|id| self.table.state(id)) else {
             return (CounterState::new(self.clock), None);
         };
-        let expires_at = held.expires_at;
-        (if is_due(expires_at, self.clock) { CounterState::new(self.clock) } else { held }, expires_at)
+        let expires_at = state.expires_at;
+        (if is_due(expires_at, self.clock) { CounterState::new(self.clock) } else { state }, expires_at)
     }
 
-    /// Writes a changed counter to its cell, old or new.
-    fn keep(
+    /// Writes a changed counter to its cell, which is allocated if there is none.
+    fn write_cell(
         &mut self,
         found: Option<CellId>,
         expiry_before: Option<Millis>,
         event: &EventRef<'_>,
-        held: &CounterState,
+        state: &CounterState,
     ) {
         let id = match found {
             Some(id) => {
                 self.save_preimage(id);
-                self.table.put(id, &held.counter);
-                if held.expires_at != expiry_before {
-                    self.table.put_expiry(id, held.expires_at);
+                self.table.put(id, &state.counter);
+                if state.expires_at != expiry_before {
+                    self.table.put_expiry(id, state.expires_at);
                 }
                 self.expired += u64::from(is_due(expiry_before, self.clock));
                 self.table.touch(id);
@@ -209,22 +209,22 @@ impl Partition {
                 if !self.removed.is_empty() {
                     self.removed.remove(&event.key.to_key());
                 }
-                let id = self.table.insert(event.hash, event.key.as_bytes(), held);
+                let id = self.table.insert(event.hash, event.key.as_bytes(), state);
                 self.created.set(id as usize);
                 self.counters += 1;
                 id
             }
         };
-        self.note_expiry(expiry_before, held.expires_at);
+        self.count_expiry(expiry_before, state.expires_at);
         self.dirty.set(id as usize);
     }
 
-    /// The outcome of a change that was made. One that let the counter expire at once still tells its value.
-    fn changed(&self, held: &CounterState, applied: i64) -> Outcome {
+    /// The outcome of an applied change. It has the new value even if the change made the counter expire at once.
+    fn changed(&self, state: &CounterState, applied: i64) -> Outcome {
         Outcome {
-            value: held.counter.value(),
+            value: state.counter.value(),
             applied,
-            exists: !held.is_expired(self.clock),
+            exists: !state.is_expired(self.clock),
             exact: true,
             duplicate: Some(false),
             refusal: None,
@@ -232,30 +232,30 @@ impl Partition {
         }
     }
 
-    /// The counter as it stands.
-    pub(super) fn standing(&self, event: &EventRef<'_>) -> Outcome {
-        standing(self.live_state(event).as_ref(), self.clock)
+    /// The outcome of an event that changes nothing.
+    pub(super) fn unchanged(&self, event: &EventRef<'_>) -> Outcome {
+        unchanged_outcome(self.live_state(event).as_ref(), self.clock)
     }
 
     pub(super) fn refused(&self, event: &EventRef<'_>, refusal: Refusal) -> Outcome {
-        Outcome { refusal: Some(refusal), ..self.standing(event) }
+        Outcome { refusal: Some(refusal), ..self.unchanged(event) }
     }
 }
 
-/// The outcome that only tells what stands there.
-pub(super) fn standing(found: Option<&CounterState>, now: Millis) -> Outcome {
-    let value = found.map_or(0, |held| held.counter.value());
+/// The outcome of an event that changes nothing.
+pub(super) fn unchanged_outcome(found: Option<&CounterState>, now: Millis) -> Outcome {
+    let value = found.map_or(0, |state| state.counter.value());
     Outcome { value, exists: found.is_some(), at: now, ..Outcome::EMPTY }
 }
 
-/// What a read tells of a counter, if it exists.
+/// The outcome of a read.
 pub(super) fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Outcome {
-    let standing = standing(found, now);
+    let unchanged = unchanged_outcome(found, now);
     match (field, found) {
-        (Field::Value, _) | (_, None) => standing,
-        (Field::Expiry, Some(held)) => {
-            let value = held.expires_at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
-            Outcome { value, ..standing }
+        (Field::Value, _) | (_, None) => unchanged,
+        (Field::Expiry, Some(state)) => {
+            let value = state.expires_at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
+            Outcome { value, ..unchanged }
         }
     }
 }
@@ -268,9 +268,9 @@ fn expiry_after_add(before: Option<Millis>, details: Option<&Details>, now: Mill
     if only_if_none { before.or(at) } else { at }
 }
 
-/// Whether the expiry that stands there may become `at`.
+/// Whether the expiry may change from `now` to `at`.
 fn may_expire(when: ExpiryCondition, now: Option<Millis>, at: Option<Millis>) -> bool {
-    // No expiry is later than any.
+    // No expiry sorts after every expiry.
     let lateness = |at: Option<Millis>| (at.is_none(), at);
     match when {
         ExpiryCondition::Always => true,
@@ -290,7 +290,7 @@ fn within(bounds: Bounds, value: i64, delta: i64) -> Result<i64, Refusal> {
     };
     let (lowest, highest) = match bounds.on_bound {
         OnBound::RefuseOutside | OnBound::Clamp => range(bounds.floor, bounds.ceiling),
-        // A bound stops movement towards the far side of it; a value that already lies beyond may come back.
+        // Only the bound in the direction of the delta counts: a value already out of bounds may move back.
         OnBound::Refuse if delta < 0 => range(bounds.floor, None),
         OnBound::Refuse => range(None, bounds.ceiling),
         OnBound::Saturate if delta < 0 => range(bounds.floor.map(|floor| floor.min(value)), None),
@@ -300,10 +300,10 @@ fn within(bounds: Bounds, value: i64, delta: i64) -> Result<i64, Refusal> {
         return Ok(delta);
     }
     match bounds.on_bound {
-        // Without a bound on this side it is the range of numbers that is left: the counter says so itself.
+        // Not a bound but the 64-bit range is crossed: adding reports the overflow.
         OnBound::Refuse if i64::try_from(target).is_err() && unbounded(bounds, delta) => Ok(delta),
         OnBound::Refuse | OnBound::RefuseOutside => Err(Refusal::Bound),
-        // Bounds that cross have no value within.
+        // A floor above the ceiling allows no value.
         OnBound::Saturate | OnBound::Clamp if lowest > highest => Err(Refusal::Bound),
         OnBound::Saturate | OnBound::Clamp => {
             let moved = target.clamp(lowest, highest) - i128::from(value);

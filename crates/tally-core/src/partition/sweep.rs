@@ -1,4 +1,4 @@
-//! Forgetting counters that have expired. They do not exist for any event since; this gives back their room.
+//! Removing expired counters. No event sees them any more; this frees their memory and their records in the store.
 
 use super::Partition;
 use crate::counter::is_due;
@@ -9,32 +9,33 @@ use crate::outcome::Outcome;
 use crate::time::Millis;
 
 impl Partition {
-    /// Deals with an expiry that the store has a record of: the counter goes if it has really expired, and the record goes
-    /// with the next capture.
+    /// Handles an expiry record of the store: removes the counter if it has expired by now. The next capture deletes the
+    /// record.
     pub(super) fn sweep(&mut self, event: &EventRef<'_>, expires_at: Millis) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
         let expired = found.filter(|&id| is_due(self.table.expiry(id), self.clock));
         if let Some(id) = expired {
-            self.forget(id);
+            self.remove_counter(id);
             self.expired += 1;
         }
         if expires_at <= self.clock {
             self.outdated.insert((expires_at, event.key.to_key()));
         }
-        Outcome { applied: i64::from(expired.is_some()), ..self.standing(event) }
+        Outcome { applied: i64::from(expired.is_some()), ..self.unchanged(event) }
     }
 
-    /// Lets go of a counter that no longer exists.
-    pub(super) fn forget(&mut self, id: CellId) {
+    /// Removes a counter from memory and, with the next capture, from the store.
+    pub(super) fn remove_counter(&mut self, id: CellId) {
         let key = KeyRef::trusted(self.table.key(id)).to_key();
         self.save_preimage(id);
-        self.note_expiry(self.table.expiry(id), None);
-        self.free(id);
-        self.note_removal(key);
+        self.count_expiry(self.table.expiry(id), None);
+        self.free_cell(id);
+        self.removed.insert(key);
+        self.counters -= 1;
     }
 
-    /// Keeps count of the counters that have an expiry, as one of them changes.
-    pub(super) fn note_expiry(&mut self, before: Option<Millis>, after: Option<Millis>) {
+    /// Updates the number of counters that have an expiry.
+    pub(super) fn count_expiry(&mut self, before: Option<Millis>, after: Option<Millis>) {
         match (before, after) {
             (None, Some(_)) => self.expiring += 1,
             (Some(_), None) => self.expiring -= 1,
@@ -42,12 +43,7 @@ impl Partition {
         }
     }
 
-    fn note_removal(&mut self, key: Key) {
-        self.removed.insert(key);
-        self.counters -= 1;
-    }
-
-    /// Looks through up to `max` counters in memory, from cell `from` on, for one that exists at `now`.
+    /// Scans up to `max` resident counters, starting at cell `from`, for one that has not expired at `now`.
     #[must_use]
     pub fn probe(&self, from: usize, max: usize, now: Millis) -> Probe {
         let mut at = from;
@@ -63,20 +59,20 @@ impl Partition {
         Probe::Further(at)
     }
 
-    /// Cells to probe: those from this one on were never in use.
+    /// Number of cells to probe; cells beyond were never used.
     #[must_use]
     pub fn cells(&self) -> usize {
         self.table.used()
     }
 }
 
-/// What came of looking for a counter.
+/// The result of a [`Partition::probe`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// This one.
+    /// A counter that exists.
     Found(Key),
-    /// None so far; go on from here.
+    /// None so far; continue from this cell.
     Further(usize),
-    /// None up to the last cell.
+    /// There are no more cells.
     End,
 }

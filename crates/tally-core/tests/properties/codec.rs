@@ -1,4 +1,4 @@
-//! The binary form of a batch: it gives back what went in, and refuses everything else without a panic.
+//! The batch codec: round trips are lossless, and invalid input is refused without a panic.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ use tally_core::time::Millis;
 use tally_sim::model::Event;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::drawn;
+use crate::strategies;
 
 const SEED: u64 = 11;
 
@@ -40,8 +40,8 @@ fn encoded(batch: &Batch, at: Millis) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_batch_comes_back_as_it_was(
-        events in vec(drawn::event(&prop_oneof![drawn::extreme(), drawn::modest()].boxed()), 0..40),
+    fn a_batch_survives_a_round_trip(
+        events in vec(strategies::event(&prop_oneof![strategies::extreme(), strategies::modest()].boxed()), 0..40),
         at in any::<u64>(),
         before in vec(any::<u8>(), 0..9),
     ) {
@@ -65,7 +65,7 @@ proptest! {
 
     #[test]
     fn a_damaged_batch_is_refused(
-        events in vec(drawn::event(&drawn::modest()), 1..8), place in any::<prop::sample::Index>(), flip in 1u8..,
+        events in vec(strategies::event(&strategies::modest()), 1..8), place in any::<prop::sample::Index>(), flip in 1u8..,
     ) {
         let mut bytes = encoded(call_of(&events).batch(), Millis(1));
         let place = place.index(bytes.len());
@@ -76,10 +76,10 @@ proptest! {
         prop_assert!(decode(&bytes, SEED, &mut Batch::default()).is_err());
     }
 
-    /// A checksum proves that bytes are as written, not that this program wrote them.
+    /// A checksum proves that the bytes are intact, not that this version wrote them.
     #[test]
-    fn nonsense_with_a_sound_checksum_does_not_panic_and_what_decodes_encodes_again(
-        events in vec(drawn::event(&drawn::modest()), 1..8),
+    fn garbage_with_a_valid_checksum_does_not_panic_and_whatever_decodes_encodes_again(
+        events in vec(strategies::event(&strategies::modest()), 1..8),
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -103,7 +103,7 @@ proptest! {
 }
 
 #[test]
-fn the_largest_event_of_every_kind_comes_back() {
+fn the_largest_event_of_every_kind_survives_a_round_trip() {
     let long = |len: usize| "x".repeat(len).into_boxed_str();
     let key = Key::new(vec![0xff; KEY_BYTES_MAX]).unwrap();
     let why = || Correction::new(&long(REASON_BYTES_MAX), &long(REASON_BYTES_MAX)).unwrap();
@@ -144,7 +144,7 @@ fn the_largest_event_of_every_kind_comes_back() {
 
 /// Bytes as version 1 wrote them: two sets, an increment of 2, and increments that sum up to 7.
 #[test]
-fn batches_of_the_version_before_are_read_and_fingerprints_stay_the_same() {
+fn batches_of_version_1_are_read_and_fingerprints_stay_the_same() {
     let key = Key::new("k").unwrap();
     let set = |when| Change::Set { value: 3, when, expiry: Expiry::Keep, why: Correction::new("a", "r").unwrap() };
     let mut call = Events::new(SEED);
@@ -167,28 +167,28 @@ fn batches_of_the_version_before_are_read_and_fingerprints_stay_the_same() {
     let sum = back.iter().last().unwrap();
     assert!(sum.bare_sum && matches!(sum.change, ChangeRef::Add(7)), "{sum:?}");
     let fingerprints: Vec<u64> = call.batch().iter().map(|event| event.fingerprint()).collect();
-    let asked = |bytes: &[u8]| xxh3_64_with_seed(bytes, xxh3_64_with_seed(b"k", 0));
-    let always = asked(&[1, 6, 0, 0, 1, b'r']);
-    let equals = asked(&[1, 6, 1, 1, 0, 1, b'r']);
+    let fingerprint = |bytes: &[u8]| xxh3_64_with_seed(bytes, xxh3_64_with_seed(b"k", 0));
+    let always = fingerprint(&[1, 6, 0, 0, 1, b'r']);
+    let equals = fingerprint(&[1, 6, 1, 1, 0, 1, b'r']);
     assert_eq!(fingerprints, [always, equals, xxh3_64_with_seed(b"k", 2)]);
 }
 
 #[test]
-fn reads_are_not_written() {
+fn reads_are_not_encoded() {
     let (a, b) = (Key::new("a").unwrap(), Key::new("b").unwrap());
-    let look = || Change::Read(Field::Value);
+    let read = || Change::Read(Field::Value);
     let id = RequestId::new(a.as_ref(), b"id").unwrap();
     let mut call = Events::new(SEED);
-    call.push(a.as_ref(), look(), Some(id), Some(Details { at: Some(Millis(1)), ..Details::default() }));
+    call.push(a.as_ref(), read(), Some(id), Some(Details { at: Some(Millis(1)), ..Details::default() }));
     call.push(b.as_ref(), Change::Read(Field::Expiry), None, None);
     assert_eq!((call.batch().len(), call.batch().reads(), call.batch().journalled_len()), (2, 2, 0));
     assert!(call.batch().is_read_only());
     assert!(call.batch().iter().all(|event| event.request_id.is_none() && event.details.is_none()));
     call.group(|group| {
-        group.push(a.as_ref(), look(), None, None);
+        group.push(a.as_ref(), read(), None, None);
         group.add(b.as_ref(), 1);
     });
-    call.push(b.as_ref(), look(), None, None);
+    call.push(b.as_ref(), read(), None, None);
     assert_eq!((call.batch().len(), call.batch().reads(), call.batch().journalled_len()), (5, 4, 1));
     assert!(!call.batch().is_read_only());
     let mut back = Batch::default();
@@ -199,13 +199,13 @@ fn reads_are_not_written() {
 }
 
 #[test]
-fn nothing_joins_into_or_out_of_a_group() {
+fn events_of_a_group_are_never_combined() {
     let key = Key::new("k").unwrap();
     let mut call = Events::new(SEED);
     call.add(key.as_ref(), 1);
     call.group(|_| {});
     call.add(key.as_ref(), 1);
-    assert_eq!(call.batch().len(), 1, "an empty group is nothing");
+    assert_eq!(call.batch().len(), 1, "an empty group has no effect");
     call.group(|group| {
         group.add(key.as_ref(), 1);
         group.push(key.as_ref(), Change::Add(1), None, Some(Details::default()));
@@ -225,13 +225,12 @@ fn nothing_joins_into_or_out_of_a_group() {
     let mut combiner = Combiner::default();
     combiner.gather(&call, &mut Vec::new());
     combiner.gather(&call, &mut Vec::new());
-    // The first adds of the second call join the last of the first.
+    // The first adds of the second call are combined with the last ones of the first.
     assert_eq!(sums(combiner.batch()), [2, 1, 1, 5, 4, 1, 1, 5, 2]);
 }
 
-/// A batch of any of these sizes is what engines let through at the most, and can be read back.
 #[test]
-fn the_largest_batch_that_calls_can_make_is_read_back() {
+fn the_largest_batch_that_engines_accept_survives_a_round_trip() {
     let key = |number: usize| Key::new(format!("{number:0>512}")).unwrap();
     let mut many_events = Events::new(SEED);
     (0..CALL_EVENTS_MAX).for_each(|number| many_events.add(key(number).as_ref(), i64::MIN));
@@ -258,7 +257,7 @@ fn the_largest_batch_that_calls_can_make_is_read_back() {
 
 #[test]
 #[should_panic(expected = "the batch exceeds its limits")]
-fn a_batch_that_could_not_be_read_back_is_not_written() {
+fn encoding_a_batch_that_could_not_be_decoded_panics() {
     let mut call = Events::new(SEED);
     for number in 0..=BATCH_EVENTS_MAX {
         call.add(Key::new(format!("{number}")).unwrap().as_ref(), 1);
@@ -267,7 +266,7 @@ fn a_batch_that_could_not_be_read_back_is_not_written() {
 }
 
 #[test]
-fn a_later_version_is_named_and_refused() {
+fn a_newer_version_is_refused_and_reported() {
     let mut bytes = encoded(&Batch::default(), Millis(5));
     bytes[0] = 9;
     let content = bytes.len() - 4;

@@ -1,5 +1,5 @@
-//! Combining cannot be observed: a batch gathered from many calls leads to the same outcomes and the same state as
-//! its events one by one.
+//! Combining cannot be observed: a batch combined from many calls gives the same outcomes and the same state as its
+//! events one by one.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,9 +9,9 @@ use tally_core::key::Key;
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
-use tally_sim::model::{Event, of_each, push_all};
+use tally_sim::model::{Event, outcome_per_event, push_all};
 
-use crate::drawn;
+use crate::strategies;
 
 const SEED: u64 = 3;
 
@@ -21,7 +21,7 @@ fn call_of(events: &[Event]) -> Events {
     call
 }
 
-/// Two partitions that are given the same batches, one of them as the journal holds them.
+/// Two partitions with the same batches: one applies them directly, the other after a round trip through the codec.
 struct Twins {
     live: Partition,
     replayed: Partition,
@@ -44,8 +44,7 @@ impl Twins {
     }
 }
 
-/// Applies calls the way an engine does: gathered into one batch. Each event counts once, and reads do not. Returns the
-/// outcome of each event.
+/// Applies calls like an engine, combined into one batch, and returns the outcome of each event.
 fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<Vec<Outcome>> {
     let mut combiner = Combiner::default();
     let placed: Vec<_> = calls
@@ -60,13 +59,13 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<V
     let of_batch = partition.apply(at, combiner.batch());
     let outcomes_of = |(call, placed): (&Vec<Event>, Vec<Placed>)| {
         let outcomes = call_of(call).outcomes(|slot| combiner.outcome_of(placed[slot], &of_batch)).collect::<Vec<_>>();
-        of_each(call, &outcomes)
+        outcome_per_event(call, &outcomes)
     };
     calls.iter().zip(placed).map(outcomes_of).collect()
 }
 
-/// Applies every event in a batch of its own.
-fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<Outcome> {
+/// Applies each event in its own batch.
+fn apply_uncombined(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<Outcome> {
     let mut outcomes = Outcomes::default();
     for event in events {
         partition.apply(at, call_of(std::slice::from_ref(event)).batch(), &mut outcomes);
@@ -74,36 +73,36 @@ fn apply_alone(partition: &mut Partition, at: Millis, events: &[Event]) -> Vec<O
     outcomes.slots().to_vec()
 }
 
-/// Everything that can be seen of a state, request ids included: those by asking again.
-fn seen_of(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Outcome>) {
+/// Everything observable about a state. Request ids are observed by repeating the requests.
+fn observe(partition: &mut Partition, events: &[Event]) -> (Vec<String>, Vec<Outcome>) {
     let of_key = |key: &Key| {
         let ledger: Vec<_> = partition.unsaved_ledger(key).collect();
         format!("{:?} {:?} {ledger:?}", key, partition.state_of(key.as_ref()))
     };
-    let state = drawn::keys().iter().map(of_key).collect();
+    let state = strategies::keys().iter().map(of_key).collect();
     let with_ids: Vec<Event> = events.iter().filter(|event| event.id.is_some()).cloned().collect();
     let clock = partition.clock();
-    (state, apply_alone(partition, clock, &with_ids))
+    (state, apply_uncombined(partition, clock, &with_ids))
 }
 
-/// A time, and calls of events that happen at it.
+/// A pause, and the calls after it.
 type Moment = (u64, Vec<Vec<Event>>);
 
 fn moments(amount: &BoxedStrategy<i64>, calls: usize) -> impl Strategy<Value = Vec<Moment>> + use<> {
-    // Few counters, so that whatever can meet in a batch does.
-    let keys = drawn::keys().into_iter().take(3).collect();
-    let call = vec((drawn::event_of(keys, amount), prop_oneof![4 => Just(1), 1 => 2usize..6]), 1..16);
+    // Few counters, so that events interact within a batch.
+    let keys = strategies::keys().into_iter().take(3).collect();
+    let call = vec((strategies::event_of(keys, amount), prop_oneof![4 => Just(1), 1 => 2usize..6]), 1..16);
     let call = call.prop_map(|events| events.into_iter().flat_map(|(event, times)| vec![event; times]).collect());
     vec((prop_oneof![0u64..3, 0u64..100_000], vec(call, 1..=calls)), 1..12)
 }
 
 fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
-    let (mut combined, mut apart) = (Twins::new(), Partition::new(SEED));
-    let mut now = drawn::START_MS;
+    let (mut combined, mut uncombined) = (Twins::new(), Partition::new(SEED));
+    let mut now = strategies::START_MS;
     for (pause, calls) in moments {
         now += pause;
         let events = calls.concat();
-        let expected = apply_alone(&mut apart, Millis(now), &events);
+        let expected = apply_uncombined(&mut uncombined, Millis(now), &events);
         let found = apply_calls(&mut combined, Millis(now), calls).concat();
         prop_assert_eq!(found.len(), events.len());
         for ((event, expected), found) in events.iter().zip(expected).zip(found) {
@@ -111,14 +110,14 @@ fn check(moments: &[Moment]) -> Result<(), TestCaseError> {
         }
     }
     let events: Vec<Event> = moments.iter().flat_map(|(_, calls)| calls.concat()).collect();
-    let expected = seen_of(&mut apart, &events);
-    prop_assert_eq!(seen_of(&mut combined.replayed, &events), expected.clone());
-    prop_assert_eq!(seen_of(&mut combined.live, &events), expected);
+    let expected = observe(&mut uncombined, &events);
+    prop_assert_eq!(observe(&mut combined.replayed, &events), expected.clone());
+    prop_assert_eq!(observe(&mut combined.live, &events), expected);
     Ok(())
 }
 
-/// The value after each of so many adds, and whether it was applied.
-fn counted_up(start: i64, delta: i64, times: usize) -> Vec<(i64, bool)> {
+/// The value after each of `times` adds, and whether it was applied.
+fn add_one_by_one(start: i64, delta: i64, times: usize) -> Vec<(i64, bool)> {
     let mut value = start;
     (0..times)
         .map(|_| {
@@ -129,15 +128,15 @@ fn counted_up(start: i64, delta: i64, times: usize) -> Vec<(i64, bool)> {
         .collect()
 }
 
-/// Values near the edges, and amounts that take few or many adds from one edge to the other.
+/// Values near the ends of the range, and amounts that cross the range in few or in many adds.
 fn amounts() -> BoxedStrategy<i64> {
     let share = (1i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX])).prop_map(|(parts, edge)| edge / parts);
     let near = (0i64..1200, prop::sample::select(vec![i64::MIN, i64::MAX]))
         .prop_map(|(far, edge)| if edge < 0 { edge + far } else { edge - far });
-    prop_oneof![2 => share, 2 => near, 1 => drawn::extreme()].boxed()
+    prop_oneof![2 => share, 2 => near, 1 => strategies::extreme()].boxed()
 }
 
-/// Amounts in both directions, many of them a sizeable share of the range, and zero.
+/// Amounts of both signs, many of them a large part of the range, and zero.
 fn edge_amounts() -> BoxedStrategy<i64> {
     prop_oneof![3 => 0i64..3, 3 => -3i64..0, 2 => (1i64..9).prop_map(|parts| i64::MAX / parts),
         2 => (1i64..9).prop_map(|parts| i64::MIN / parts)]
@@ -145,7 +144,7 @@ fn edge_amounts() -> BoxedStrategy<i64> {
 }
 
 /// The adds of a call, without their expiries.
-fn lasting_adds(call: &[Event]) -> Vec<Event> {
+fn adds_without_expiry(call: &[Event]) -> Vec<Event> {
     let mut adds = call.to_vec();
     adds.retain(|event| matches!(event.change, Change::Add(_)));
     for details in adds.iter_mut().filter_map(|event| event.details.as_mut()) {
@@ -156,47 +155,46 @@ fn lasting_adds(call: &[Event]) -> Vec<Event> {
 
 proptest! {
     #[test]
-    fn calls_gathered_into_one_batch_act_as_their_events_one_by_one(moments in moments(&drawn::modest(), 5)) {
+    fn combined_calls_act_like_their_events_one_by_one(moments in moments(&strategies::modest(), 5)) {
         check(&moments)?;
     }
 
     #[test]
-    fn calls_act_as_their_events_one_by_one_even_where_increments_overflow(
-        moments in moments(&drawn::extreme(), 4),
+    fn combined_calls_act_like_their_events_one_by_one_even_if_adds_overflow(
+        moments in moments(&strategies::extreme(), 4),
     ) {
         check(&moments)?;
     }
 
-    /// Many amounts in one slot, from several calls, at the edge of the range.
+    /// Many amounts in one slot, from several calls, at the end of the range.
     #[test]
-    fn mixed_amounts_act_as_their_adds_one_by_one_at_the_edge_of_the_range(
+    fn mixed_amounts_act_like_their_adds_one_by_one_at_the_end_of_the_range(
         start in amounts(), calls in vec(vec(edge_amounts(), 1..30), 1..5),
     ) {
-        let key = &drawn::keys()[0];
+        let key = &strategies::keys()[0];
         let calls: Vec<Vec<Event>> =
             calls.iter().map(|call| call.iter().map(|&delta| Event::add(key, delta)).collect()).collect();
         check(&[(0, vec![vec![Event::add(key, start)]]), (1, calls)])?;
     }
 
     #[test]
-    fn a_long_run_says_of_each_add_what_counting_one_by_one_says(
+    fn each_add_of_a_long_run_has_the_outcome_it_would_have_uncombined(
         start in amounts(), delta in amounts(), times in prop_oneof![1usize..5, 1000usize..1100],
     ) {
-        let key = &drawn::keys()[0];
+        let key = &strategies::keys()[0];
         let mut twins = Twins::new();
         apply_calls(&mut twins, Millis(1), &[vec![Event::add(key, start)]]);
         let found = apply_calls(&mut twins, Millis(2), &[vec![Event::add(key, delta); times]]).concat();
         let found: Vec<(i64, bool)> = found.iter().map(|outcome| (outcome.value, outcome.refusal.is_none())).collect();
-        prop_assert_eq!(found, counted_up(start, delta, times));
+        prop_assert_eq!(found, add_one_by_one(start, delta, times));
     }
 
-    /// Of several calls near the edge each gets as much as fits, in whatever order; nothing is lost or made up.
     #[test]
-    fn what_is_applied_adds_up_even_where_increments_overflow(moments in moments(&drawn::extreme(), 4)) {
+    fn the_value_is_the_sum_of_what_was_applied_even_if_adds_overflow(moments in moments(&strategies::extreme(), 4)) {
         let mut partition = Twins::new();
         let mut sums = std::collections::BTreeMap::new();
         for (pause, calls) in &moments {
-            let calls: Vec<Vec<Event>> = calls.iter().map(|call| lasting_adds(call)).collect();
+            let calls: Vec<Vec<Event>> = calls.iter().map(|call| adds_without_expiry(call)).collect();
             let outcomes = apply_calls(&mut partition, Millis(*pause), &calls).concat();
             for (event, outcome) in calls.concat().iter().zip(outcomes) {
                 if !outcome.is_duplicate() {
@@ -207,7 +205,7 @@ proptest! {
         }
         for (key, sum) in sums {
             for partition in [&partition.live, &partition.replayed] {
-                let value = partition.state_of(key.as_ref()).map_or(0, |held| held.counter.value());
+                let value = partition.state_of(key.as_ref()).map_or(0, |state| state.counter.value());
                 prop_assert_eq!(i128::from(value), sum, "{:?}", key);
             }
         }
@@ -215,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn a_group_sees_what_is_left_of_increments_before_it_that_overflow() {
+fn a_group_sees_the_adds_before_it_even_if_some_of_them_overflow() {
     let [a, b] = ["a", "b"].map(|name| Key::new(name).unwrap());
     let read = |key: &Key| Event { change: Change::Read(Field::Value), ..Event::add(key, 0) };
     let grouped = |event: Event| Event { grouped: true, ..event };

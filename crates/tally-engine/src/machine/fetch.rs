@@ -110,14 +110,14 @@ impl Machine {
             if wanted.is_empty() {
                 return Ok((state, fetched));
             }
-            let departures = state.partition.departures();
+            let evictions = state.partition.evictions();
             drop(state);
             let looked_up = fetched.add_pass(&snapshot, wanted)?;
             self.meters.store_reads.fetch_add(looked_up as u64, Relaxed);
             state = self.state.lock();
             if !self.store.is_current(&snapshot) {
                 fetched = Fetched::default();
-            } else if state.partition.departures() == departures {
+            } else if state.partition.evictions() == evictions {
                 return Ok((state, fetched));
             }
         }

@@ -255,7 +255,7 @@ impl Machine {
             from.push(0);
         }
         if is_last {
-            partition.all_warm();
+            partition.finish_warming();
             return Ok(Warmth::Warm);
         }
         Ok(Warmth::Warming)

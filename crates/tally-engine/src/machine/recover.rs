@@ -227,7 +227,7 @@ impl Machine {
         let meta = stored_meta(&store)?;
         let mut partition = match from {
             Position(0) => Partition::new(settings.seed),
-            _ => Partition::beside_store(settings.seed, meta, settings.partition_bytes(store.memory_bytes())),
+            _ => Partition::with_store(settings.seed, meta, settings.partition_bytes(store.memory_bytes())),
         };
         let mut replay = Replay {
             store: &store,

@@ -1,4 +1,4 @@
-//! What the simulated disk promises.
+//! Tests of the simulated disk.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -17,7 +17,7 @@ fn content(sim: &SimDisk, name: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_was_synced_survives_every_power_cut_and_what_was_not_may_go() {
+fn synced_changes_survive_every_power_cut_and_unsynced_ones_may_not() {
     for seed in 0..200 {
         let sim = SimDisk::new(seed);
         let file = file_with(&sim, "a", b"synced");
@@ -29,7 +29,7 @@ fn what_was_synced_survives_every_power_cut_and_what_was_not_may_go() {
 }
 
 #[test]
-fn a_kind_of_loss_does_what_it_says() {
+fn each_kind_of_loss_loses_the_right_changes() {
     let after = |loss| {
         let sim = SimDisk::new(1);
         let file = file_with(&sim, "a", &[0; 2048]);
@@ -46,7 +46,7 @@ fn a_kind_of_loss_does_what_it_says() {
 }
 
 #[test]
-fn sectors_of_one_write_are_kept_or_lost_each_on_its_own() {
+fn sectors_of_one_write_are_lost_independently() {
     let mut holes = 0;
     for seed in 0..100 {
         let sim = SimDisk::new(0);
@@ -80,7 +80,7 @@ fn a_torn_write_keeps_a_part_of_one_sector() {
 }
 
 #[test]
-fn names_are_durable_once_synced_and_before_that_each_may_go_on_its_own() {
+fn names_are_durable_once_synced_and_unsynced_ones_are_lost_independently() {
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..100 {
         let sim = SimDisk::new(0);
@@ -96,7 +96,7 @@ fn names_are_durable_once_synced_and_before_that_each_may_go_on_its_own() {
 }
 
 #[test]
-fn a_rename_replaces_its_target_whole_or_not_at_all() {
+fn a_rename_replaces_its_target_atomically() {
     let mut outcomes = std::collections::BTreeSet::new();
     for seed in 0..50 {
         let sim = SimDisk::new(0);
@@ -111,7 +111,7 @@ fn a_rename_replaces_its_target_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_file_whose_name_is_not_durable_may_vanish_though_its_bytes_were_synced() {
+fn a_synced_file_may_vanish_if_its_name_is_not_durable() {
     let sim = SimDisk::new(0);
     let file = sim.create("a").unwrap();
     file.write_at(0, b"synced").unwrap();
@@ -121,7 +121,7 @@ fn a_file_whose_name_is_not_durable_may_vanish_though_its_bytes_were_synced() {
 }
 
 #[test]
-fn handles_from_before_the_power_cut_are_dead() {
+fn handles_from_before_a_power_cut_are_invalid() {
     let sim = SimDisk::new(0);
     let file = file_with(&sim, "a", b"synced");
     sim.power_cut(0);
@@ -131,7 +131,7 @@ fn handles_from_before_the_power_cut_are_dead() {
 }
 
 #[test]
-fn a_restart_forgets_nothing_and_makes_nothing_durable() {
+fn a_restart_keeps_unsynced_changes_visible_and_makes_none_durable() {
     let sim = SimDisk::new(0);
     let file = file_with(&sim, "a", b"synced");
     file.write_at(0, b"cached").unwrap();
@@ -156,7 +156,7 @@ fn a_removed_file_stays_readable_through_its_handle() {
 }
 
 #[test]
-fn a_crash_point_fails_its_operation_and_everything_after_until_the_power_cut() {
+fn a_crash_point_fails_its_operation_and_all_later_ones_until_the_power_cut() {
     for n in 1..=4 {
         let sim = SimDisk::new(n);
         sim.crash_at(n);
@@ -177,7 +177,7 @@ fn a_crash_point_fails_its_operation_and_everything_after_until_the_power_cut() 
 }
 
 #[test]
-fn a_failed_sync_leaves_bytes_that_can_be_read_and_are_never_durable() {
+fn after_a_failed_sync_bytes_may_be_visible_but_never_durable() {
     let mut lost = 0;
     for seed in 0..40 {
         let sim = SimDisk::new(seed);
@@ -194,7 +194,7 @@ fn a_failed_sync_leaves_bytes_that_can_be_read_and_are_never_durable() {
 }
 
 #[test]
-fn a_full_disk_refuses_growth_only_and_room_can_come_back() {
+fn a_full_disk_refuses_only_growth_until_there_is_space() {
     let sim = SimDisk::new(0);
     sim.set_capacity(1000);
     let file = sim.create("a").unwrap();
@@ -209,7 +209,7 @@ fn a_full_disk_refuses_growth_only_and_room_can_come_back() {
 }
 
 #[test]
-fn a_flipped_bit_stays_flipped_and_nothing_else_changes() {
+fn a_flipped_bit_is_durable_and_changes_nothing_else() {
     let sim = SimDisk::new(0);
     file_with(&sim, "a", &[0; 4]);
     let before = sim.contents();

@@ -1,5 +1,5 @@
-//! A partition beside a store that is a plain map and a journal that is a plain list: everything an engine does with
-//! a partition, without an engine.
+//! A partition with a map as its store and a list as its journal: everything an engine does with a partition, without
+//! an engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,33 +13,33 @@ use tally_core::outcome::{Outcome, Outcomes, Refusal};
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
-use tally_sim::model::{Event, Model, of_each, push_all};
+use tally_sim::model::{Event, Model, outcome_per_event, push_all};
 
-pub struct Beside {
+pub struct Harness {
     pub partition: Partition,
     store: BTreeMap<Vec<u8>, Vec<u8>>,
     journal: Vec<Vec<u8>>,
     /// Batches that the store reflects.
     stored: usize,
-    underway: Option<Underway>,
+    capture: Option<CaptureInProgress>,
 }
 
-/// A capture under way and what it must come to.
-struct Underway {
+/// A capture in progress and the state it must contain.
+struct CaptureInProgress {
     capture: Capture,
     records: Records,
     batches: usize,
     expected: Model,
 }
 
-impl Beside {
-    pub fn new(seed: u64) -> Beside {
-        Beside {
+impl Harness {
+    pub fn new(seed: u64) -> Harness {
+        Harness {
             partition: Partition::new(seed),
             store: BTreeMap::new(),
             journal: Vec::new(),
             stored: 0,
-            underway: None,
+            capture: None,
         }
     }
 
@@ -60,15 +60,15 @@ impl Beside {
             self.partition.apply(at, combiner.batch(), &mut outcomes);
         }
         let found = call.outcomes(|slot| combiner.outcome_of(placed[slot], &outcomes));
-        of_each(events, &found.collect::<Vec<_>>())
+        outcome_per_event(events, &found.collect::<Vec<_>>())
     }
 
     fn restore(&mut self, batches: &[Batch]) {
-        let mut wanted = MissingKeys::default();
+        let mut missing = MissingKeys::default();
         for batch in batches {
-            self.partition.missing(batch, Position(0), &mut wanted);
+            self.partition.missing(batch, Position(0), &mut missing);
         }
-        for key in wanted.iter() {
+        for key in missing.iter() {
             if let Some(value) = self.store.get(key) {
                 self.partition.restore(key, value).unwrap();
             }
@@ -76,22 +76,24 @@ impl Beside {
     }
 
     pub fn begin_capture(&mut self, expected: &Model) {
-        if self.underway.is_none() {
+        if self.capture.is_none() {
             let capture = self.partition.begin_capture();
             let (records, batches) = (Records::default(), self.journal.len());
-            self.underway = Some(Underway { capture, records, batches, expected: expected.clone() });
+            self.capture = Some(CaptureInProgress { capture, records, batches, expected: expected.clone() });
         }
     }
 
     pub fn capture_slice(&mut self, max: usize) {
-        if let Some(underway) = &mut self.underway {
-            take_slice(&mut self.partition, max, &mut underway.records);
+        if let Some(capture) = &mut self.capture {
+            take_slice(&mut self.partition, max, &mut capture.records);
         }
     }
 
-    /// Finishes the capture and puts it into the store, which must then be what the state was when it began.
+    /// Finishes the capture and writes it to the store, which must then equal the state when the capture began.
     pub fn commit(&mut self) -> Result<(), String> {
-        let Some(Underway { capture, mut records, batches, expected }) = self.underway.take() else { return Ok(()) };
+        let Some(CaptureInProgress { capture, mut records, batches, expected }) = self.capture.take() else {
+            return Ok(());
+        };
         while take_slice(&mut self.partition, 3, &mut records) {}
         capture
             .records(|put| {
@@ -104,11 +106,11 @@ impl Beside {
         if keys.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err("a key was captured twice".to_owned());
         }
-        // So little memory that there are about as many shares as ids.
+        // So little memory that there are about as many ranges as ids.
         let mut last = Vec::new();
         capture.requests(40, |key, value| {
             if key <= last.as_slice() {
-                return Err(format!("{key:?} was captured behind {last:?}"));
+                return Err(format!("{key:?} was captured after {last:?}"));
             }
             last = key.to_vec();
             self.store.insert(key.to_vec(), value.to_vec());
@@ -122,33 +124,33 @@ impl Beside {
         }
         self.stored = batches;
         self.partition.capture_committed();
-        self.store_is(&expected, capture.at())
+        self.check_store(&expected, capture.at())
     }
 
     pub fn abandon(&mut self) {
-        if self.underway.take().is_some() {
+        if self.capture.take().is_some() {
             self.partition.capture_abandoned();
         }
     }
 
-    /// Lets go of everything that may go.
+    /// Evicts every counter that can be evicted.
     pub fn evict(&mut self) {
         let key = Key::new("any").unwrap();
         self.partition.make_room_for_one(key.as_ref(), 0);
     }
 
-    /// Lets go of request ids that the store holds.
-    pub fn drop_ids(&mut self) {
+    /// Evicts request ids that are in the store.
+    pub fn evict_ids(&mut self) {
         self.partition.make_room(&Batch::default(), 0);
     }
 
-    /// Starts again from the store and the rest of the journal.
+    /// Restarts from the store and the journal after it.
     pub fn restart(&mut self, seed: u64) {
-        self.underway = None;
+        self.capture = None;
         self.partition = if self.store.is_empty() {
             Partition::new(seed)
         } else {
-            Partition::beside_store(seed, self.meta(), 1 << 20)
+            Partition::with_store(seed, self.meta(), 1 << 20)
         };
         let mut batches = Vec::new();
         let mut times = Vec::new();
@@ -163,7 +165,7 @@ impl Beside {
         }
     }
 
-    /// Removes up to `max` counters that have expired at `now`. Expiries are in the store by time.
+    /// Sweeps up to `max` expiry records that are due at `now`.
     pub fn sweep(&mut self, now: Millis, max: usize) -> Vec<Event> {
         let due = self.store.keys().filter_map(|key| record::expiry_of(key)).take_while(|(at, _)| *at <= now);
         let sweep = |(expires_at, key): (Millis, KeyRef<'_>)| Event {
@@ -183,12 +185,12 @@ impl Beside {
 
     /// The counter, unless it has expired at `now`.
     pub fn counter(&self, key: &Key, now: Millis) -> Option<CounterState> {
-        let held = if self.partition.is_missing(key.as_ref()) {
+        let state = if self.partition.is_missing(key.as_ref()) {
             stored(&self.store, key.as_bytes())
         } else {
             self.partition.state_of(key.as_ref())
         };
-        held.filter(|held| !held.is_expired(now))
+        state.filter(|state| !state.is_expired(now))
     }
 
     fn ledger(&self, key: &Key) -> Vec<LedgerEntry> {
@@ -200,12 +202,12 @@ impl Beside {
         all.into_values().collect()
     }
 
-    /// The keys a listing finds: those the store lacks, and those it has that were not removed.
+    /// The keys that a listing finds: those not in the store yet, and those in the store that were not removed.
     fn listed(&self) -> BTreeSet<Key> {
         let mut keys = BTreeSet::new();
         let mut from = Some(0);
         while let Some(at) = from {
-            // Of a time before any expiry: those that take room count, too.
+            // A time before any expiry, to include expired counters that are not removed yet.
             from = self.partition.created_keys(at, 2, Millis(0), b"", b"", &mut |key| {
                 keys.insert(Key::new(key).unwrap());
             });
@@ -215,13 +217,13 @@ impl Beside {
         keys
     }
 
-    /// Says in what the state differs from the model, if in anything.
-    pub fn is(&self, model: &Model, keys: &[Key]) -> Result<(), String> {
+    /// Compares the state with the model.
+    pub fn check(&self, model: &Model, keys: &[Key]) -> Result<(), String> {
         for key in keys {
             let (found, expected) = (self.counter(key, model.clock()), model.counters.get(key));
             compare(key, found.as_ref(), expected, model.clock())?;
             if self.partition.is_known_absent(key) && expected.is_some() {
-                return Err(format!("{key:?} is taken to be absent"));
+                return Err(format!("{key:?} is reported as absent"));
             }
             if self.ledger(key) != model.ledger.get(key).cloned().unwrap_or_default() {
                 return Err(format!("the ledger of {key:?} is {:?}", self.ledger(key)));
@@ -232,14 +234,14 @@ impl Beside {
         if listed.len() as u64 != self.partition.counters() {
             return Err(format!("{} counters instead of {listed:?}", self.partition.counters()));
         }
-        let has_expiry = |key: &&Key| self.counter(key, Millis(0)).is_some_and(|held| held.expires_at.is_some());
+        let has_expiry = |key: &&Key| self.counter(key, Millis(0)).is_some_and(|state| state.expires_at.is_some());
         let expiring = listed.iter().filter(has_expiry).count() as u64;
         if expiring != self.partition.expiring() {
             return Err(format!("{} counters expire instead of {expiring}", self.partition.expiring()));
         }
         listed.retain(|key| self.counter(key, model.clock()).is_some());
         if listed != expected {
-            return Err(format!("listed are {listed:?} instead of {expected:?}"));
+            return Err(format!("listed {listed:?} instead of {expected:?}"));
         }
         for from in 0..self.partition.cells() {
             if let Probe::Found(key) = self.partition.probe(from, usize::MAX, model.clock())
@@ -251,23 +253,23 @@ impl Beside {
         Ok(())
     }
 
-    /// Says in what the store differs from the model, if in anything.
-    fn store_is(&self, model: &Model, clock: Millis) -> Result<(), String> {
+    /// Compares the store with the model.
+    fn check_store(&self, model: &Model, clock: Millis) -> Result<(), String> {
         let counters = self.store.iter().filter_map(|(key, value)| Some((record::counter_of(key)?.to_key(), value)));
         let mut counters: BTreeMap<Key, CounterState> =
             counters.map(|(key, value)| (key, record::read_counter(value).unwrap())).collect();
-        let expiring = counters.values().filter(|held| held.expires_at.is_some()).count() as u64;
+        let expiring = counters.values().filter(|state| state.expires_at.is_some()).count() as u64;
         let meta = Meta { clock, counters: counters.len() as u64, expiring };
         if self.meta() != meta {
-            return Err(format!("stored with {:?} instead of {meta:?}", self.meta()));
+            return Err(format!("stored {:?} instead of {meta:?}", self.meta()));
         }
-        for (key, held) in &counters {
+        for (key, state) in &counters {
             let listed = |at| self.store.get(&record::expiry_key(at, key.as_ref()));
-            if held.expires_at.is_some_and(|at| listed(at) != Some(&Vec::new())) {
-                return Err(format!("nothing in the store says when {key:?} expires"));
+            if state.expires_at.is_some_and(|at| listed(at) != Some(&Vec::new())) {
+                return Err(format!("the store has no expiry record for {key:?}"));
             }
         }
-        counters.retain(|_, held| !held.is_expired(model.clock()));
+        counters.retain(|_, state| !state.is_expired(model.clock()));
         let keys: BTreeSet<&Key> = counters.keys().chain(model.counters.keys()).collect();
         for key in keys {
             compare(key, counters.get(key), model.counters.get(key), model.clock())?;
@@ -276,7 +278,7 @@ impl Beside {
             let stored = |seq| self.store.get(&record::ledger_key(key.as_ref(), seq));
             let found = (1..).map_while(stored).map(|value| record::read_ledger(value).unwrap());
             if found.collect::<Vec<_>>() != *entries {
-                return Err(format!("the stored ledger of {key:?} is not what was captured"));
+                return Err(format!("the stored ledger of {key:?} differs from the captured one"));
             }
             let head = self.store.get(&record::head_key(key.as_ref())).map(|value| record::read_head(value).unwrap());
             let last = entries.last().unwrap();
@@ -303,7 +305,7 @@ fn stored(store: &BTreeMap<Vec<u8>, Vec<u8>>, key: &[u8]) -> Option<CounterState
 fn compare(
     key: &Key,
     found: Option<&CounterState>,
-    expected: Option<&tally_sim::model::Life>,
+    expected: Option<&tally_sim::model::ModelCounter>,
     now: Millis,
 ) -> Result<(), String> {
     match (found, expected) {

@@ -1,4 +1,4 @@
-//! Events drawn at random: few keys and ids, so that they meet, and every kind of change.
+//! Random events of every kind, with few keys and ids so that they interact.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -11,22 +11,22 @@ use tally_core::key::Key;
 use tally_core::time::Millis;
 use tally_sim::model::Event;
 
-/// When tests begin.
+/// The time at which tests start.
 pub const START_MS: u64 = 18_000_000;
 
-/// The keys in play: two namespaces and none, prefixes of each other, inline and long.
+/// The keys: in two namespaces and in none, prefixes of each other, inline and out of line.
 pub fn keys() -> Vec<Key> {
     let long = "likes:a key of more than twenty-one bytes";
     let names = ["a", "b", "likes:1", "likes:10", "views:1", long, "\u{0}", "z"];
     names.map(|name| Key::new(name).unwrap()).to_vec()
 }
 
-/// Amounts as most callers send them.
+/// Typical amounts.
 pub fn modest() -> BoxedStrategy<i64> {
     prop_oneof![8 => -3i64..=9, 1 => -100_000i64..100_000].boxed()
 }
 
-/// Amounts that meet the edges of the range.
+/// Amounts near the ends of the 64-bit range.
 pub fn extreme() -> BoxedStrategy<i64> {
     let edges = prop::sample::select(vec![i64::MAX, i64::MIN, i64::MAX - 2, i64::MIN + 2, i64::MAX / 2, i64::MIN / 2]);
     prop_oneof![6 => -3i64..=3, 2 => edges, 1 => any::<i64>()].boxed()
@@ -38,7 +38,7 @@ fn why() -> impl Strategy<Value = Correction> {
 
 fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> {
     let set = (amount.clone(), condition(), expiry(), why());
-    let expire = (option::weighted(0.8, moment()), expiry_condition());
+    let expire = (option::weighted(0.8, deadline()), expiry_condition());
     prop_oneof![
         12 => amount.clone().prop_map(Change::Add),
         3 => set.prop_map(|(value, when, expiry, why)| Change::Set { value, when, expiry, why }),
@@ -60,7 +60,7 @@ fn condition() -> impl Strategy<Value = Condition> {
 }
 
 fn expiry() -> impl Strategy<Value = Expiry> {
-    prop_oneof![2 => Just(Expiry::Keep), 1 => Just(Expiry::Never), 2 => moment().prop_map(Expiry::At)]
+    prop_oneof![2 => Just(Expiry::Keep), 1 => Just(Expiry::Never), 2 => deadline().prop_map(Expiry::At)]
 }
 
 fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
@@ -74,8 +74,8 @@ fn expiry_condition() -> impl Strategy<Value = ExpiryCondition> {
     ])
 }
 
-/// When counters expire: around the time that tests begin at, after a while, and for ever.
-fn moment() -> impl Strategy<Value = Deadline> {
+/// Deadlines: around the start of the test, later, and far in the future.
+fn deadline() -> impl Strategy<Value = Deadline> {
     let at =
         prop_oneof![1 => Just(1), 6 => START_MS..START_MS + 40, 3 => START_MS..START_MS + 400_000, 1 => any::<u64>()];
     let after = prop_oneof![1 => Just(0), 6 => 0u64..40, 3 => 0u64..400_000, 1 => any::<u64>()];
@@ -95,13 +95,14 @@ fn dimensions_of(pairs: &[(String, String)]) -> Dimensions {
     dimensions
 }
 
-/// Everything an event can carry.
+/// Random details.
 pub fn details() -> impl Strategy<Value = Details> {
     let dimension = ("[a-z]{1,4}", "[a-zü]{0,6}");
     let parts =
         (option::of(vec(any::<u8>(), 0..20)), vec(dimension, 0..4), option::of(any::<u64>()), option::of(bounds()));
-    let expiry =
-        option::of((option::of(moment()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }));
+    let expiry = option::of(
+        (option::of(deadline()), any::<bool>()).prop_map(|(at, only_if_none)| AddExpiry { at, only_if_none }),
+    );
     (parts, expiry).prop_map(|((member, dimensions, at, bounds), expiry)| Details {
         member: member.map(|member| Member::new(&member).unwrap()),
         dimensions: dimensions_of(&dimensions),
@@ -116,7 +117,7 @@ pub fn event(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Event> + use<
     event_of(keys(), amount)
 }
 
-/// Any event of one of these counters.
+/// Any event with one of these keys.
 pub fn event_of(keys: Vec<Key>, amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Event> + use<> {
     let id = prop_oneof![4 => Just(None), 1 => (0u8..8).prop_map(|id| Some(vec![b'i', id]))];
     let carried = prop_oneof![5 => Just(None), 1 => details().prop_map(Some)];

@@ -1,4 +1,4 @@
-//! Counters as a crowd: how many there are, and some one of them.
+//! The number of counters, and samples of them.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::{BACKGROUND_MS_MAX, Host, Running, Verdict};
 
 const PAST: Millis = Millis(1_000);
 
-/// Counters that were created and not deleted, whatever else was done to them.
+/// It is the number of counters created and not deleted, whatever else was done to them.
 pub fn the_count_is_exact_across_restarts<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     assert_eq!(running.count()?, 0);
@@ -31,22 +31,22 @@ pub fn the_count_is_exact_across_restarts<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Soon after a counter has expired it no longer counts; one that was counted afresh meanwhile does.
-pub fn expired_counters_leave_the_count<H: Host>(host: &H) -> Verdict {
+/// An expired counter that was recreated meanwhile still counts.
+pub fn expired_counters_are_removed_from_the_count<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = (0..50).fold(running.call().add("other", 1), |call, number| call.add(format!("k:{number}"), 1));
     call.send()?;
     let call = (0..50)
         .fold(running.call(), |call, number| call.expire(format!("k:{number}"), Some(PAST), ExpiryCondition::Always));
     call.add("k:7", 1).send()?;
-    // Stopping writes down what there is; what has expired is found by the next engine.
+    // Stopping writes a checkpoint, from which the next engine finds what has expired.
     let running = running.restart()?;
     let began = running.add("other", 1)?.at;
     while running.count()? != 2 {
         // An engine may need work to do before it sweeps.
         let now = running.add("other", 1)?.at;
         if now.since(began) > BACKGROUND_MS_MAX {
-            return Err(format!("{} counters are left", running.count()?).into());
+            return Err(format!("still {} counters", running.count()?).into());
         }
     }
     let running = running.restart()?;
@@ -55,8 +55,8 @@ pub fn expired_counters_leave_the_count<H: Host>(host: &H) -> Verdict {
     Ok(())
 }
 
-/// Neither one that was deleted nor one that has expired, and not always the same.
-pub fn a_sample_is_a_counter_that_exists<H: Host>(host: &H) -> Verdict {
+/// A sample is never deleted or expired, and not always the same counter.
+pub fn a_sample_is_an_existing_counter<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     assert_eq!(running.sample(1)?, None);
     let names = |range: std::ops::Range<u64>| range.map(|number| format!("k:{number}"));
