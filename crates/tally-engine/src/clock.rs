@@ -136,14 +136,14 @@ mod tests {
     const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
 
     #[derive(Default)]
-    struct Hands {
+    struct TestClock {
         wall_ms: AtomicU64,
         elapsed_ms: AtomicU64,
     }
 
-    impl Hands {
-        fn at_start() -> Arc<Hands> {
-            Arc::new(Hands { wall_ms: AtomicU64::new(START_MS), ..Hands::default() })
+    impl TestClock {
+        fn at_start() -> Arc<TestClock> {
+            Arc::new(TestClock { wall_ms: AtomicU64::new(START_MS), ..TestClock::default() })
         }
 
         fn pass(&self, ms: u64) {
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    impl Clock for Hands {
+    impl Clock for TestClock {
         fn wall(&self) -> Millis {
             Millis(self.wall_ms.load(Ordering::Relaxed))
         }
@@ -168,22 +168,22 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_right_follows_the_wall_clock_exactly() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(0));
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(0));
         for _ in 0..1000 {
-            hands.pass(7);
-            assert_eq!(clock.now(), hands.wall());
+            source.pass(7);
+            assert_eq!(clock.now(), source.wall());
         }
     }
 
     #[test]
     fn a_step_of_any_size_changes_the_rate_by_a_sixteenth_and_nothing_else() {
         for step in [-5_000, 5_000, -3_600_000, 3_600_000, -(YEARS_MS as i64), YEARS_MS as i64] {
-            let hands = Hands::at_start();
-            let clock = SlewedClock::new(hands.clone(), Millis(0));
-            hands.step(step);
+            let source = TestClock::at_start();
+            let clock = SlewedClock::new(source.clone(), Millis(0));
+            source.step(step);
             assert_eq!(clock.now().0, START_MS, "nothing has passed");
-            hands.pass(16_000);
+            source.pass(16_000);
             let corrected = (step / 16_000).signum() as i64;
             let expected = if step.unsigned_abs() < 16_000 {
                 16_000 + step.clamp(-1_000, 1_000)
@@ -196,23 +196,23 @@ mod tests {
 
     #[test]
     fn a_small_step_is_made_up_for_and_time_never_goes_back() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(0));
-        hands.step(-2_000);
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(0));
+        source.step(-2_000);
         let mut last = clock.now();
         for _ in 0..10_000 {
-            hands.pass(5);
+            source.pass(5);
             let now = clock.now();
             assert!(now >= last);
             last = now;
         }
-        assert_eq!(last, hands.wall());
+        assert_eq!(last, source.wall());
     }
 
     #[test]
     fn frequent_readings_slew_as_much_as_rare_ones() {
-        let (rare, frequent) = (Hands::at_start(), Hands::at_start());
-        let clocks = [&rare, &frequent].map(|hands| SlewedClock::new(hands.clone(), Millis(0)));
+        let (rare, frequent) = (TestClock::at_start(), TestClock::at_start());
+        let clocks = [&rare, &frequent].map(|source| SlewedClock::new(source.clone(), Millis(0)));
         rare.step(60_000);
         frequent.step(60_000);
         for _ in 0..3_200 {
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn a_stored_time_ahead_of_the_wall_clock_is_where_time_goes_on_until_it_is_reset() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(START_MS + YEARS_MS));
-        hands.pass(16_000);
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(START_MS + YEARS_MS));
+        source.pass(16_000);
         assert_eq!(clock.now(), Millis(START_MS + YEARS_MS + 15_000));
-        assert_eq!(clock.reset(), hands.wall());
-        hands.pass(10);
-        assert_eq!(clock.now(), hands.wall());
+        assert_eq!(clock.reset(), source.wall());
+        source.pass(10);
+        assert_eq!(clock.now(), source.wall());
     }
 }

@@ -16,9 +16,9 @@ use crate::store::{self, MANIFEST_FILE, StoreError};
 /// whole without one: nothing was ever trimmed, so replaying it gives everything, and runs beside it are what a crash
 /// left of a checkpoint.
 pub(crate) fn expect_manifest(disk: &dyn Disk) -> Result<(), StoreError> {
-    let Some(store) = store::survey(disk)? else { return Ok(()) };
+    let Some(store) = store::runs_without_manifest(disk)? else { return Ok(()) };
     let failed = |source| StoreError::Io { file: MANIFEST_FILE.to_owned(), source };
-    let journal = journal::survey(disk).map_err(failed)?;
+    let journal = journal::read_headers(disk).map_err(failed)?;
     let has_end = disk.names().map_err(failed)?.iter().any(|name| name == END_FILE);
     let shown_by = if has_end || journal.newest_format >= 2 {
         "there is a journal that was written with it"

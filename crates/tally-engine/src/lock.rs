@@ -22,7 +22,7 @@ const FORMAT_1: &str = "tally-data-format 1";
 const FORMAT: &str = "tally-data-format 2";
 const IN_USE_BEFORE: &str = "tally.lock says that the directory was in use";
 
-/// CounterState for as long as the directory is in use; the system releases it when the process ends, however it ends.
+/// Held for as long as the directory is in use; the system releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
     dir: PathBuf,

@@ -99,7 +99,7 @@ pub struct Machine {
     pub(crate) meters: Meters,
     pub(crate) poison: Poison,
     open: Mutex<Open>,
-    /// CounterState while a batch is sealed, so that batches are applied in the order they were taken.
+    /// Held while a batch is sealed, so that batches are applied in the order they were taken.
     sealing: Mutex<()>,
     /// A parking_lot mutex, so that the checkpointer can unlock fairly between slices.
     pub(crate) state: parking_lot::Mutex<State>,
@@ -346,7 +346,7 @@ impl Machine {
         let end = self.state.lock().applied;
         match recover::begin_writing(&self.disk, end, &self.store, &self.settings) {
             Ok(Some(writer)) => {
-                self.state.lock().tail = Tail::new(writer.plan());
+                self.state.lock().tail = Tail::new(writer.reservation());
                 flushing.writer = Some(writer);
                 self.has_room();
             }

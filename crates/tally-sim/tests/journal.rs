@@ -204,7 +204,7 @@ impl World {
                 return None;
             }
         };
-        Some(Open { tail: Tail::new(writer.plan()), writer })
+        Some(Open { tail: Tail::new(writer.reservation()), writer })
     }
 
     fn expect_inspection_to_change_nothing(&mut self, disk: &Arc<dyn Disk>) {

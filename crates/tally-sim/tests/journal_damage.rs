@@ -38,7 +38,7 @@ struct WrittenFrame {
 fn written(groups: usize) -> Written {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let mut frames = Vec::new();
     let mut base = 0;
     for group in 0..groups {
@@ -144,7 +144,7 @@ fn a_file_cut_at_the_end_of_a_frame_opens_and_goes_on_and_one_cut_anywhere_else_
         assert_eq!(replayed, expected, "cut at {length}");
 
         let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         let placed = tail.append(|out| out.extend_from_slice(b"onward")).unwrap();
         flush(&mut writer, &mut tail);
         replayed.push((placed.position, b"onward".to_vec()));
@@ -261,7 +261,7 @@ fn a_segment_or_an_end_of_another_directory_is_refused_and_called_so() {
     assert_eq!(other(DirId::new(6)), "journal.end is damaged at byte 0: the file belongs to another data directory");
     let foreign = SimDisk::new(0);
     let mut writer = Writer::create(foreign.disk(), Position(0), SEGMENT, Salt::new(7), DirId::new(6)).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(b"foreign")).unwrap();
     flush(&mut writer, &mut tail);
     let mut files = written.files.clone();
@@ -327,7 +327,7 @@ fn a_torn_tail_is_cut_off_the_file_and_counted() {
 fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_name() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(&[1; 100])).unwrap();
     tail.append(|out| out.extend_from_slice(&[2; 100])).unwrap();
     flush(&mut writer, &mut tail);
@@ -336,7 +336,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
     assert_eq!((recovered.end, replayed.len()), (Position(0), 0));
 
     let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     // As long as the torn one was: the frame that followed it must not come alive behind this one.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
     flush(&mut writer, &mut tail);
@@ -349,7 +349,7 @@ fn a_torn_first_frame_leaves_an_empty_segment_that_is_replaced_under_its_own_nam
 fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let mut live: Replayed = Vec::new();
     let mut reused = false;
     // Frames all of one size, so that old ones stand exactly where the next one would.
@@ -377,7 +377,7 @@ fn frames_of_a_recycled_segments_earlier_life_are_never_replayed() {
 fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     sim.set_capacity(sim.used_bytes());
     let mut placed = 0;
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
@@ -405,7 +405,7 @@ fn a_full_disk_refuses_frames_before_they_are_placed_and_room_lets_them_in_again
 fn trimming_alone_makes_room_on_a_full_disk() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     sim.set_capacity(sim.used_bytes());
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
         writer.flush(&mut tail.take(Group::default())).unwrap();
@@ -421,7 +421,7 @@ fn trimming_alone_makes_room_on_a_full_disk() {
 fn a_failed_sync_poisons_the_writer_and_a_restart_finds_all_that_was_acknowledged() {
     let sim = SimDisk::new(3);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(b"acknowledged")).unwrap();
     flush(&mut writer, &mut tail);
     tail.append(|out| out.extend_from_slice(b"unknown")).unwrap();

@@ -10,7 +10,6 @@ use crate::tree::TextFile;
 
 /// Names that several files define today, and how many do.
 pub const SHARED: &[(&str, usize)] = &[
-    ("Access", 2),
     ("Args", 2),
     ("Batch", 2),
     ("Change", 2),
@@ -28,24 +27,17 @@ pub const SHARED: &[(&str, usize)] = &[
     ("Kind", 2),
     ("Latency", 2),
     ("Life", 2),
-    ("Line", 2),
     ("Load", 3),
     ("Machine", 2),
     ("Outcome", 3),
     ("Part", 2),
     ("Peer", 2),
-    ("Plan", 2),
-    ("Progress", 3),
-    ("Reader", 2),
-    ("Replay", 2),
+    ("Progress", 2),
     ("Run", 2),
     ("Sealed", 2),
-    ("Source", 3),
+    ("Source", 2),
     ("State", 2),
     ("Stopwatch", 2),
-    ("Survey", 2),
-    ("Version", 2),
-    ("Written", 2),
 ];
 
 /// Names defined by more files than allowed, and entries of `shared` that allow too much.

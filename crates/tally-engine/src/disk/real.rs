@@ -12,12 +12,12 @@ use super::{Disk, DiskFile};
 #[derive(Debug)]
 pub struct RealDisk {
     dir: PathBuf,
-    access: Access,
+    mode: OpenMode,
 }
 
 /// What files are opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
+enum OpenMode {
     ReadWrite,
     /// A read-only medium can still be checked.
     ReadOnly,
@@ -28,13 +28,13 @@ impl RealDisk {
     pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
-        Ok(RealDisk { dir, access: Access::ReadWrite })
+        Ok(RealDisk { dir, mode: OpenMode::ReadWrite })
     }
 
     /// Uses `dir` as it is, for reading.
     #[must_use]
     pub fn existing(dir: impl Into<PathBuf>) -> Self {
-        RealDisk { dir: dir.into(), access: Access::ReadOnly }
+        RealDisk { dir: dir.into(), mode: OpenMode::ReadOnly }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -73,7 +73,7 @@ fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error 
 impl Disk for RealDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(self.access == Access::ReadWrite).open(&path);
+        let file = OpenOptions::new().read(true).write(self.mode == OpenMode::ReadWrite).open(&path);
         Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
     }
 

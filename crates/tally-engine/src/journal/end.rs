@@ -51,24 +51,24 @@ pub struct EndRecord {
 }
 
 /// The file while a journal is written.
-pub struct EndMark {
+pub struct EndFile {
     id: DirId,
     file: Arc<dyn DiskFile>,
     /// What the file may say now.
     known: Mutex<EndRecord>,
-    /// CounterState while it is written.
-    written: Mutex<Written>,
+    /// Held while it is written.
+    written: Mutex<LastWrite>,
 }
 
-struct Written {
+struct LastWrite {
     record: EndRecord,
     /// Which of the places is overwritten next; none after a failure.
     next: Option<usize>,
 }
 
-impl EndMark {
+impl EndFile {
     /// Puts a file that says `record` in place of what there is. It is durable when this returns.
-    pub(super) fn create(disk: &dyn Disk, id: DirId, record: EndRecord) -> io::Result<EndMark> {
+    pub(super) fn create(disk: &dyn Disk, id: DirId, record: EndRecord) -> io::Result<EndFile> {
         let mut bytes = vec![0; FILE_BYTES];
         for place in PLACES {
             bytes[place as usize..][..RECORD_BYTES].copy_from_slice(&record.encode(id));
@@ -79,7 +79,7 @@ impl EndMark {
         disk.rename(END_FILE_NEW, END_FILE)?;
         disk.sync_names()?;
         let file = disk.open(END_FILE)?;
-        Ok(EndMark { id, file, known: Mutex::new(record), written: Mutex::new(Written { record, next: Some(0) }) })
+        Ok(EndFile { id, file, known: Mutex::new(record), written: Mutex::new(LastWrite { record, next: Some(0) }) })
     }
 
     /// Takes note of what is durable, without writing it.
@@ -95,7 +95,7 @@ impl EndMark {
         written.next = None;
         self.file.write_at(PLACES[place], &record.encode(self.id))?;
         self.file.sync()?;
-        *written = Written { record, next: Some(1 - place) };
+        *written = LastWrite { record, next: Some(1 - place) };
         Ok(true)
     }
 }
@@ -188,7 +188,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let disk = RealDisk::new(dir.path()).unwrap();
         assert_eq!(EndRecord::read(&disk, ID).unwrap(), None);
-        let mark = EndMark::create(&disk, ID, EMPTY).unwrap();
+        let mark = EndFile::create(&disk, ID, EMPTY).unwrap();
         assert_eq!(EndRecord::read(&disk, ID).unwrap(), Some(EMPTY));
         assert!(!mark.write().unwrap(), "it says so already");
         for end in 1..6 {
@@ -213,7 +213,7 @@ mod tests {
     fn a_file_without_a_sound_record_is_damaged_and_one_of_another_directory_is_called_so() {
         let dir = tempfile::tempdir().unwrap();
         let disk = RealDisk::new(dir.path()).unwrap();
-        drop(EndMark::create(&disk, ID, EMPTY).unwrap());
+        drop(EndFile::create(&disk, ID, EMPTY).unwrap());
         let error = EndRecord::read(&disk, DirId::new(8)).unwrap_err().to_string();
         assert_eq!(error, format!("{END_FILE} is damaged at byte 0: {FOREIGN}"));
         for bytes in [vec![0; FILE_BYTES], vec![]] {

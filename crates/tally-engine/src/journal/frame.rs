@@ -124,7 +124,7 @@ pub fn begin_frame(out: &mut Vec<u8>) -> usize {
 }
 
 /// Completes the layout of the frame begun at `start`: everything after its header is the payload. The payload is
-/// below 4 GiB, as any that [`Plan::place`](super::Plan::place) admits.
+/// below 4 GiB, as any that [`Reservation::place`](super::Reservation::place) admits.
 pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
     let length = out.len() - start - FRAME_HEADER_BYTES;
     out.resize(start + framed_len(length) as usize, 0);

@@ -15,7 +15,7 @@
 //! never spans two segments. Both headers are described in [`segment`] and [`frame`].
 //!
 //! The path of a batch, in order:
-//! 1. the sealing thread encodes it into the [`Tail`], whose [`Plan`] gives it a position or says [`NoRoom`],
+//! 1. the sealing thread encodes it into the [`Tail`], whose [`Reservation`] gives it a position or says [`NoRoom`],
 //!    without any I/O;
 //! 2. the flusher takes the queued [`Group`] and hands it to [`Writer::flush`], which stamps, writes and syncs it,
 //!    rolling to the next segment where planned;
@@ -54,7 +54,7 @@ pub mod writer;
 
 pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
 pub use recovery::{FrameError, JournalError, OnFrame, Recovered, Repair, inspect, recover, replay};
+pub(crate) use segment::read_headers;
 pub use segment::remove_before;
-pub(crate) use segment::survey;
-pub use tail::{Group, NoRoom, Placement, Plan, Tail};
+pub use tail::{Group, NoRoom, Placement, Reservation, Tail};
 pub use writer::Writer;

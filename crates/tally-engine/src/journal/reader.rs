@@ -30,9 +30,9 @@ pub(super) struct SegmentReader {
 
 /// What lies in a segment after its first bad place.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Aftermath {
+pub(super) struct TailScan {
     /// Where a sound frame stands that says the bad place was durable once.
-    pub witness: Option<u64>,
+    pub later_flush: Option<u64>,
     /// Where the last thing that claims to be a frame of this segment ends, or the bad place if there is none.
     pub claims_end: u64,
 }
@@ -81,9 +81,9 @@ impl SegmentReader {
     }
 
     /// Looks at everything from `bad` on, where no sound frame stands: is it a torn tail, or was it durable once?
-    pub fn aftermath(&mut self, bad: u64) -> io::Result<Aftermath> {
+    pub fn scan_tail(&mut self, bad: u64) -> io::Result<TailScan> {
         let bad_position = self.position(bad);
-        let mut found = Aftermath { witness: None, claims_end: bad };
+        let mut found = TailScan { later_flush: None, claims_end: bad };
         let mut offset = bad;
         while offset + FRAME_HEADER_BYTES as u64 <= self.len {
             let position = self.position(offset);
@@ -99,7 +99,7 @@ impl SegmentReader {
             if let Some(header) = header {
                 found.claims_end = found.claims_end.max(self.len.min(offset.saturating_add(header.framed_len())));
                 if header.flushed_before > bad_position && self.frame(offset)?.is_ok() {
-                    found.witness = Some(offset);
+                    found.later_flush = Some(offset);
                     return Ok(found);
                 }
             }

@@ -108,7 +108,7 @@ pub enum JournalError {
 
 /// What a replay left to be done before the journal is continued.
 #[must_use]
-pub struct Repair(Option<Last>);
+pub struct Repair(Option<LastSegment>);
 
 impl Repair {
     /// Cuts a torn tail off and makes whatever was replayed durable.
@@ -129,9 +129,10 @@ pub fn replay(
     on_frame: &mut OnFrame<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Recovered, Repair), JournalError> {
-    let progress = Progress { report: progress, done: 0, reported: 0, total: 0 };
+    let progress = ReplayProgress { report: progress, done: 0, reported: 0, total: 0 };
     let end = EndRecord::read(disk.as_ref(), id)?;
-    let mut replay = Replay { disk: disk.as_ref(), id, from, end, on_frame, progress, found: Recovered::default() };
+    let mut replay =
+        FrameReplay { disk: disk.as_ref(), id, from, end, on_frame, progress, found: Recovered::default() };
     let last = replay.run()?;
     Ok((replay.found, Repair(last)))
 }
@@ -161,19 +162,19 @@ pub fn inspect(
 }
 
 /// One pass over the journal.
-struct Replay<'a, 'f> {
+struct FrameReplay<'a, 'f> {
     disk: &'a dyn Disk,
     id: DirId,
     from: Position,
     /// What `journal.end` says.
     end: Option<EndRecord>,
     on_frame: &'a mut OnFrame<'f>,
-    progress: Progress<'a>,
+    progress: ReplayProgress<'a>,
     found: Recovered,
 }
 
 /// How far the frames of a segment reach.
-struct Walk {
+struct SegmentScan {
     /// Offset where they end.
     end: u64,
     /// What ended them, unless they reached the next segment's base.
@@ -185,14 +186,14 @@ struct Walk {
 }
 
 /// The segment in which the journal ends.
-struct Last {
+struct LastSegment {
     base: Position,
     file: Arc<dyn DiskFile>,
-    walk: Walk,
+    scan: SegmentScan,
 }
 
-impl Replay<'_, '_> {
-    fn run(&mut self) -> Result<Option<Last>, JournalError> {
+impl FrameReplay<'_, '_> {
+    fn run(&mut self) -> Result<Option<LastSegment>, JournalError> {
         let bases = self.relevant_bases()?;
         self.progress.total = self.bytes_total(&bases)?;
         let mut buffer = Vec::new();
@@ -205,16 +206,16 @@ impl Replay<'_, '_> {
             }
             newest_format = header.version;
             let next = bases.get(index + 1).copied();
-            let walk = self.walk(&mut reader, base, header, next)?;
+            let scan = self.scan(&mut reader, base, header, next)?;
             self.found.segments += 1;
-            self.found.bytes += walk.end;
+            self.found.bytes += scan.end;
             match next {
-                Some(next) => self.expect_to_lead(&walk, base, reader.len(), next)?,
-                None => self.end_at(&walk, base, header, &mut reader)?,
+                Some(next) => self.expect_to_lead(&scan, base, reader.len(), next)?,
+                None => self.end_at(&scan, base, header, &mut reader)?,
             }
             let (file, used) = reader.into_parts();
             buffer = used;
-            last = Some(Last { base, file, walk });
+            last = Some(LastSegment { base, file, scan });
         }
         self.progress.finish();
         Ok(last)
@@ -264,29 +265,29 @@ impl Replay<'_, '_> {
     }
 
     /// Replays frames until there is no sound one or the next segment's base is reached.
-    fn walk(
+    fn scan(
         &mut self,
         reader: &mut SegmentReader,
         base: Position,
         header: Header,
         next: Option<Position>,
-    ) -> Result<Walk, JournalError> {
+    ) -> Result<SegmentScan, JournalError> {
         let header = header.bytes();
-        let mut walk = Walk { end: header, fault: None, flushed_before: base, header };
-        self.expect_boundary(base, 0, walk.end)?;
-        while next.is_none_or(|next| base.0 + walk.end < next.0) {
-            let frame = match io_at(base, reader.frame(walk.end))? {
+        let mut scan = SegmentScan { end: header, fault: None, flushed_before: base, header };
+        self.expect_boundary(base, 0, scan.end)?;
+        while next.is_none_or(|next| base.0 + scan.end < next.0) {
+            let frame = match io_at(base, reader.frame(scan.end))? {
                 Ok(frame) => frame,
                 Err(fault) => {
-                    walk.fault = Some(fault);
+                    scan.fault = Some(fault);
                     break;
                 }
             };
-            let offset = walk.end;
-            walk.end = frame.end.0 - base.0;
-            walk.flushed_before = frame.flushed_before;
+            let offset = scan.end;
+            scan.end = frame.end.0 - base.0;
+            scan.flushed_before = frame.flushed_before;
             if frame.position < self.from {
-                self.expect_boundary(base, offset, walk.end)?;
+                self.expect_boundary(base, offset, scan.end)?;
             } else {
                 self.found.frames += 1;
                 (self.on_frame)(frame).map_err(|source| JournalError::Refused {
@@ -295,9 +296,9 @@ impl Replay<'_, '_> {
                     source,
                 })?;
             }
-            self.progress.advance(walk.end - offset);
+            self.progress.advance(scan.end - offset);
         }
-        Ok(walk)
+        Ok(scan)
     }
 
     /// A checkpoint stands between frames, never inside one.
@@ -310,54 +311,54 @@ impl Replay<'_, '_> {
     }
 
     /// A segment with a successor must lead exactly to it.
-    fn expect_to_lead(&self, walk: &Walk, base: Position, len: u64, next: Position) -> Result<(), JournalError> {
-        let reached = Position(base.0 + walk.end);
+    fn expect_to_lead(&self, scan: &SegmentScan, base: Position, len: u64, next: Position) -> Result<(), JournalError> {
+        let reached = Position(base.0 + scan.end);
         let next_name = segment_name(next);
-        match walk.fault {
+        match scan.fault {
             None if reached == next => Ok(()),
             None => Err(damaged(base, next.0 - base.0, format!("the frames run past the beginning of {next_name}"))),
             Some(FrameFault::Absent) if next.0 - base.0 > len => {
                 let what = format!("the segment is missing; the next there is {next_name}");
                 Err(damaged(reached, 0, what))
             }
-            Some(fault) => Err(damaged(base, walk.end, format!("{fault}, yet the journal goes on in {next_name}"))),
+            Some(fault) => Err(damaged(base, scan.end, format!("{fault}, yet the journal goes on in {next_name}"))),
         }
     }
 
     /// The journal ends in this segment: is that where it ended before?
     fn end_at(
         &mut self,
-        walk: &Walk,
+        scan: &SegmentScan,
         base: Position,
         header: Header,
         reader: &mut SegmentReader,
     ) -> Result<(), JournalError> {
-        let reached = Position(base.0 + walk.end);
-        let fault = walk.fault.unwrap_or(FrameFault::Absent);
-        let refused = |what: String| Err(damaged(base, walk.end, what));
-        let aftermath = io_at(base, reader.aftermath(walk.end))?;
-        if let Some(witness) = aftermath.witness {
-            return refused(format!("{fault}, yet the frame at byte {witness} says that this place was flushed"));
+        let reached = Position(base.0 + scan.end);
+        let fault = scan.fault.unwrap_or(FrameFault::Absent);
+        let refused = |what: String| Err(damaged(base, scan.end, what));
+        let tail = io_at(base, reader.scan_tail(scan.end))?;
+        if let Some(later_flush) = tail.later_flush {
+            return refused(format!("{fault}, yet the frame at byte {later_flush} says that this place was flushed"));
         }
         if let Some(end) = self.end.map(|record| record.end).filter(|end| reached < *end) {
             return refused(format!("{fault}, yet {END_FILE} says that all was flushed up to position {end}"));
         }
         let len = reader.len();
         if let Some(reserved) = header.origin.map(|origin| origin.reserved_bytes)
-            && (len > reserved || (len < reserved && len != walk.end))
+            && (len > reserved || (len < reserved && len != scan.end))
         {
             return refused(format!("the file has {len} bytes instead of {reserved} and does not end with a frame"));
         }
         if reached < self.from {
             return refused(format!("{fault}: the journal ends at {reached}, before the checkpoint at {}", self.from));
         }
-        self.found.truncated_bytes = aftermath.claims_end - walk.end;
-        self.found.end = if walk.end == walk.header { base } else { reached };
+        self.found.truncated_bytes = tail.claims_end - scan.end;
+        self.found.end = if scan.end == scan.header { base } else { reached };
         Ok(())
     }
 }
 
-impl Last {
+impl LastSegment {
     /// Makes sure that the frames are durable, and cuts what follows the last of them, so that none of it can come alive
     /// when its positions are used again.
     ///
@@ -365,18 +366,18 @@ impl Last {
     /// holds them as clean, so that another sync alone would not write them. Hence those that no later frame vouches
     /// for are written again. They are synced before the cut: a file that was cut and lacks a frame is damaged.
     fn make_durable(&self) -> io::Result<()> {
-        let doubtful = self.walk.flushed_before.0.saturating_sub(self.base.0).max(self.walk.header);
+        let doubtful = self.scan.flushed_before.0.saturating_sub(self.base.0).max(self.scan.header);
         let mut offset = doubtful;
         let mut piece = Vec::new();
-        while offset < self.walk.end {
-            piece.resize((self.walk.end - offset).min(REWRITE_BYTES) as usize, 0);
+        while offset < self.scan.end {
+            piece.resize((self.scan.end - offset).min(REWRITE_BYTES) as usize, 0);
             self.file.read_at(offset, &mut piece)?;
             self.file.write_at(offset, &piece)?;
             offset += piece.len() as u64;
         }
         self.file.sync()?;
-        if self.file.len()? > self.walk.end {
-            self.file.truncate(self.walk.end)?;
+        if self.file.len()? > self.scan.end {
+            self.file.truncate(self.scan.end)?;
             self.file.sync()?;
         }
         Ok(())
@@ -384,14 +385,14 @@ impl Last {
 }
 
 /// Tells how far the pass is, in steps worth telling.
-struct Progress<'a> {
+struct ReplayProgress<'a> {
     report: &'a mut dyn FnMut(u64, u64),
     done: u64,
     reported: u64,
     total: u64,
 }
 
-impl Progress<'_> {
+impl ReplayProgress<'_> {
     const STEP_BYTES: u64 = 1 << 20;
 
     fn advance(&mut self, bytes: u64) {

@@ -151,7 +151,7 @@ fn check_origin(bytes: &[u8]) -> Result<Origin, HeaderFault> {
 
 /// What can be told of a journal without reading its frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Survey {
+pub(crate) struct JournalHeaders {
     /// Where its first segment begins.
     pub first: Option<Position>,
     /// The newest format that a segment's header names; headers that cannot be read do not count.
@@ -159,7 +159,7 @@ pub(crate) struct Survey {
 }
 
 /// Looks at names and headers alone.
-pub(crate) fn survey(disk: &dyn Disk) -> io::Result<Survey> {
+pub(crate) fn read_headers(disk: &dyn Disk) -> io::Result<JournalHeaders> {
     let bases = list(disk)?.bases;
     let mut newest_format = 0;
     for base in &bases {
@@ -173,7 +173,7 @@ pub(crate) fn survey(disk: &dyn Disk) -> io::Result<Survey> {
             Err(HeaderFault::Damaged(_)) => 0,
         });
     }
-    Ok(Survey { first: bases.first().copied(), newest_format })
+    Ok(JournalHeaders { first: bases.first().copied(), newest_format })
 }
 
 /// The journal's files in a directory.

@@ -24,7 +24,7 @@ pub(super) struct Spare {
 }
 
 /// A file of an earlier life, under its name as a spare.
-pub(super) struct Idle {
+pub(super) struct RecycledSegment {
     pub name: String,
     /// As [`Spare::filled`]; zero if nobody remembers.
     pub filled: u64,
@@ -36,7 +36,7 @@ pub(super) struct Spares {
     /// Full length and synced.
     ready: Option<Spare>,
     /// Named durably, length and reservation not yet certain.
-    idle: Vec<Idle>,
+    recycled: Vec<RecycledSegment>,
     next_serial: u64,
 }
 
@@ -47,9 +47,9 @@ impl Spares {
         for serial in surplus {
             disk.remove(&spare_name(*serial))?;
         }
-        let idle = kept.iter().map(|serial| Idle { name: spare_name(*serial), filled: 0 }).collect();
+        let recycled = kept.iter().map(|serial| RecycledSegment { name: spare_name(*serial), filled: 0 }).collect();
         let next_serial = serials.last().map_or(0, |last| last + 1);
-        Ok(Spares { disk, segment_bytes, ready: None, idle, next_serial })
+        Ok(Spares { disk, segment_bytes, ready: None, recycled, next_serial })
     }
 
     pub fn is_ready(&self) -> bool {
@@ -62,7 +62,7 @@ impl Spares {
 
     /// Whether one more trimmed segment would be kept, on top of `promised` ones.
     pub fn has_place(&self, promised: usize) -> bool {
-        usize::from(self.is_ready()) + self.idle.len() + promised < SPARES_MAX
+        usize::from(self.is_ready()) + self.recycled.len() + promised < SPARES_MAX
     }
 
     /// A name no other spare has.
@@ -73,8 +73,8 @@ impl Spares {
 
     /// Takes in trimmed segments under their new names, which must be durable: if a power cut could bring the old
     /// name back, it would find the next life's header under it.
-    pub fn recycle(&mut self, files: Vec<Idle>) {
-        self.idle.extend(files);
+    pub fn recycle(&mut self, files: Vec<RecycledSegment>) {
+        self.recycled.extend(files);
     }
 
     /// Makes one ready if none is, and says how many became so. On an error nothing is held on disk, and it may be
@@ -83,12 +83,12 @@ impl Spares {
         if self.is_ready() {
             return Ok(0);
         }
-        let (Idle { name, filled }, file) = match self.next_idle() {
-            Some(idle) => idle,
+        let (RecycledSegment { name, filled }, file) = match self.next_recycled() {
+            Some(recycled) => recycled,
             None => {
                 let name = self.next_name();
                 let file = self.disk.create(&name)?;
-                (Idle { name, filled: 0 }, file)
+                (RecycledSegment { name, filled: 0 }, file)
             }
         };
         if let Err(error) = self.reserve(file.as_ref()) {
@@ -101,13 +101,13 @@ impl Spares {
     }
 
     /// A file of an earlier life that can be opened. One that cannot, a dangling link for instance, is given up.
-    fn next_idle(&mut self) -> Option<(Idle, Arc<dyn DiskFile>)> {
-        while let Some(idle) = self.idle.pop() {
-            match self.disk.open(&idle.name) {
-                Ok(file) => return Some((idle, file)),
+    fn next_recycled(&mut self) -> Option<(RecycledSegment, Arc<dyn DiskFile>)> {
+        while let Some(recycled) = self.recycled.pop() {
+            match self.disk.open(&recycled.name) {
+                Ok(file) => return Some((recycled, file)),
                 Err(error) => {
-                    tracing::warn!(file = idle.name, %error, "a spare journal segment cannot be used");
-                    let _ = self.disk.remove(&idle.name);
+                    tracing::warn!(file = recycled.name, %error, "a spare journal segment cannot be used");
+                    let _ = self.disk.remove(&recycled.name);
                 }
             }
         }

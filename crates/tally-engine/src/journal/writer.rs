@@ -24,12 +24,12 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 
-use super::end::{EndMark, EndRecord};
+use super::end::{EndFile, EndRecord};
 use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Salt, framed_len, stamp_frames};
 use super::pages::{Buffer, Pages};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
-use super::spares::{Idle, Spares};
-use super::tail::{Group, Plan};
+use super::spares::{RecycledSegment, Spares};
+use super::tail::{Group, Reservation};
 use crate::disk::{Disk, is_full};
 use crate::identity::DirId;
 
@@ -37,9 +37,9 @@ use crate::identity::DirId;
 pub struct Writer {
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
-    current: Current,
+    current: CurrentSegment,
     /// The segments before the current one, oldest first. Each ends where the next begins.
-    older: VecDeque<Older>,
+    older: VecDeque<OldSegment>,
     spares: Spares,
     /// Everything before this is written.
     written: Position,
@@ -48,19 +48,19 @@ pub struct Writer {
     salt: Salt,
     id: DirId,
     /// Says outside the segments how far the journal is durable.
-    end: Arc<EndMark>,
+    end: Arc<EndFile>,
     poisoned: bool,
 }
 
-struct Current {
+struct CurrentSegment {
     base: Position,
     pages: Pages,
 }
 
 #[derive(Clone, Copy)]
-struct Older {
+struct OldSegment {
     base: Position,
-    /// How much of it is known to have been written; see [`Idle::filled`].
+    /// How much of it is known to have been written; see [`RecycledSegment::filled`].
     filled: u64,
 }
 
@@ -85,7 +85,7 @@ impl Writer {
         spares.prepare()?;
         // Before the first segment that names this directory, so that such a segment is never without it.
         let record = EndRecord { end: position, segment: listing.bases.last().copied() };
-        let end = Arc::new(EndMark::create(disk.as_ref(), id, record)?);
+        let end = Arc::new(EndFile::create(disk.as_ref(), id, record)?);
         let header = encode_header(position, salt, id, segment_bytes);
         let current = begin_segment(disk.as_ref(), &mut spares, position, &header, Buffer::default())?;
         let mut writer = Writer {
@@ -96,7 +96,7 @@ impl Writer {
                 .bases
                 .into_iter()
                 .filter(|base| *base < position)
-                .map(|base| Older { base, filled: 0 })
+                .map(|base| OldSegment { base, filled: 0 })
                 .collect(),
             spares,
             written: Position(position.0 + SEGMENT_HEADER_BYTES),
@@ -121,8 +121,8 @@ impl Writer {
 
     /// The plan to begin sealing with. Ask once, before the first write: from then on the plan runs ahead.
     #[must_use]
-    pub fn plan(&self) -> Plan {
-        Plan {
+    pub fn reservation(&self) -> Reservation {
+        Reservation {
             next: self.written,
             segment_end: self.segment_end(),
             spares_ready: u32::from(self.spares.is_ready()),
@@ -138,7 +138,7 @@ impl Writer {
 
     /// What records how far the journal is durable. To be written by whoever has time, without keeping the writer.
     #[must_use]
-    pub fn end_mark(&self) -> Arc<EndMark> {
+    pub fn end_file(&self) -> Arc<EndFile> {
         Arc::clone(&self.end)
     }
 
@@ -192,7 +192,7 @@ impl Writer {
             let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, &header, buffer)?;
             let previous = std::mem::replace(&mut writer.current, next);
             if previous.base < base {
-                writer.older.push_back(Older { base: previous.base, filled: previous.pages.filled() });
+                writer.older.push_back(OldSegment { base: previous.base, filled: previous.pages.filled() });
             }
             writer.written = Position(base.0 + SEGMENT_HEADER_BYTES);
             writer.flushed = base;
@@ -235,7 +235,7 @@ impl Writer {
             if end > before {
                 break;
             }
-            self.give_up(oldest, &mut recycled)?;
+            self.retire(oldest, &mut recycled)?;
             self.older.pop_front();
             freed += end.0 - oldest.base.0;
         }
@@ -246,13 +246,13 @@ impl Writer {
         Ok(freed)
     }
 
-    fn give_up(&mut self, segment: Older, recycled: &mut Vec<Idle>) -> io::Result<()> {
+    fn retire(&mut self, segment: OldSegment, recycled: &mut Vec<RecycledSegment>) -> io::Result<()> {
         let name = segment_name(segment.base);
         // A segment that recovery has cut has no blocks worth keeping.
         if self.spares.has_place(recycled.len()) && self.disk.open(&name)?.len()? == self.segment_bytes {
             let spare = self.spares.next_name();
             self.disk.rename(&name, &spare)?;
-            recycled.push(Idle { name: spare, filled: segment.filled });
+            recycled.push(RecycledSegment { name: spare, filled: segment.filled });
             Ok(())
         } else {
             self.disk.remove(&name)
@@ -314,7 +314,7 @@ fn begin_segment(
     base: Position,
     header: &[u8],
     buffer: Buffer,
-) -> io::Result<Current> {
+) -> io::Result<CurrentSegment> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
     let mut pages = Pages::begin(spare.file, spare.len, spare.filled, buffer);
     pages.append(header)?;
@@ -324,7 +324,7 @@ fn begin_segment(
     disk.sync_names()?;
     // From now on an error names the file as it is called now.
     pages.continue_with(disk.open(&name)?);
-    Ok(Current { base, pages })
+    Ok(CurrentSegment { base, pages })
 }
 
 fn check_sizes(position: Position, segment_bytes: u64) -> io::Result<()> {

@@ -81,7 +81,7 @@ const REPLAY_EVENTS: usize = 1 << 18;
 const REPLAY_BYTES: usize = 32 << 20;
 
 /// Batches read from the journal and not applied yet.
-struct Replay<'a> {
+struct BatchReplay<'a> {
     store: &'a Store,
     partition: &'a mut Partition,
     batches: Vec<(Millis, Batch)>,
@@ -92,7 +92,7 @@ struct Replay<'a> {
     wanted: MissingKeys,
 }
 
-impl Replay<'_> {
+impl BatchReplay<'_> {
     fn take(&mut self, payload: &[u8]) -> Result<(), journal::FrameError> {
         let mut batch = self.spare.pop().unwrap_or_default();
         let at = decode(payload, self.partition.seed(), &mut batch)?;
@@ -229,7 +229,7 @@ impl Machine {
             Position(0) => Partition::new(settings.seed),
             _ => Partition::beside_store(settings.seed, meta, settings.partition_bytes(store.memory_bytes())),
         };
-        let mut replay = Replay {
+        let mut replay = BatchReplay {
             store: &store,
             partition: &mut partition,
             batches: Vec::new(),
@@ -251,7 +251,7 @@ impl Machine {
         let writer = begin_writing(&disk, recovered.end, &store, &settings)?;
         let full = writer.is_none();
         let tail = match &writer {
-            Some(writer) => Tail::new(writer.plan()),
+            Some(writer) => Tail::new(writer.reservation()),
             None => Tail::without_room(recovered.end, settings.segment_bytes),
         };
         let last = partition.clock();

@@ -23,17 +23,17 @@ pub enum Entry<'a> {
     Remove,
 }
 
-/// A checkpoint being written. Dropped without [`commit`](CheckpointWriter::commit) it removes what it wrote.
+/// A checkpoint being written. Dropped without [`commit`](CheckpointWriter::commit) it tombstones what it wrote.
 ///
 /// One checkpoint is under way at a time: of two, the one that commits last would win.
 pub struct CheckpointWriter<'a> {
     store: &'a Store,
-    pending: Pending<'a>,
+    pending: PendingRuns<'a>,
 }
 
 impl<'a> CheckpointWriter<'a> {
     pub(super) fn new(store: &'a Store) -> CheckpointWriter<'a> {
-        CheckpointWriter { store, pending: Pending { store, runs: Vec::new() } }
+        CheckpointWriter { store, pending: PendingRuns { store, runs: Vec::new() } }
     }
 
     /// Begins a run that is filled entry by entry, as [`CheckpointWriter::write_run`] does. Dropped, it leaves nothing.
@@ -95,13 +95,13 @@ impl OpenRun<'_> {
     }
 }
 
-/// Runs that no manifest names yet. Dropped, it removes their files.
-pub(super) struct Pending<'a> {
+/// Runs that no manifest names yet. Dropped, it tombstones their files.
+pub(super) struct PendingRuns<'a> {
     pub(super) store: &'a Store,
     pub(super) runs: Vec<Arc<Run>>,
 }
 
-impl Pending<'_> {
+impl PendingRuns<'_> {
     /// Completes a run, if it has entries, and adds it.
     pub(super) fn finish(&mut self, writer: RunWriter<'_>) -> Result<(), StoreError> {
         self.runs.extend(writer.finish()?.map(Arc::new));
@@ -114,7 +114,7 @@ impl Pending<'_> {
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for PendingRuns<'_> {
     fn drop(&mut self) {
         for run in &self.runs {
             super::remove(self.store.disk.as_ref(), &run.name);

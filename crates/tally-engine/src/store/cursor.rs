@@ -188,11 +188,11 @@ impl RunCursor {
 
     /// Takes the next entry off the block, leaving the key as it is; `None` at the end of the block.
     #[inline]
-    fn next_in_block(&mut self) -> Result<Option<Encoded>, StoreError> {
+    fn next_in_block(&mut self) -> Result<Option<EncodedEntry>, StoreError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        let entry = self.buf.get(..self.rest.end).and_then(|block| Encoded::at(block, self.rest.start));
+        let entry = self.buf.get(..self.rest.end).and_then(|block| EncodedEntry::at(block, self.rest.start));
         let Some(entry) = entry else { return Err(self.nonsense()) };
         self.rest.start = entry.end;
         Ok(Some(entry))
@@ -206,7 +206,7 @@ impl RunCursor {
 }
 
 /// An entry as it stands in a block: its parts are places in the block.
-struct Encoded {
+struct EncodedEntry {
     /// Bytes its key shares with the one before it.
     shared: usize,
     /// The rest of its key.
@@ -217,10 +217,10 @@ struct Encoded {
     end: usize,
 }
 
-impl Encoded {
+impl EncodedEntry {
     /// The entry at `start`, if there is a whole one.
     #[inline]
-    fn at(block: &[u8], start: usize) -> Option<Encoded> {
+    fn at(block: &[u8], start: usize) -> Option<EncodedEntry> {
         let mut cursor = Cursor::new(block.get(start..)?);
         let shared = usize::try_from(cursor.u64()?).ok()?;
         let suffix_len = cursor.bytes(run::KEY_BYTES_MAX)?.len();
@@ -231,6 +231,6 @@ impl Encoded {
         cursor.take(value_len)?;
         let end = value_start + value_len;
         let value = (coded > 0).then_some(value_start..end);
-        Some(Encoded { shared, suffix: suffix_end - suffix_len..suffix_end, value, end })
+        Some(EncodedEntry { shared, suffix: suffix_end - suffix_len..suffix_end, value, end })
     }
 }

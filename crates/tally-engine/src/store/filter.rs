@@ -17,18 +17,18 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(super) const LINE_BYTES: usize = 64;
 /// Bits per key that a filter is sized for.
 const BITS_PER_KEY: u64 = 10;
-/// Line counts of large filters are multiples of this, so that they can be folded this often.
+/// CacheLine counts of large filters are multiples of this, so that they can be folded this often.
 const FOLDS_MAX: u64 = 1 << 10;
 
 /// Eight words in one cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct CacheLine([u64; 8]);
 
 /// A set of hashes that may say yes too often and never says no wrongly.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Filter {
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 /// The hash that filters are built from.
@@ -54,7 +54,7 @@ impl Filter {
         // Rounding up costs an eighth at most.
         let unit = (needed / 8).max(1).next_power_of_two().min(FOLDS_MAX);
         let lines = usize::try_from(needed.next_multiple_of(unit)).unwrap_or(usize::MAX);
-        Filter { lines: vec![Line::default(); lines] }
+        Filter { lines: vec![CacheLine::default(); lines] }
     }
 
     fn line_of(&self, hash: u64) -> usize {
@@ -63,7 +63,7 @@ impl Filter {
 
     pub(super) fn insert(&mut self, hash: u64) {
         let line = self.line_of(hash);
-        if let Some(Line(words)) = self.lines.get_mut(line) {
+        if let Some(CacheLine(words)) = self.lines.get_mut(line) {
             for (word, mask) in words.iter_mut().zip(masks(hash)) {
                 *word |= mask;
             }
@@ -72,7 +72,7 @@ impl Filter {
 
     /// Whether the hash may have been inserted.
     pub(super) fn may_contain(&self, hash: u64) -> bool {
-        self.lines.get(self.line_of(hash)).is_none_or(|Line(words)| {
+        self.lines.get(self.line_of(hash)).is_none_or(|CacheLine(words)| {
             let missing = words.iter().zip(masks(hash)).fold(0, |missing, (word, mask)| missing | (!word & mask));
             missing == 0
         })
@@ -83,8 +83,8 @@ impl Filter {
         let needed = lines_needed(keys) as usize;
         while self.lines.len().is_multiple_of(2) && self.lines.len() / 2 >= needed {
             let folded = self.lines.chunks_exact(2).map(|pair| match pair {
-                [Line(a), Line(b)] => Line(std::array::from_fn(|word| a[word] | b[word])),
-                _ => Line::default(),
+                [CacheLine(a), CacheLine(b)] => CacheLine(std::array::from_fn(|word| a[word] | b[word])),
+                _ => CacheLine::default(),
             });
             self.lines = folded.collect();
         }
@@ -97,7 +97,7 @@ impl Filter {
 
     /// The lines as they stand on disk.
     pub(super) fn encoded(&self) -> impl Iterator<Item = [u8; LINE_BYTES]> {
-        self.lines.iter().map(|Line(words)| {
+        self.lines.iter().map(|CacheLine(words)| {
             let mut bytes = [0; LINE_BYTES];
             for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
                 slot.copy_from_slice(&word.to_le_bytes());
@@ -115,7 +115,7 @@ impl Filter {
     pub(super) fn decode(&mut self, encoded: &[u8]) {
         self.lines.extend(encoded.chunks_exact(LINE_BYTES).map(|line| {
             let mut cursor = Cursor::new(line);
-            Line(std::array::from_fn(|_| u64::from_le_bytes(cursor.array().unwrap_or_default())))
+            CacheLine(std::array::from_fn(|_| u64::from_le_bytes(cursor.array().unwrap_or_default())))
         }));
     }
 }

@@ -65,64 +65,64 @@ fn choose_cheapest(sizes: &[u64]) -> Option<Range<usize>> {
 }
 
 /// Several runs walked as one: every key once, in order, in its newest version, removals included.
-pub(super) struct Merged {
-    sources: BinaryHeap<Box<Source>>,
+pub(super) struct MergeIterator {
+    inputs: BinaryHeap<Box<MergeInput>>,
     key: Vec<u8>,
     value: Vec<u8>,
     removed: bool,
 }
 
 /// A run being merged; the greatest is the one with the smallest key, of equal ones the newest.
-struct Source {
+struct MergeInput {
     cursor: RunCursor,
     /// Place among the runs, newest first.
     age: usize,
 }
 
-impl Ord for Source {
-    fn cmp(&self, other: &Source) -> Ordering {
+impl Ord for MergeInput {
+    fn cmp(&self, other: &MergeInput) -> Ordering {
         other.cursor.key().cmp(self.cursor.key()).then(other.age.cmp(&self.age))
     }
 }
 
-impl PartialOrd for Source {
-    fn partial_cmp(&self, other: &Source) -> Option<Ordering> {
+impl PartialOrd for MergeInput {
+    fn partial_cmp(&self, other: &MergeInput) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Source {
-    fn eq(&self, other: &Source) -> bool {
+impl PartialEq for MergeInput {
+    fn eq(&self, other: &MergeInput) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Source {}
+impl Eq for MergeInput {}
 
 /// Moves the foremost source on; one that is at its end leaves.
-fn step(mut foremost: PeekMut<'_, Box<Source>>) -> Result<(), StoreError> {
+fn step(mut foremost: PeekMut<'_, Box<MergeInput>>) -> Result<(), StoreError> {
     if !foremost.cursor.advance()? {
         PeekMut::pop(foremost);
     }
     Ok(())
 }
 
-impl Merged {
+impl MergeIterator {
     /// Walks `runs`, newest first, from the first key that is not less than `start`.
-    pub(super) fn new(runs: &[Arc<Run>], start: &[u8], ahead: ReadAhead) -> Result<Merged, StoreError> {
-        let mut sources = BinaryHeap::with_capacity(runs.len());
+    pub(super) fn new(runs: &[Arc<Run>], start: &[u8], ahead: ReadAhead) -> Result<MergeIterator, StoreError> {
+        let mut inputs = BinaryHeap::with_capacity(runs.len());
         for (age, run) in runs.iter().enumerate().filter(|(_, run)| *run.largest >= *start) {
             let mut cursor = RunCursor::new(Arc::clone(run), ahead);
             if cursor.seek(start)? {
-                sources.push(Box::new(Source { cursor, age }));
+                inputs.push(Box::new(MergeInput { cursor, age }));
             }
         }
-        Ok(Merged { sources, key: Vec::new(), value: Vec::new(), removed: false })
+        Ok(MergeIterator { inputs, key: Vec::new(), value: Vec::new(), removed: false })
     }
 
     /// Moves to the next key; `false` when there is none. After an error it must not be used further.
     pub(super) fn advance(&mut self) -> Result<bool, StoreError> {
-        let Some(newest) = self.sources.peek_mut() else { return Ok(false) };
+        let Some(newest) = self.inputs.peek_mut() else { return Ok(false) };
         self.key.clear();
         self.key.extend_from_slice(newest.cursor.key());
         self.value.clear();
@@ -134,7 +134,7 @@ impl Merged {
             None => true,
         };
         step(newest)?;
-        while let Some(older) = self.sources.peek_mut() {
+        while let Some(older) = self.inputs.peek_mut() {
             if older.cursor.key() != self.key {
                 break;
             }

@@ -32,12 +32,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_core::missing_keys::MissingKeys;
 use tally_core::time::Position;
 
-use self::checkpoint::Pending;
+use self::checkpoint::PendingRuns;
 pub use self::checkpoint::{CheckpointWriter, Entry};
 use self::cursor::ReadAhead;
 pub use self::error::StoreError;
 use self::manifest::Manifest;
-use self::merge::Merged;
+use self::merge::MergeIterator;
 pub(crate) use self::merge::RUNS_IDLE_MAX;
 pub use self::read::Scan;
 use self::run::Run;
@@ -53,15 +53,15 @@ const STOP_CHECK_ENTRIES: u64 = 1 << 12;
 /// The store of one disk. There must be only one writing store per disk at a time.
 pub struct Store {
     disk: Arc<dyn Disk>,
-    access: Access,
+    mode: StoreMode,
     id: DirId,
     /// Whether the manifest in force has the present format.
     has_manifest: AtomicBool,
-    /// What readers see. CounterState only to copy or replace the pointer.
-    current: Mutex<Arc<Version>>,
-    /// CounterState while a commit is under way. Names files to remove once a durable manifest does not name them.
-    doomed: Mutex<Vec<String>>,
-    /// CounterState while a merge is under way.
+    /// What readers see. Held only to copy or replace the pointer.
+    current: Mutex<Arc<StoreVersion>>,
+    /// Held while a commit is under way. Names files to remove once a durable manifest does not name them.
+    obsolete: Mutex<Vec<String>>,
+    /// Held while a merge is under way.
     merging: Mutex<()>,
     stopping: AtomicBool,
     next_file: AtomicU64,
@@ -69,20 +69,20 @@ pub struct Store {
 
 /// What an open store may do to the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+enum StoreMode {
     ReadWrite,
     ReadOnly,
 }
 
 /// The store at one moment. Immutable.
-struct Version {
+struct StoreVersion {
     position: Position,
     /// Newest first.
     runs: Vec<Arc<Run>>,
 }
 
 /// The store at one moment. What is committed or merged later does not show in it.
-pub struct Snapshot(Arc<Version>);
+pub struct Snapshot(Arc<StoreVersion>);
 
 impl Snapshot {
     /// The position of the checkpoint it reflects.
@@ -132,28 +132,28 @@ impl Store {
     ///
     /// Once the start is sure to succeed, [`Store::remove_leftovers`] and [`Store::ensure_manifest`] put it in order.
     pub fn open(disk: Arc<dyn Disk>, fresh: DirId) -> Result<Store, StoreError> {
-        Store::load(disk, Access::ReadWrite, fresh)
+        Store::load(disk, StoreMode::ReadWrite, fresh)
     }
 
-    /// Opens what the manifest names and never writes or removes anything; checkpoints and merges are refused.
+    /// Opens what the manifest names and never writes or tombstones anything; checkpoints and merges are refused.
     pub fn open_read_only(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
-        Store::load(disk, Access::ReadOnly, DirId::default())
+        Store::load(disk, StoreMode::ReadOnly, DirId::default())
     }
 
-    fn load(disk: Arc<dyn Disk>, access: Access, fresh: DirId) -> Result<Store, StoreError> {
+    fn load(disk: Arc<dyn Disk>, mode: StoreMode, fresh: DirId) -> Result<Store, StoreError> {
         let manifest = Manifest::read(disk.as_ref())?.unwrap_or_default();
         let id = manifest.id.unwrap_or(fresh);
         let runs = manifest.runs.iter().map(|&named| Run::open(disk.as_ref(), id, named).map(Arc::new));
-        let version = Version { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
+        let version = StoreVersion { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
         // Leftovers count: their removal is not durable at once, and a number is never used twice.
         let found = run_files(disk.as_ref())?.into_iter().map(|number| number.saturating_add(1)).max();
         Ok(Store {
             disk,
-            access,
+            mode,
             id,
             has_manifest: AtomicBool::new(manifest.id.is_some()),
             current: Mutex::new(Arc::new(version)),
-            doomed: Mutex::default(),
+            obsolete: Mutex::default(),
             merging: Mutex::default(),
             stopping: AtomicBool::new(false),
             next_file: AtomicU64::new(manifest.next_file.max(found.unwrap_or(0)).max(1)),
@@ -180,7 +180,7 @@ impl Store {
     /// Writes a manifest of the present format if the one in force is older or there is none. Before the first run or
     /// segment of this format, so that such a file is never without it.
     pub fn ensure_manifest(&self) -> Result<(), StoreError> {
-        let _turn = lock(&self.doomed);
+        let _turn = lock(&self.obsolete);
         if !self.has_manifest.load(Ordering::Acquire) {
             self.prepare(&self.version())?;
             self.publish()?;
@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// Writes the manifest of a version, beside the one in force.
-    fn prepare(&self, version: &Version) -> Result<(), StoreError> {
+    fn prepare(&self, version: &StoreVersion) -> Result<(), StoreError> {
         version.manifest(self.id, self.next_file.load(Ordering::Relaxed)).prepare(self.disk.as_ref())
     }
 
@@ -206,7 +206,7 @@ impl Store {
         Ok(())
     }
 
-    fn version(&self) -> Arc<Version> {
+    fn version(&self) -> Arc<StoreVersion> {
         Arc::clone(&lock(&self.current))
     }
 
@@ -269,8 +269,8 @@ impl Store {
         };
         let inputs = version.runs.get(window.clone()).unwrap_or_default();
         // A removal must stay as long as there is an older run that may hold the key. Checkpoints only add newer ones.
-        let keep_removes = window.end < version.runs.len();
-        let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_removes, |value| !forget(key, value));
+        let keep_tombstones = window.end < version.runs.len();
+        let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_tombstones, |value| !forget(key, value));
         let Some(output) = self.write_merged(inputs, keep)? else { return Ok(false) };
         self.install_merge(output, inputs)?;
         Ok(true)
@@ -286,9 +286,9 @@ impl Store {
         &self,
         inputs: &[Arc<Run>],
         keep: impl Fn(&[u8], Option<&[u8]>) -> bool,
-    ) -> Result<Option<Pending<'_>>, StoreError> {
+    ) -> Result<Option<PendingRuns<'_>>, StoreError> {
         let mut writer = self.run_writer(inputs.iter().map(|run| run.entries).sum())?;
-        let mut merged = Merged::new(inputs, &[], ReadAhead::Full)?;
+        let mut merged = MergeIterator::new(inputs, &[], ReadAhead::Full)?;
         let mut seen = 0u64;
         while merged.advance()? {
             if keep(merged.key(), merged.value()) {
@@ -299,60 +299,60 @@ impl Store {
                 return Ok(None);
             }
         }
-        let mut pending = Pending { store: self, runs: Vec::new() };
+        let mut pending = PendingRuns { store: self, runs: Vec::new() };
         pending.finish(writer)?;
         Ok(Some(pending))
     }
 
     fn run_writer(&self, entries_max: u64) -> Result<RunWriter<'_>, StoreError> {
-        match self.access {
-            Access::ReadOnly => Err(StoreError::Refused { what: "it was opened for reading only" }),
-            Access::ReadWrite => {
+        match self.mode {
+            StoreMode::ReadOnly => Err(StoreError::Refused { what: "it was opened for reading only" }),
+            StoreMode::ReadWrite => {
                 let number = self.next_file.fetch_add(1, Ordering::Relaxed);
                 RunWriter::create(self.disk.as_ref(), self.id, number, entries_max)
             }
         }
     }
 
-    fn install_checkpoint(&self, pending: Pending<'_>, position: Position) -> Result<(), StoreError> {
+    fn install_checkpoint(&self, pending: PendingRuns<'_>, position: Position) -> Result<(), StoreError> {
         self.install(pending, &[], |current, added| {
             let runs = added.iter().rev().chain(&current.runs).cloned().collect();
-            Version { position, runs }
+            StoreVersion { position, runs }
         })
     }
 
     /// Puts the output of a merge where its inputs are now: newer runs may have come in front of them.
-    fn install_merge(&self, output: Pending<'_>, inputs: &[Arc<Run>]) -> Result<(), StoreError> {
+    fn install_merge(&self, output: PendingRuns<'_>, inputs: &[Arc<Run>]) -> Result<(), StoreError> {
         self.install(output, inputs, |current, added| {
             let is_input = |run: &&Arc<Run>| inputs.iter().any(|input| Arc::ptr_eq(input, run));
             let newer = current.runs.iter().take_while(|run| !is_input(run));
             let older = current.runs.iter().skip_while(|run| !is_input(run)).skip_while(is_input);
-            Version { position: current.position, runs: newer.chain(added).chain(older).cloned().collect() }
+            StoreVersion { position: current.position, runs: newer.chain(added).chain(older).cloned().collect() }
         })
     }
 
-    /// Makes the next version durable, then visible, then removes the runs it no longer needs.
+    /// Makes the next version durable, then visible, then tombstones the runs it no longer needs.
     fn install(
         &self,
-        pending: Pending<'_>,
+        pending: PendingRuns<'_>,
         retired: &[Arc<Run>],
-        next: impl FnOnce(&Version, &[Arc<Run>]) -> Version,
+        next: impl FnOnce(&StoreVersion, &[Arc<Run>]) -> StoreVersion,
     ) -> Result<(), StoreError> {
-        if self.access == Access::ReadOnly {
+        if self.mode == StoreMode::ReadOnly {
             return Err(StoreError::Refused { what: "it was opened for reading only" });
         }
-        let mut doomed = lock(&self.doomed);
+        let mut obsolete = lock(&self.obsolete);
         let version = next(&self.version(), &pending.runs);
         self.prepare(&version)?;
         let added = pending.keep();
         if let Err(error) = self.publish() {
             // Either manifest may be in force: the runs of both must stay until a later one is.
-            doomed.extend(added.iter().map(|run| run.name.clone()));
+            obsolete.extend(added.iter().map(|run| run.name.clone()));
             return Err(error);
         }
         *lock(&self.current) = Arc::new(version);
-        doomed.extend(retired.iter().map(|run| run.name.clone()));
-        doomed.retain(|name| !remove(self.disk.as_ref(), name));
+        obsolete.extend(retired.iter().map(|run| run.name.clone()));
+        obsolete.retain(|name| !remove(self.disk.as_ref(), name));
         Ok(())
     }
 
@@ -381,7 +381,7 @@ impl Store {
     }
 }
 
-impl Version {
+impl StoreVersion {
     fn manifest(&self, id: DirId, next_file: u64) -> Manifest {
         let runs = self.runs.iter().map(|run| run.named()).collect();
         Manifest { id: Some(id), position: self.position, next_file, runs }
@@ -396,7 +396,7 @@ fn run_files(disk: &dyn Disk) -> Result<Vec<u64>, StoreError> {
 
 /// What can be told of a store whose manifest is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Survey {
+pub(crate) struct RunHeaders {
     /// Number of run files.
     pub(crate) runs: usize,
     /// The newest format that the header of a run names; headers that cannot be read do not count.
@@ -404,11 +404,11 @@ pub(crate) struct Survey {
 }
 
 /// Looks for a manifest and, where there is none, at the headers of the runs.
-pub(crate) fn survey(disk: &dyn Disk) -> Result<Option<Survey>, StoreError> {
+pub(crate) fn runs_without_manifest(disk: &dyn Disk) -> Result<Option<RunHeaders>, StoreError> {
     if Manifest::read(disk)?.is_some() {
         return Ok(None);
     }
-    let mut found = Survey::default();
+    let mut found = RunHeaders::default();
     for number in run_files(disk)? {
         let name = run::file_name(number);
         let format = run::version_of(disk, &name).map_err(|error| StoreError::io(&name, error))?;

@@ -7,11 +7,11 @@ use tally_core::record::sort_by_bytes;
 
 use super::cursor::{ReadAhead, RunCursor};
 use super::filter::hash;
-use super::merge::Merged;
+use super::merge::MergeIterator;
 use super::run::Run;
-use super::{StoreError, Version};
+use super::{StoreError, StoreVersion};
 
-impl Version {
+impl StoreVersion {
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let hash = hash(key);
         for run in self.runs.iter().filter(|run| run.may_hold(key, hash)) {
@@ -32,7 +32,7 @@ impl Version {
         let mut wanted: Vec<(usize, RunSet)> = holders.into_iter().enumerate().filter(|(_, of)| *of != 0).collect();
         sort_by_bytes(&mut wanted, keys, |(number, _), keys| keys.key(*number));
         wanted.dedup_by_key(|(number, _)| keys.key(*number));
-        let mut readers: Vec<Reader<'_>> = self.runs.iter().map(|run| Reader { run, cursor: None }).collect();
+        let mut readers: Vec<RunReader<'_>> = self.runs.iter().map(|run| RunReader { run, cursor: None }).collect();
         for (number, holders) in &wanted {
             let key = keys.key(*number);
             for (_, reader) in readers.iter_mut().enumerate().filter(|(number, _)| holders & one_run(*number) != 0) {
@@ -80,12 +80,12 @@ fn one_run(number: usize) -> RunSet {
 }
 
 /// A run in which ascending keys are looked for; its cursor is made when first needed.
-struct Reader<'a> {
+struct RunReader<'a> {
     run: &'a Arc<Run>,
     cursor: Option<RunCursor>,
 }
 
-impl Reader<'_> {
+impl RunReader<'_> {
     /// The cursor, on the entry of `key`, if the run has one.
     fn find(&mut self, key: &[u8]) -> Result<Option<&RunCursor>, StoreError> {
         let cursor = self.cursor.get_or_insert_with(|| RunCursor::new(Arc::clone(self.run), ReadAhead::Never));
@@ -99,13 +99,13 @@ impl Reader<'_> {
 /// As an iterator it hands out owned entries; [`Scan::next_entry`] lends them. It ends after an error.
 pub struct Scan {
     /// What to walk and from which key, until the first step.
-    start: Option<(Arc<Version>, Vec<u8>)>,
+    start: Option<(Arc<StoreVersion>, Vec<u8>)>,
     /// The walk, until its end.
-    merged: Option<Merged>,
+    merged: Option<MergeIterator>,
 }
 
 impl Scan {
-    pub(super) fn new(version: Arc<Version>, start: &[u8]) -> Scan {
+    pub(super) fn new(version: Arc<StoreVersion>, start: &[u8]) -> Scan {
         Scan { start: Some((version, start.to_vec())), merged: None }
     }
 
@@ -119,7 +119,7 @@ impl Scan {
     /// Goes to the next entry that is no removal.
     fn advance(&mut self) -> Result<(), StoreError> {
         if let Some((version, start)) = self.start.take() {
-            self.merged = Some(Merged::new(&version.runs, &start, ReadAhead::Growing)?);
+            self.merged = Some(MergeIterator::new(&version.runs, &start, ReadAhead::Growing)?);
         }
         while let Some(merged) = &mut self.merged {
             match merged.advance() {

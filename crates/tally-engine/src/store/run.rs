@@ -82,7 +82,7 @@ pub(super) struct Run {
     /// Entries, removals among them.
     pub(super) entries: u64,
     /// Entries that are removals.
-    pub(super) removes: u64,
+    pub(super) tombstones: u64,
     /// Of all its checksums; none in version 1.
     pub(super) digest: Option<u64>,
     pub(super) smallest: Box<[u8]>,
@@ -182,7 +182,7 @@ pub(super) struct Footer {
     pub(super) filter: u64,
     pub(super) index: u64,
     pub(super) entries: u64,
-    pub(super) removes: u64,
+    pub(super) tombstones: u64,
     pub(super) blocks: u64,
     /// None in version 1.
     pub(super) digest: Option<u64>,
@@ -193,7 +193,7 @@ impl Footer {
     pub(super) fn encode(&self, offset: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(FOOTER_BYTES);
         let digest = self.digest.unwrap_or_default();
-        for number in [self.filter, self.index, self.entries, self.removes, self.blocks, digest] {
+        for number in [self.filter, self.index, self.entries, self.tombstones, self.blocks, digest] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         out.extend_from_slice(&checksum(offset, &out).to_le_bytes());
@@ -204,7 +204,7 @@ impl Footer {
         let mut cursor = Cursor::new(content);
         let mut number = || cursor.array().map(u64::from_le_bytes);
         let (filter, index) = (number()?, number()?);
-        Some(Footer { filter, index, entries: number()?, removes: number()?, blocks: number()?, digest: number() })
+        Some(Footer { filter, index, entries: number()?, tombstones: number()?, blocks: number()?, digest: number() })
     }
 }
 
@@ -222,7 +222,7 @@ impl Run {
             io::ErrorKind::NotFound => StoreError::damaged(&name, 0, "the manifest names this file and it is missing"),
             _ => StoreError::io(&name, error),
         })?;
-        Opening { name, file, id, named }.open()
+        RunOpener { name, file, id, named }.open()
     }
 
     /// The checksums of the filter and of the index, as they stand in the file.
@@ -263,14 +263,14 @@ struct IndexPart {
 }
 
 /// A run being opened.
-struct Opening {
+struct RunOpener {
     name: String,
     file: Arc<dyn DiskFile>,
     id: DirId,
     named: RunRef,
 }
 
-impl Opening {
+impl RunOpener {
     fn damaged(&self, offset: u64, what: &'static str) -> StoreError {
         StoreError::damaged(&self.name, offset, what)
     }
@@ -300,7 +300,7 @@ impl Opening {
             file: self.file,
             bytes: len,
             entries: footer.entries,
-            removes: footer.removes,
+            tombstones: footer.tombstones,
             digest: footer.digest,
             smallest,
             largest,

@@ -51,7 +51,7 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
     let mut digest = Digest::default();
     run::header(run.number, id).1.into_iter().for_each(|checksum| digest.add(checksum));
     let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Full);
-    let (mut entries, mut removes, mut block) = (0, 0, usize::MAX);
+    let (mut entries, mut tombstones, mut block) = (0, 0, usize::MAX);
     let mut last: Option<Vec<u8>> = None;
     while cursor.advance()? {
         let key = cursor.key();
@@ -62,12 +62,12 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
         }
         check_entry(run, block, last.as_deref(), key)?;
         entries += 1;
-        removes += u64::from(cursor.value().is_none());
+        tombstones += u64::from(cursor.value().is_none());
         let last = last.get_or_insert_default();
         last.clear();
         last.extend_from_slice(key);
     }
-    if entries != run.entries || removes != run.removes || last.as_deref() != Some(&*run.largest) {
+    if entries != run.entries || tombstones != run.tombstones || last.as_deref() != Some(&*run.largest) {
         return Err(run.damaged(run.index.end(), "the run does not hold what its footer says"));
     }
     run.part_checksums()?.into_iter().for_each(|checksum| digest.add(checksum));

@@ -20,7 +20,7 @@ const WRITE_BYTES: usize = 1 << 20;
 /// journal's own small sync queued behind them.
 const SYNC_BYTES: u64 = 32 << 20;
 
-/// A run being written. Dropped unfinished, it removes its file.
+/// A run being written. Dropped unfinished, it tombstones its file.
 pub(super) struct RunWriter<'a> {
     disk: &'a dyn Disk,
     file: Arc<dyn DiskFile>,
@@ -35,7 +35,7 @@ pub(super) struct RunWriter<'a> {
     smallest: Box<[u8]>,
     last: Vec<u8>,
     entries: u64,
-    removes: u64,
+    tombstones: u64,
     digest: Digest,
     index: Index,
     filter: Filter,
@@ -69,7 +69,7 @@ impl<'a> RunWriter<'a> {
             smallest: Box::default(),
             last: Vec::with_capacity(KEY_BYTES_MAX),
             entries: 0,
-            removes: 0,
+            tombstones: 0,
             digest,
             index: Index::new(BLOCKS_AT as u64),
             filter: Filter::for_keys(entries_max),
@@ -113,7 +113,7 @@ impl<'a> RunWriter<'a> {
             }
             None => {
                 varint::put_u64(out, 0);
-                self.removes += 1;
+                self.tombstones += 1;
             }
         }
         self.entries += 1;
@@ -180,7 +180,7 @@ impl<'a> RunWriter<'a> {
         let index = self.put_index()?;
         let blocks = self.index.len() as u64;
         let digest = Some(self.digest.finish());
-        let footer = Footer { filter, index, entries: self.entries, removes: self.removes, blocks, digest };
+        let footer = Footer { filter, index, entries: self.entries, tombstones: self.tombstones, blocks, digest };
         self.out.extend_from_slice(&footer.encode(self.offset()));
         self.write_if(0)?;
         self.sync()?;
@@ -224,7 +224,7 @@ impl<'a> RunWriter<'a> {
             file: Arc::clone(&self.file),
             bytes: self.written,
             entries: self.entries,
-            removes: self.removes,
+            tombstones: self.tombstones,
             digest: Some(self.digest.finish()),
             smallest: std::mem::take(&mut self.smallest),
             largest: self.last.as_slice().into(),

@@ -49,7 +49,7 @@ fn what_is_flushed_on_a_real_disk_is_replayed_across_rolls_trims_and_restarts() 
     let mut end = Position(0);
     for life in 0..4_u8 {
         let mut writer = Writer::create(disk.clone(), end, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         for number in 0..40_u8 {
             let payload = vec![life ^ number; usize::from(number) * 3];
             tail.append(|out| out.extend_from_slice(&payload)).unwrap();
@@ -73,7 +73,7 @@ fn what_is_flushed_on_a_real_disk_is_replayed_across_rolls_trims_and_restarts() 
 fn one_group_may_roll_when_a_spare_is_ready() {
     let (_dir, disk) = temporary();
     let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let placements: Vec<_> = (0..4).map(|_| tail.append(|out| out.resize(out.len() + 80, 1)).unwrap()).collect();
     assert_eq!(placements.iter().map(|placed| placed.rolls).collect::<Vec<_>>(), [false, false, true, false]);
     assert_eq!(flush(&mut writer, &mut tail), placements[3].end);
@@ -184,7 +184,7 @@ fn a_failed_flush_names_the_segment_by_the_name_it_has_now() {
         broken.store(false, Ordering::Relaxed);
         let base = Position(4096 * rolls);
         let mut writer = Writer::create(disk.clone(), base, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         let mut base = base;
         for _ in 0..rolls * 2 {
             if tail.append(|out| out.resize(out.len() + 120, 1)).unwrap().rolls {

@@ -20,7 +20,7 @@ use crate::identity::DirId;
 
 const ID: DirId = DirId::new(5);
 
-/// What a checkpoint does to keys; `None` removes.
+/// What a checkpoint does to keys; `None` tombstones.
 type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -65,7 +65,7 @@ fn merge_all(store: &Store) {
 }
 
 fn removals(store: &Store) -> u64 {
-    store.version().runs.iter().map(|run| run.removes).sum()
+    store.version().runs.iter().map(|run| run.tombstones).sum()
 }
 
 #[test]
