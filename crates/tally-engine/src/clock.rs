@@ -184,7 +184,7 @@ mod tests {
             source.step(step);
             assert_eq!(clock.now().0, START_MS, "nothing has passed");
             source.pass(16_000);
-            let corrected = (step / 16_000).signum() as i64;
+            let corrected = (step / 16_000).signum();
             let expected = if step.unsigned_abs() < 16_000 {
                 16_000 + step.clamp(-1_000, 1_000)
             } else {

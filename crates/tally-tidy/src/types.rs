@@ -21,7 +21,7 @@ pub const SHARED: &[(&str, usize)] = &[
     ("Counting", 2),
     ("Document", 2),
     ("Failure", 2),
-    ("Fate", 3),
+    ("Fate", 2),
     ("Found", 3),
     ("Host", 2),
     ("Kind", 2),
@@ -34,9 +34,7 @@ pub const SHARED: &[(&str, usize)] = &[
     ("Peer", 2),
     ("Progress", 2),
     ("Run", 2),
-    ("Sealed", 2),
     ("Source", 2),
-    ("State", 2),
     ("Stopwatch", 2),
 ];
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io;
 
 use crate::disk;
+use crate::host::MalformedRecord;
 
 /// Why the store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,12 @@ pub enum StoreError {
     },
 }
 
+impl From<MalformedRecord> for StoreError {
+    fn from(record: MalformedRecord) -> Self {
+        StoreError::Malformed { key: record.key }
+    }
+}
+
 impl StoreError {
     /// Whether there is no room on the disk, as opposed to a fault. The store is unchanged and stays usable.
     #[must_use]
@@ -61,10 +68,6 @@ impl StoreError {
     #[must_use]
     pub fn is_damage(&self) -> bool {
         matches!(self, StoreError::Damaged { .. } | StoreError::Version { .. } | StoreError::Malformed { .. })
-    }
-
-    pub(crate) fn malformed(key: &[u8]) -> StoreError {
-        StoreError::Malformed { key: key.escape_ascii().to_string() }
     }
 
     pub(super) fn io(file: &str, source: io::Error) -> StoreError {

@@ -27,7 +27,7 @@ mod writer;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tally_core::missing_keys::MissingKeys;
 use tally_core::time::Position;
@@ -45,7 +45,9 @@ pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use self::verify::Summary;
 use self::writer::RunWriter;
 use crate::disk::Disk;
+use crate::host::{RecordSnapshot, RecordStore};
 use crate::identity::DirId;
+use crate::signal::lock;
 
 /// A merge looks this often, in entries, whether it should stop.
 const STOP_CHECK_ENTRIES: u64 = 1 << 12;
@@ -107,11 +109,6 @@ impl Snapshot {
     pub fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
         self.0.holders(&keys.iter().map(AsRef::as_ref)).into_iter().map(|holders| holders != 0).collect()
     }
-}
-
-/// The locks guard nothing that a panic could leave half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes a file that nothing names, and says whether it is gone. If not, the next open will try again.
@@ -378,6 +375,31 @@ impl Store {
     #[must_use]
     pub fn runs(&self) -> usize {
         self.version().runs.len()
+    }
+}
+
+impl RecordStore for Store {
+    type Error = StoreError;
+    type Snapshot = Snapshot;
+
+    fn snapshot(&self) -> Snapshot {
+        Store::snapshot(self)
+    }
+
+    fn is_current(&self, snapshot: &Snapshot) -> bool {
+        Store::is_current(self, snapshot)
+    }
+}
+
+impl RecordSnapshot for Snapshot {
+    type Error = StoreError;
+
+    fn position(&self) -> Position {
+        Snapshot::position(self)
+    }
+
+    fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+        Snapshot::get_many(self, keys, found)
     }
 }
 
