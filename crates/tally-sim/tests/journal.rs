@@ -241,7 +241,7 @@ impl World {
             9 => self.trim(open),
             10 => {
                 // Lost with the crash it met, or written: either way it says no more than is true.
-                self.seen.marks += u64::from(open.writer.end_mark().write().unwrap_or(false));
+                self.seen.marks += u64::from(open.writer.end_file().write().unwrap_or(false));
                 Ok(())
             }
             11 => {
