@@ -1,8 +1,8 @@
 //! Checkpoints: changed records move to the store, together with the journal position that they reflect.
 //!
-//! A [`CaptureDriver`] copies what changed as of one position; the records become sorted runs, and one manifest makes them
-//! and the position visible. The cost grows with what changed, not with what exists. If anything fails before the commit,
-//! the store is as before and the captured records count as changed again.
+//! A [`CaptureDriver`] copies what changed as of one position; the records become sorted runs, and one manifest makes
+//! them and the position visible. The cost grows with what changed, not with what exists. If anything fails before the
+//! commit, the store is as before and the captured records count as changed again.
 
 use std::sync::atomic::Ordering;
 
@@ -55,8 +55,8 @@ impl Machine {
 
     /// Merges runs of the store if a merge is due. Returns whether it did.
     pub fn merge(&self) -> Result<bool, StoreError> {
-        // Not by the time of the last batch: a replay applies the batches since the checkpoint again, at their own times,
-        // and must find the request ids that had not expired then.
+        // Not by the time of the last batch: a replay applies the batches since the checkpoint again, at their own
+        // times, and must find the request ids that had not expired then.
         let stored_at = Millis(self.stored_at.load(Ordering::Acquire));
         self.store.merge_once(&|key, value| is_expired(key, value, stored_at))
     }
@@ -132,8 +132,8 @@ impl RecordSink for RunSink<'_> {
         self.writer.write_run(entries(records))
     }
 
-    /// However many request ids there are, they form one run, with the records that sort after them. The records that sort
-    /// before them form another. So neither run is searched for keys that only the other can hold.
+    /// However many request ids there are, they form one run, with the records that sort after them. The records that
+    /// sort before them form another. So neither run is searched for keys that only the other can hold.
     fn write_last(&mut self, records: &Records, requests: CapturedRequests<'_>) -> Result<(), StoreError> {
         if requests.len_max() == 0 {
             return self.write(records);

@@ -1,8 +1,8 @@
 //! The embedded engine: the machine and the threads that drive it.
 //!
 //! There are four threads. The *flusher* seals and flushes the open batch and wakes its callers; the next batch fills
-//! during a flush, so no timer is needed. The *checkpointer* moves changes to the store. The *merger* loads counters into
-//! memory after a restart and then merges runs. The *marker* records how far the journal is durable.
+//! during a flush, so no timer is needed. The *checkpointer* moves changes to the store. The *merger* loads counters
+//! into memory after a restart and then merges runs. The *marker* records how far the journal is durable.
 
 mod mark;
 
@@ -93,8 +93,8 @@ struct Shared {
 }
 
 impl Embedded {
-    /// Opens and recovers the data directory and starts the engine's threads. `progress` is called with the journal bytes
-    /// replayed so far and their total.
+    /// Opens and recovers the data directory and starts the engine's threads. `progress` is called with the journal
+    /// bytes replayed so far and their total.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
         crate::lock::check_files(config.memory_bytes.max(MEMORY_BYTES_MIN))?;
         let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
@@ -338,8 +338,8 @@ impl Shared {
         self.merger.set();
     }
 
-    /// Removes expired counters. Must not wait for the batch that removes them: that batch may wait for a checkpoint, which
-    /// is written by this thread.
+    /// Removes expired counters. Must not wait for the batch that removes them: that batch may wait for a checkpoint,
+    /// which is written by this thread.
     fn sweep(&self) {
         let mut sweep = Sweep::default();
         while !self.is_stopping() {

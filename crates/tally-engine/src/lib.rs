@@ -1,4 +1,7 @@
-//! The embedded engine: one process, every counter, a journal of files and a store of sorted runs.
+//! The embedded engine: all counters in one process, a journal in files, a store of sorted runs.
+//!
+//! [`Embedded`] is the engine with its threads, [`Machine`] the same without. [`host`] has the parts that another
+//! engine can reuse.
 
 pub mod check;
 mod checkpoint;

@@ -1,8 +1,9 @@
 //! The engine without threads: every step of the write path is one call.
 //!
-//! A write takes these steps in order: `submit` joins the open batch, `seal` makes room, fetches, journals and applies it,
-//! `flush` makes it durable and wakes its callers. The embedded engine calls the steps from its threads. The simulator
-//! calls them one by one, on a disk that loses power between any two. Nothing here starts a thread or waits for one.
+//! A write takes these steps in order: `submit` joins the open batch, `seal` makes room, fetches, journals and applies
+//! it, `flush` makes it durable and wakes its callers. The embedded engine calls the steps from its threads. The
+//! simulator calls them one by one, on a disk that loses power between any two. Nothing here starts a thread or waits
+//! for one.
 //!
 //! What does not depend on journal files is in [`crate::host`].
 //!
@@ -266,8 +267,8 @@ impl Machine {
         }
     }
 
-    /// Stops the engine for good. Calls that were applied get `OutcomeUnknown`; the others get `Poisoned`, because nothing
-    /// happened.
+    /// Stops the engine for good. Calls that were applied get `OutcomeUnknown`; the others get `Poisoned`, because
+    /// nothing happened.
     pub(crate) fn poison(&self, reason: String) -> EngineError {
         self.poison_holding(&mut self.state.lock(), reason)
     }

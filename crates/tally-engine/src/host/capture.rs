@@ -111,8 +111,8 @@ impl CaptureDriver {
         Ok(if has_more { CaptureProgress::Counters } else { CaptureProgress::Rest })
     }
 
-    /// Copies a slice and returns whether there are more. Unlocks fairly: this thread would otherwise take the lock again
-    /// before a waiting one wakes.
+    /// Copies a slice and returns whether there are more. Unlocks fairly: this thread would otherwise take the lock
+    /// again before a waiting one wakes.
     pub(crate) fn copy_slice<J>(&mut self, mut hosted: MutexGuard<'_, Hosted<J>>) -> bool {
         let has_more = hosted.partition.capture_slice(CAPTURE_SLICE, &mut self.slice);
         MutexGuard::unlock_fair(hosted);

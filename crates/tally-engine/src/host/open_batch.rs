@@ -55,8 +55,8 @@ impl<S, R> Default for OpenBatch<S, R> {
 impl<S, R> OpenBatch<S, R> {
     /// Adds the events to the batch. While it is full, registers `waker` for the next one.
     ///
-    /// `admit` runs under the lock. An engine that sets a flag to refuse calls and then takes the batch can therefore be
-    /// sure that no call joins after that.
+    /// `admit` runs under the lock. An engine that sets a flag to refuse calls and then takes the batch can therefore
+    /// be sure that no call joins after that.
     pub fn join(
         &self,
         events: &Events,

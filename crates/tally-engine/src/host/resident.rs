@@ -1,9 +1,9 @@
 //! A partition that is a cache over a store: records that memory lacks are fetched with the partition unlocked.
 //!
 //! A slow disk must not delay calls whose records are in memory. So missing keys are listed with the partition locked,
-//! fetched from a snapshot of the store with it unlocked, and used with it locked again. Two things may happen in between.
-//! A checkpoint may commit: a counter may then have changed, reached the store and been evicted, so everything is fetched
-//! again. And counters that were in memory may be evicted: those are fetched as well.
+//! fetched from a snapshot of the store with it unlocked, and used with it locked again. Two things may happen in
+//! between. A checkpoint may commit: a counter may then have changed, reached the store and been evicted, so everything
+//! is fetched again. And counters that were in memory may be evicted: those are fetched as well.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::BTreeSet;
@@ -95,8 +95,8 @@ impl<J> ResidentPartition<J> {
         self.store_reads.load(Relaxed)
     }
 
-    /// Locks the partition with every record that `list` names either in memory or among the fetched ones. `list` gets the
-    /// partition and the position of the store.
+    /// Locks the partition with every record that `list` names either in memory or among the fetched ones. `list` gets
+    /// the partition and the position of the store.
     pub fn lock_with<S: RecordStore>(
         &self,
         store: &S,

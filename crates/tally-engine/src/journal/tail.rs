@@ -1,37 +1,37 @@
-//! The tail: frames that are sealed, have their position, and wait in memory for the flusher.
+//! The tail: frames that have a position and are queued in memory for the flusher.
 //!
-//! Whoever seals a batch must know at once, under the engine's lock and without I/O, where it will stand and that
-//! room for it is reserved on disk: only then may it be applied. [`Reservation`] does that arithmetic. The reserved room is
-//! the rest of the current segment and the spare segments that the [`Writer`](super::Writer) has prepared.
+//! A batch may be applied only once its position is known and disk space is reserved for it. Sealing must decide that
+//! under the engine's lock, without I/O. [`Reservation`] does the arithmetic: the reserved space is the rest of the
+//! current segment and the spare segments of the [`Writer`](super::Writer).
 //!
-//! How the flusher and the sealing thread share it, the tail being behind the engine's lock:
+//! The tail is behind the engine's lock. The flusher uses it like this:
 //! ```text
 //! loop {
-//!     group = lock { tail.take(group) };            // sealing goes on meanwhile
+//!     group = lock { tail.take(group) };            // sealing continues
 //!     flushed = writer.flush(&mut group)?;          // an error poisons the engine
 //!     match writer.prepare_next() {                 // after every flush, and again while the disk is full
 //!         Ok(fresh) => lock { tail.add_spares(fresh) },
-//!         Err(full) if is_full(&full) => {}         // sealing meets `NoRoom` once the segment is used up
+//!         Err(full) if is_full(&full) => {}         // appending fails once the segment is full
 //!         Err(fault) => …
 //!     }
 //! }
 //! ```
-//! As long as less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), `NoRoom` means that preparing
-//! was tried and failed, not that the flusher is late.
+//! Less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), so `NoRoom` means that the reservation
+//! failed, not that the flusher is late.
 
 use tally_core::time::Position;
 
 use super::frame::{begin_frame, end_frame, framed_len};
 use super::segment::SEGMENT_HEADER_BYTES;
 
-/// Where the next frame goes and what room is reserved for it. Pure arithmetic.
+/// The position of the next frame, and the disk space reserved for frames. Pure arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// Where the next frame begins, unless it needs a new segment: then that segment begins here.
+    /// Position of the next frame, or of the next segment if the frame needs one.
     pub next: Position,
-    /// Where the current segment's room ends.
+    /// Where the current segment's space ends.
     pub segment_end: Position,
-    /// Prepared segments that no planned roll has claimed yet.
+    /// Spare segments that no frame has claimed yet.
     pub spares_ready: u32,
     /// Bytes of a segment.
     pub segment_bytes: u64,
@@ -42,19 +42,19 @@ pub struct Reservation {
 pub struct Placement {
     /// Where it begins.
     pub position: Position,
-    /// Where it ends. Once the flushed position reaches this, the frame is durable.
+    /// Where it ends. The frame is durable once the flushed position reaches this.
     pub end: Position,
     /// Whether it is the first of a new segment.
     pub rolls: bool,
 }
 
-/// No reserved room on disk is left for the payload, or it is larger than a segment. Nothing was placed.
+/// There is no disk space reserved for the payload, or it is larger than a segment. Nothing was queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the journal has no reserved room left on disk")]
+#[error("no disk space is reserved for the journal")]
 pub struct NoRoom;
 
 impl Reservation {
-    /// Gives a payload its place, or says that none is reserved and changes nothing.
+    /// Places a payload. Changes nothing if there is no space for it.
     pub fn place(&mut self, payload_len: usize) -> Result<Placement, NoRoom> {
         let framed = framed_len(payload_len);
         let rolls = framed > self.segment_end.0 - self.next.0;
@@ -107,20 +107,19 @@ impl Group {
 }
 
 impl Tail {
-    /// Begins with what [`Writer::reservation`](super::Writer::reservation) says.
+    /// Begins with [`Writer::reservation`](super::Writer::reservation).
     #[must_use]
     pub fn new(reservation: Reservation) -> Tail {
         Tail { reservation, queued: Group::default() }
     }
 
-    /// A tail at `end` without any room: every payload meets [`NoRoom`] until a writer's reservation takes its place.
+    /// A tail at `end` without any space: appending fails until the tail is replaced.
     #[must_use]
     pub fn without_room(end: Position, segment_bytes: u64) -> Tail {
         Tail::new(Reservation { next: end, segment_end: end, spares_ready: 0, segment_bytes })
     }
 
-    /// Queues the payload that `encode` appends to the buffer it is given (and must only append to), without copying
-    /// it. With [`NoRoom`] nothing is queued.
+    /// Queues the payload that `encode` appends to its argument. It must only append.
     pub fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Placement, NoRoom> {
         let bytes = &mut self.queued.bytes;
         let start = begin_frame(bytes);
@@ -141,18 +140,18 @@ impl Tail {
         }
     }
 
-    /// Hands everything queued to the flusher, and goes on with the buffers of a group that has been flushed.
+    /// Takes everything queued, and reuses the buffers of a flushed group for the next one.
     pub fn take(&mut self, mut reuse: Group) -> Group {
         reuse.clear();
         std::mem::replace(&mut self.queued, reuse)
     }
 
-    /// Counts in the spares that [`Writer::prepare_next`](super::Writer::prepare_next) reports.
+    /// Adds the spares that [`Writer::prepare_next`](super::Writer::prepare_next) returned.
     pub fn add_spares(&mut self, fresh: u32) {
         self.reservation.spares_ready += fresh;
     }
 
-    /// The reservation as it stands.
+    /// The current reservation.
     #[must_use]
     pub fn reservation(&self) -> Reservation {
         self.reservation

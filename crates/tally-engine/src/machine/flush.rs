@@ -28,15 +28,15 @@ impl FlushState {
 }
 
 impl Machine {
-    /// Writes and syncs everything sealed, and wakes the callers of those batches. Returns whether there was anything to
-    /// flush. A failure poisons the engine: a flush is never retried.
+    /// Writes and syncs everything sealed, and wakes the callers of those batches. Returns whether there was anything
+    /// to flush. A failure poisons the engine: a flush is never retried.
     pub fn flush(&self) -> Result<bool, EngineError> {
         self.flush_with(&mut lock(&self.flushing))
     }
 
-    /// Seals and flushes on the calling thread. Returns `None` if that could take long, because another flush is running,
-    /// the disk is slow or the batch is large; and while no next segment is reserved, because then a batch could be refused
-    /// for lack of room although the disk has some. The flusher does it in those cases.
+    /// Seals and flushes on the calling thread. Returns `None` if that could take long, because another flush is
+    /// running, the disk is slow or the batch is large; and while no next segment is reserved, because then a batch
+    /// could be refused for lack of room although the disk has some. The flusher does it in those cases.
     pub fn try_flush(&self) -> Option<(Seal, Result<bool, EngineError>)> {
         if self.last_flush_micros.load(Ordering::Relaxed) > FLUSH_HERE_MICROS_MAX
             || self.open.with(|batch| batch.len()) > FLUSH_HERE_EVENTS_MAX
@@ -78,8 +78,8 @@ impl Machine {
         }
     }
 
-    /// Reserves the next segment and trims old ones. Called by the flusher between flushes, and after a batch was refused
-    /// for lack of room.
+    /// Reserves the next segment and trims old ones. Called by the flusher between flushes, and after a batch was
+    /// refused for lack of room.
     pub fn maintain_journal(&self) {
         let mut flushing = lock(&self.flushing);
         let Some(writer) = &mut flushing.writer else {
@@ -109,8 +109,8 @@ impl Machine {
             || self.flushing.try_lock().is_ok_and(|flushing| flushing.needs_spare())
     }
 
-    /// Tries again to begin a segment on a disk that had no room for one at the start. Nothing has been appended since, so
-    /// the journal still ends where it did.
+    /// Tries again to begin a segment on a disk that had no room for one at the start. Nothing has been appended since,
+    /// so the journal still ends where it did.
     fn retry_writer(&self, flushing: &mut FlushState) {
         let end = self.state.lock().applied;
         match begin_writing(&self.disk, end, &self.store, &self.settings) {

@@ -206,8 +206,8 @@ impl Machine {
         self.store_failed(&mut self.state.lock(), error)
     }
 
-    /// A poisoned engine must not answer reads: memory may hold changes that the disk does not. Call with the state locked,
-    /// because poisoning sets the reason before it fails the batches in flight.
+    /// A poisoned engine must not answer reads: memory may hold changes that the disk does not. Call with the state
+    /// locked, because poisoning sets the reason before it fails the batches in flight.
     pub(super) fn refuse_if_poisoned(&self) -> Result<(), EngineError> {
         self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
@@ -217,8 +217,8 @@ impl Machine {
         self.clock.now().max(state.partition.clock())
     }
 
-    /// After a restart, loads up to `max` counters from the store into memory, starting at key `from`. Without this, the
-    /// first use of every counter costs a store lookup. Once all are in memory, new keys need no lookup either.
+    /// After a restart, loads up to `max` counters from the store into memory, starting at key `from`. Without this,
+    /// the first use of every counter costs a store lookup. Once all are in memory, new keys need no lookup either.
     pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
         let snapshot = self.store.snapshot();
         let mut scan = snapshot.scan(&record::counter_key(from));

@@ -177,7 +177,8 @@ fn count(store: &Store) -> Result<(u64, u64), StoreError> {
     Ok((counters, expiring))
 }
 
-/// Begins a segment at `end`. On a full disk, first removes segments that the store covers; `None` if that is not enough.
+/// Begins a segment at `end`. On a full disk, first removes segments that the store covers; `None` if that is not
+/// enough.
 pub(super) fn begin_writing(
     disk: &Arc<dyn Disk>,
     end: Position,

@@ -129,8 +129,8 @@ impl Machine {
         state.journal.in_flight.push(Arc::new(AppliedBatch { combiner, outcomes, at, end }), ticket);
     }
 
-    /// Answers a batch that cannot be journalled: changes are refused, reads are answered. The reads may have seen unflushed
-    /// batches, so the answers wait for those.
+    /// Answers a batch that cannot be journalled: changes are refused, reads are answered. The reads may have seen
+    /// unflushed batches, so the answers wait for those.
     fn refuse(&self, state: &mut State, combiner: Combiner, ticket: Arc<BatchTicket>, at: Millis, fetched: &Fetched) {
         let mut outcomes = Outcomes::default();
         let stored = |key: KeyRef<'_>| fetched.counter(key).ok().flatten();

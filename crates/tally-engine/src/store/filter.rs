@@ -1,14 +1,12 @@
-//! The Bloom filter of a run: says "certainly not here" without touching the disk.
+//! The Bloom filter of a run.
 //!
-//! A blocked filter: the hash of a key picks one line of 64 bytes, a cache line, and sets one bit in each of its
-//! eight words. A lookup therefore costs one cache miss however large the filter is. With ten bits per key
-//! about one absent key in a hundred is let through (an unblocked filter of that size lets 0.8 in a hundred
-//! through); letting one through costs a read, never a wrong answer.
+//! A blocked Bloom filter: the hash of a key selects one cache line of 64 bytes and sets one bit in each of its eight
+//! words, so a lookup costs one cache miss. With ten bits per key the false positive rate is about 1 % (0.8 % for an
+//! unblocked filter of that size). A false positive costs a read, never a wrong answer.
 //!
-//! A filter is sized before its keys are known: a merge knows only the sum of its inputs, and keys that occur in
-//! several of them count once. So a filter can be *folded*. The line of a hash is `hash * lines / 2^64`, hence
-//! with half as many lines it is half as large, rounded down: combining each two neighbouring lines gives
-//! exactly the filter that would have been built at half the size.
+//! A filter is sized before the number of keys is known: a merge knows only the sum of its inputs, which may share
+//! keys. So a filter can be *folded*. The line of a hash is `hash * lines / 2^64`, so with half as many lines its
+//! number is halved: combining pairs of neighbouring lines gives exactly the filter of half the size.
 
 use tally_core::varint::Cursor;
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(super) const LINE_BYTES: usize = 64;
 /// Bits per key that a filter is sized for.
 const BITS_PER_KEY: u64 = 10;
-/// CacheLine counts of large filters are multiples of this, so that they can be folded this often.
+/// Line counts of large filters are multiples of this power of two, so that they can be folded repeatedly.
 const FOLDS_MAX: u64 = 1 << 10;
 
 /// Eight words in one cache line.
@@ -25,7 +23,7 @@ const FOLDS_MAX: u64 = 1 << 10;
 #[repr(align(64))]
 struct CacheLine([u64; 8]);
 
-/// A set of hashes that may say yes too often and never says no wrongly.
+/// A set of hashes with false positives and no false negatives.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Filter {
     lines: Vec<CacheLine>,
@@ -48,7 +46,7 @@ fn masks(hash: u64) -> [u64; 8] {
 }
 
 impl Filter {
-    /// An empty filter for up to this many keys. More may be inserted; it only becomes less selective.
+    /// An empty filter for this many keys. With more keys the false positive rate rises.
     pub(super) fn for_keys(keys: u64) -> Filter {
         let needed = lines_needed(keys);
         // Rounding up costs an eighth at most.
@@ -78,7 +76,7 @@ impl Filter {
         })
     }
 
-    /// Gives back the room that turned out not to be needed for this many keys.
+    /// Shrinks the filter to what this many keys need.
     pub(super) fn fold(&mut self, keys: u64) {
         let needed = lines_needed(keys) as usize;
         while self.lines.len().is_multiple_of(2) && self.lines.len() / 2 >= needed {
@@ -95,7 +93,7 @@ impl Filter {
         self.lines.len() * LINE_BYTES
     }
 
-    /// The lines as they stand on disk.
+    /// The encoded lines.
     pub(super) fn encoded(&self) -> impl Iterator<Item = [u8; LINE_BYTES]> {
         self.lines.iter().map(|CacheLine(words)| {
             let mut bytes = [0; LINE_BYTES];
@@ -111,7 +109,7 @@ impl Filter {
         Filter { lines: Vec::with_capacity(bytes / LINE_BYTES) }
     }
 
-    /// Appends encoded lines; a remainder that is no whole line is ignored.
+    /// Appends encoded lines. Ignores an incomplete one at the end.
     pub(super) fn decode(&mut self, encoded: &[u8]) {
         self.lines.extend(encoded.chunks_exact(LINE_BYTES).map(|line| {
             let mut cursor = Cursor::new(line);
@@ -135,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn every_inserted_key_is_found_and_few_others_are() {
+    fn every_inserted_key_is_found_and_false_positives_are_rare() {
         for count in [1, 7, 100, 5_000, 200_000] {
             let filter = filled(count, count);
             assert!(keys(0..count).all(|hash| filter.may_contain(hash)));
             let wrong = keys(1_000_000..1_100_000).filter(|&hash| filter.may_contain(hash)).count();
-            assert!(wrong < 1_600, "{wrong} of 100000 absent keys are let through by a filter of {count}");
+            assert!(wrong < 1_600, "{wrong} false positives of 100000 in a filter of {count}");
         }
     }
 
@@ -156,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_survives_the_disk() {
+    fn a_filter_decodes_to_what_was_encoded() {
         let filter = filled(1_000, 1_000);
         let mut again = Filter::with_room(filter.bytes());
         filter.encoded().for_each(|line| again.decode(&line));

@@ -1,16 +1,16 @@
-//! Merging: which runs to merge, and walking several runs as if they were one.
+//! Merging: which runs to merge, and an iterator over several runs.
 //!
-//! Runs are kept newest first and only neighbours are merged, into their own place, so "the newer run wins"
-//! stays true without storing an age with each entry.
+//! Runs are ordered newest first, and only neighbours are merged, so the newer run wins without a sequence number per
+//! entry.
 //!
-//! The rule is size-tiered. A run's *tier* is how often 4 MiB must be multiplied by four to hold it. Going up from
-//! the lowest tier, a stretch of neighbours that are all of at most this tier and of which four or more are of
-//! exactly this tier is merged whole. Four runs of a tier make about one of the next (fewer if they hold the same
-//! keys), so an entry is rewritten about once per tier: log₄ of the store's size, over 4 MiB. Smaller runs
-//! between them ride along at little cost, which keeps them from being locked in between large ones.
+//! Compaction is size-tiered. A run's *tier* is how often 4 MiB must be multiplied by four to reach its size. From the
+//! lowest tier up, a range of neighbours of at most that tier, four or more of them of exactly that tier, is merged.
+//! Four runs of a tier make about one of the next, so the write amplification is about log₄ of the store's size over 4
+//! MiB. Smaller runs in between are merged along, which costs little and keeps them from being stuck between large
+//! ones.
 //!
-//! Sizes can still arrive in an order that defeats the tiers. So beyond [`RUNS_IDLE_MAX`] runs the cheapest
-//! stretch that restores the bound is merged, whatever its tiers.
+//! Some orders of sizes defeat the tiers. So if there are more than [`RUNS_IDLE_MAX`] runs, the cheapest range that
+//! restores the limit is merged, whatever its tiers.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -64,7 +64,7 @@ fn choose_cheapest(sizes: &[u64]) -> Option<Range<usize>> {
     Some(start..start + width)
 }
 
-/// Several runs walked as one: every key once, in order, in its newest version, removals included.
+/// Iterates over several runs: every key once, in order, with its newest entry, including tombstones.
 pub(super) struct MergeIterator {
     inputs: BinaryHeap<Box<MergeInput>>,
     key: Vec<u8>,
@@ -72,10 +72,10 @@ pub(super) struct MergeIterator {
     removed: bool,
 }
 
-/// A run being merged; the greatest is the one with the smallest key, of equal ones the newest.
+/// A run being merged. The greatest has the smallest key; of equal keys, it is the newest.
 struct MergeInput {
     cursor: RunCursor,
-    /// Place among the runs, newest first.
+    /// Index among the runs, newest first.
     age: usize,
 }
 
@@ -99,16 +99,16 @@ impl PartialEq for MergeInput {
 
 impl Eq for MergeInput {}
 
-/// Moves the foremost source on; one that is at its end leaves.
-fn step(mut foremost: PeekMut<'_, Box<MergeInput>>) -> Result<(), StoreError> {
-    if !foremost.cursor.advance()? {
-        PeekMut::pop(foremost);
+/// Advances the first input, or removes it at its end.
+fn step(mut first: PeekMut<'_, Box<MergeInput>>) -> Result<(), StoreError> {
+    if !first.cursor.advance()? {
+        PeekMut::pop(first);
     }
     Ok(())
 }
 
 impl MergeIterator {
-    /// Walks `runs`, newest first, from the first key that is not less than `start`.
+    /// Iterates over `runs`, which are ordered newest first, from `start` on.
     pub(super) fn new(runs: &[Arc<Run>], start: &[u8], ahead: ReadAhead) -> Result<MergeIterator, StoreError> {
         let mut inputs = BinaryHeap::with_capacity(runs.len());
         for (age, run) in runs.iter().enumerate().filter(|(_, run)| *run.largest >= *start) {
@@ -143,12 +143,12 @@ impl MergeIterator {
         Ok(true)
     }
 
-    /// The key moved to.
+    /// The current key.
     pub(super) fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// Its value; `None` for a removal.
+    /// Its value; `None` for a tombstone.
     pub(super) fn value(&self) -> Option<&[u8]> {
         (!self.removed).then_some(&self.value)
     }

@@ -37,7 +37,7 @@ impl StoreVersion {
             let key = keys.key(*number);
             for (_, reader) in readers.iter_mut().enumerate().filter(|(number, _)| holders & one_run(*number) != 0) {
                 if let Some(cursor) = reader.find(key)? {
-                    // The newest run that knows the key decides, even if it says that it is gone.
+                    // The newest entry of a key wins, even if it is a tombstone.
                     if let Some(value) = cursor.value() {
                         found(key, value);
                     }
@@ -48,8 +48,8 @@ impl StoreVersion {
         Ok(wanted.len())
     }
 
-    /// Which runs may hold each of the keys, as far as can be told without the disk. Goes run by run, so that what has to
-    /// come from memory comes for many keys at once.
+    /// The runs that may contain each of the keys, according to ranges and filters. Goes run by run, for cache
+    /// locality.
     pub(super) fn holders<'k>(&self, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Vec<RunSet> {
         let smallest = keys.clone().min().unwrap_or_default();
         let largest = keys.clone().max().unwrap_or_default();
@@ -71,7 +71,7 @@ impl StoreVersion {
     }
 }
 
-/// A set of runs. Those that have no bit of their own share the last.
+/// A set of runs, one bit each. Runs beyond the last bit share it.
 pub(super) type RunSet = u32;
 
 /// The set of one run.
@@ -79,7 +79,7 @@ fn one_run(number: usize) -> RunSet {
     1 << number.min(RunSet::BITS as usize - 1)
 }
 
-/// A run in which ascending keys are looked for; its cursor is made when first needed.
+/// Looks up ascending keys in a run. The cursor is created on first use.
 struct RunReader<'a> {
     run: &'a Arc<Run>,
     cursor: Option<RunCursor>,
@@ -94,13 +94,13 @@ impl RunReader<'_> {
     }
 }
 
-/// An ordered walk over the live entries of the store as it was when the walk began.
+/// An ordered scan of the live entries, as of when it began.
 ///
-/// As an iterator it hands out owned entries; [`Scan::next_entry`] lends them. It ends after an error.
+/// As an iterator it returns owned entries; [`Scan::next_entry`] lends them. It ends after an error.
 pub struct Scan {
-    /// What to walk and from which key, until the first step.
+    /// The runs and the start key, until the first step.
     start: Option<(Arc<StoreVersion>, Vec<u8>)>,
-    /// The walk, until its end.
+    /// The iterator, until its end.
     merged: Option<MergeIterator>,
 }
 
@@ -116,7 +116,7 @@ impl Scan {
         Ok(self.merged.as_ref().and_then(|merged| Some((merged.key(), merged.value()?))))
     }
 
-    /// Goes to the next entry that is no removal.
+    /// Moves to the next entry that is not a tombstone.
     fn advance(&mut self) -> Result<(), StoreError> {
         if let Some((version, start)) = self.start.take() {
             self.merged = Some(MergeIterator::new(&version.runs, &start, ReadAhead::Growing)?);
