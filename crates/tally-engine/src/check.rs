@@ -1,4 +1,4 @@
-//! Verifying a data directory without changing it.
+//! `tally check`: verifies a data directory without changing it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,40 +12,40 @@ use crate::lock::{DirLock, Purpose};
 use crate::machine::OpenError;
 use crate::store::{Store, StoreError};
 
-/// What a sound data directory holds.
+/// What a valid data directory contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Journal segments read.
     pub segments: usize,
-    /// Batches in them that a start would replay.
+    /// Batches that a start would replay.
     pub batches: u64,
-    /// Bytes of an unfinished last write that a start would drop.
+    /// Bytes of an unfinished write that a start would truncate.
     pub torn_bytes: u64,
-    /// Runs of the store.
+    /// Runs in the store.
     pub runs: usize,
     /// Entries in them.
     pub entries: u64,
-    /// Bytes verified in all.
+    /// Total bytes verified.
     pub bytes: u64,
 }
 
-/// What is wrong with a data directory.
+/// Why a check failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// A byte range is not what was written.
+    /// Bytes are not what was written.
     #[error("{file} is damaged at byte {offset}: {what}")]
     Damaged {
         /// File within the data directory.
         file: String,
-        /// Where in it.
+        /// Offset in the file.
         offset: u64,
-        /// What does not fit.
+        /// What is wrong.
         what: String,
     },
-    /// A running server holds it, so its files change while they are read.
+    /// A running server uses it, so its files would change while they are read.
     #[error("the data directory is in use{by}")]
     InUse {
-        /// Who holds it, in brackets after a space; empty if that is not known.
+        /// The process that uses it, as ` (process 1)`; empty if unknown.
         by: String,
     },
     /// It could not be read.
@@ -85,14 +85,14 @@ impl From<OpenError> for CheckError {
     }
 }
 
-/// Reads everything and reports. `progress` hears how many of how many bytes are done.
+/// Reads and verifies every byte. `progress` is called with the bytes done and their total.
 pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     let _lock = DirLock::take(data, Purpose::Inspect)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::existing(data));
     check_disk(&disk, progress)
 }
 
-/// The same for any disk.
+/// [`check`] for any disk.
 pub fn check_disk(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     layout::expect_manifest(disk.as_ref())?;
     let store = Store::verify(disk.as_ref(), progress)?;

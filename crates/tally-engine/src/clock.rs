@@ -1,10 +1,10 @@
-//! Time: the system's clocks as the engine is given them, and the engine's own clock made of them.
+//! Clocks: the system clocks behind a trait, and the engine's own slewed clock.
 //!
-//! The wall clock is set by operators, time servers and hypervisors, and may jump either way by seconds or years. The
-//! engine's clock starts at the wall clock, or at the time of the last batch if that is later, and from then on advances
-//! with the monotonic clock. It is slewed towards the wall clock, as `adjtime` does it: while the two differ, it runs
-//! faster or slower by at most one part in [`CLOCK_SLEW_PARTS`]. So a duration is always close to what was asked for, and
-//! a step of the wall clock neither expires counters nor stops time.
+//! The wall clock is set by operators, time servers and hypervisors and may jump by seconds or years. The engine's
+//! clock starts at the wall clock, or at the time of the last batch if that is later, and then advances with the
+//! monotonic clock. It is slewed towards the wall clock as by `adjtime`: while the two differ, it runs faster or slower
+//! by at most one part in [`CLOCK_SLEW_PARTS`]. So durations are always nearly right, and a step of the wall clock
+//! neither expires counters nor stops time.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 use tally_core::limits::{CLOCK_SLEW_PARTS, CLOCK_STEP_REPORTED_MS};
 use tally_core::time::Millis;
 
-/// Wall-clock and elapsed time; injected, so that tests own time.
+/// Wall-clock and elapsed time. A trait, so that tests control time.
 pub trait Clock: Send + Sync + 'static {
-    /// Milliseconds since the Unix epoch, as the system says.
+    /// The wall clock, in milliseconds since the Unix epoch.
     fn wall(&self) -> Millis;
-    /// Time since some fixed moment, never going back; time in which the machine was suspended counts.
+    /// Monotonic time since an arbitrary moment. Includes time in which the machine was suspended.
     fn elapsed(&self) -> Duration;
 }
 
-/// The machine's clocks.
+/// The clocks of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -46,7 +46,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The engine's clock: never goes back, and follows the wall clock at a bounded rate.
+/// The engine's clock: monotonic, and follows the wall clock at a bounded rate.
 pub(crate) struct SlewedClock {
     source: Arc<dyn Clock>,
     reading: Mutex<ClockReading>,
@@ -55,10 +55,10 @@ pub(crate) struct SlewedClock {
 struct ClockReading {
     /// Nanoseconds since the Unix epoch.
     now: i128,
-    /// What the monotonic clock said then.
+    /// The monotonic clock at that time.
     elapsed: Duration,
-    /// Whether the wall clock is known to be far from this one.
-    is_apart: bool,
+    /// Whether a large difference to the wall clock has been logged.
+    is_off: bool,
 }
 
 const NANOS_PER_MILLI: i128 = 1_000_000;
@@ -67,56 +67,56 @@ impl SlewedClock {
     /// Starts at the wall clock, or at `last` if that is later.
     pub(crate) fn new(source: Arc<dyn Clock>, last: Millis) -> SlewedClock {
         let start = source.wall().max(last);
-        let reading = ClockReading { now: nanos(start), elapsed: source.elapsed(), is_apart: false };
+        let reading = ClockReading { now: nanos(start), elapsed: source.elapsed(), is_off: false };
         SlewedClock { source, reading: Mutex::new(reading) }
     }
 
-    /// The time.
+    /// The current time.
     pub(crate) fn now(&self) -> Millis {
         let mut reading = self.reading.lock();
         let elapsed = self.source.elapsed().max(reading.elapsed);
         let passed = (elapsed - reading.elapsed).as_nanos() as i128;
         let expected = reading.now + passed;
-        let apart = nanos(self.source.wall()) - expected;
+        let offset = nanos(self.source.wall()) - expected;
         let most = passed / i128::from(CLOCK_SLEW_PARTS);
-        reading.now = expected + apart.clamp(-most, most);
+        reading.now = expected + offset.clamp(-most, most);
         reading.elapsed = elapsed;
-        reading.report(apart / NANOS_PER_MILLI);
+        reading.report(offset / NANOS_PER_MILLI);
         Millis(u64::try_from(reading.now / NANOS_PER_MILLI).unwrap_or(u64::MAX))
     }
 
-    /// Goes to the wall clock at once, even back.
+    /// Sets the clock to the wall clock, even if that is earlier.
     pub(crate) fn reset(&self) -> Millis {
         let mut reading = self.reading.lock();
         let wall = self.source.wall();
-        *reading = ClockReading { now: nanos(wall), elapsed: self.source.elapsed(), is_apart: false };
+        *reading = ClockReading { now: nanos(wall), elapsed: self.source.elapsed(), is_off: false };
         wall
     }
 
-    /// Time since some fixed moment.
+    /// Monotonic time since an arbitrary moment.
     pub(crate) fn elapsed(&self) -> Duration {
         self.source.elapsed()
     }
 
-    /// The wall clock as it is.
+    /// The wall clock.
     pub(crate) fn wall(&self) -> Millis {
         self.source.wall()
     }
 }
 
 impl ClockReading {
-    /// Logs a step of the wall clock once, and once more when it has been made up for.
-    fn report(&mut self, apart_ms: i128) {
+    /// Logs a step of the wall clock once, and once more when the clocks agree again.
+    fn report(&mut self, offset_ms: i128) {
         let limit = i128::from(CLOCK_STEP_REPORTED_MS);
-        if !self.is_apart && apart_ms.abs() > limit {
-            self.is_apart = true;
+        if !self.is_off && offset_ms.abs() > limit {
+            self.is_off = true;
             tracing::warn!(
-                step_ms = apart_ms as i64,
-                "the system clock is off from Tally's clock, which follows it slowly: durations stay right, and deadlines \
-                 given as a time of day are off until the two agree"
+                step_ms = offset_ms as i64,
+                "the system clock has jumped; Tally's clock follows slowly. Durations stay right; deadlines given as a time of \
+                 day are off until the two agree"
             );
-        } else if self.is_apart && apart_ms.abs() <= limit / 2 {
-            self.is_apart = false;
+        } else if self.is_off && offset_ms.abs() <= limit / 2 {
+            self.is_off = false;
             tracing::info!("Tally's clock agrees with the system clock again");
         }
     }
@@ -136,14 +136,14 @@ mod tests {
     const YEARS_MS: u64 = 10 * 365 * 24 * 3_600_000;
 
     #[derive(Default)]
-    struct Hands {
+    struct TestClock {
         wall_ms: AtomicU64,
         elapsed_ms: AtomicU64,
     }
 
-    impl Hands {
-        fn at_start() -> Arc<Hands> {
-            Arc::new(Hands { wall_ms: AtomicU64::new(START_MS), ..Hands::default() })
+    impl TestClock {
+        fn at_start() -> Arc<TestClock> {
+            Arc::new(TestClock { wall_ms: AtomicU64::new(START_MS), ..TestClock::default() })
         }
 
         fn pass(&self, ms: u64) {
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    impl Clock for Hands {
+    impl Clock for TestClock {
         fn wall(&self) -> Millis {
             Millis(self.wall_ms.load(Ordering::Relaxed))
         }
@@ -167,24 +167,24 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_right_follows_the_wall_clock_exactly() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(0));
+    fn without_steps_the_clock_equals_the_wall_clock() {
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(0));
         for _ in 0..1000 {
-            hands.pass(7);
-            assert_eq!(clock.now(), hands.wall());
+            source.pass(7);
+            assert_eq!(clock.now(), source.wall());
         }
     }
 
     #[test]
-    fn a_step_of_any_size_changes_the_rate_by_a_sixteenth_and_nothing_else() {
+    fn a_step_of_any_size_changes_only_the_rate_and_by_a_sixteenth() {
         for step in [-5_000, 5_000, -3_600_000, 3_600_000, -(YEARS_MS as i64), YEARS_MS as i64] {
-            let hands = Hands::at_start();
-            let clock = SlewedClock::new(hands.clone(), Millis(0));
-            hands.step(step);
-            assert_eq!(clock.now().0, START_MS, "nothing has passed");
-            hands.pass(16_000);
-            let corrected = (step / 16_000).signum() as i64;
+            let source = TestClock::at_start();
+            let clock = SlewedClock::new(source.clone(), Millis(0));
+            source.step(step);
+            assert_eq!(clock.now().0, START_MS, "no time has passed");
+            source.pass(16_000);
+            let corrected = (step / 16_000).signum();
             let expected = if step.unsigned_abs() < 16_000 {
                 16_000 + step.clamp(-1_000, 1_000)
             } else {
@@ -195,24 +195,24 @@ mod tests {
     }
 
     #[test]
-    fn a_small_step_is_made_up_for_and_time_never_goes_back() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(0));
-        hands.step(-2_000);
+    fn a_small_step_is_slewed_away_and_time_never_goes_back() {
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(0));
+        source.step(-2_000);
         let mut last = clock.now();
         for _ in 0..10_000 {
-            hands.pass(5);
+            source.pass(5);
             let now = clock.now();
             assert!(now >= last);
             last = now;
         }
-        assert_eq!(last, hands.wall());
+        assert_eq!(last, source.wall());
     }
 
     #[test]
-    fn frequent_readings_slew_as_much_as_rare_ones() {
-        let (rare, frequent) = (Hands::at_start(), Hands::at_start());
-        let clocks = [&rare, &frequent].map(|hands| SlewedClock::new(hands.clone(), Millis(0)));
+    fn the_slew_does_not_depend_on_how_often_the_clock_is_read() {
+        let (rare, frequent) = (TestClock::at_start(), TestClock::at_start());
+        let clocks = [&rare, &frequent].map(|source| SlewedClock::new(source.clone(), Millis(0)));
         rare.step(60_000);
         frequent.step(60_000);
         for _ in 0..3_200 {
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_time_ahead_of_the_wall_clock_is_where_time_goes_on_until_it_is_reset() {
-        let hands = Hands::at_start();
-        let clock = SlewedClock::new(hands.clone(), Millis(START_MS + YEARS_MS));
-        hands.pass(16_000);
+    fn time_continues_from_a_stored_time_ahead_of_the_wall_clock_until_it_is_reset() {
+        let source = TestClock::at_start();
+        let clock = SlewedClock::new(source.clone(), Millis(START_MS + YEARS_MS));
+        source.pass(16_000);
         assert_eq!(clock.now(), Millis(START_MS + YEARS_MS + 15_000));
-        assert_eq!(clock.reset(), hands.wall());
-        hands.pass(10);
-        assert_eq!(clock.now(), hands.wall());
+        assert_eq!(clock.reset(), source.wall());
+        source.pass(10);
+        assert_eq!(clock.now(), source.wall());
     }
 }

@@ -1,15 +1,15 @@
-//! The disk as the engine sees it: a directory of files, read and written at offsets, synced by name.
+//! The disk interface: a flat directory of files with positioned reads and writes.
 //!
-//! Everything durable goes through these two traits, so a simulated disk that loses unsynced writes, tears the
-//! last one or runs full exercises the very code that runs on a real one.
+//! All durable data goes through these two traits, so the simulated disk, which loses unsynced writes, tears them or
+//! runs full, tests the same code that runs on a real one.
 //!
 //! The contract, which real file systems keep and the simulated disk enforces:
 //! * A write is durable once `sync` of that file returns. Before that a power cut may keep any subset of
 //!   its 512-byte sectors, in any combination with other unsynced writes.
 //! * `create`, `rename` and `remove` are durable once `sync_names` returns. Before that a power cut may keep
-//!   or lose each of them on its own. A file whose name is not yet durable may vanish whole.
+//!   or lose each of them independently. A file whose name is not durable yet may be lost completely.
 //! * `rename` replaces the target atomically.
-//! * When `sync` fails, nothing is known of what was written since the last one that succeeded.
+//! * After `sync` fails, the writes since the last successful one are in an unknown state.
 
 use std::io;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 pub trait Disk: Send + Sync + 'static {
     /// Opens an existing file.
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
-    /// Creates an empty file, replacing what bore the name.
+    /// Creates an empty file, replacing any of the same name.
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
-    /// Gives a file another name, replacing what bore it.
+    /// Renames a file, replacing any of the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// The names of all files, in no order.
+    /// The names of all files, in any order.
     fn names(&self) -> io::Result<Vec<String>>;
     /// Makes creations, renames and removals durable.
     fn sync_names(&self) -> io::Result<()>;
@@ -34,19 +34,18 @@ pub trait Disk: Send + Sync + 'static {
 pub trait DiskFile: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Fills `buf` from `offset`; an end before that is `UnexpectedEof`.
+    /// Fills `buf` from `offset`; fails with `UnexpectedEof` if the file ends before.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `data` at `offset`, growing the file as needed.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Reserves room so that writes below `len` cannot run out of space; grows the file to `len`.
+    /// Grows the file to `len` and reserves space, so that writes below `len` cannot fail on a full disk.
     fn allocate(&self, len: u64) -> io::Result<()>;
     /// Cuts the file to `len`.
     fn truncate(&self, len: u64) -> io::Result<()>;
     /// Makes every write, allocation and truncation so far durable.
     fn sync(&self) -> io::Result<()>;
-    /// From now on this handle is for writing only, at offsets, with lengths and from memory that are all multiples of
-    /// [`DIRECT_ALIGN_BYTES`], and may go to the disk without a copy in the system's cache. Where that is not
-    /// possible, nothing changes.
+    /// Switches this handle to direct I/O, if the system supports it. From then on it must only be used for writes,
+    /// with offsets, lengths and memory aligned to [`DIRECT_ALIGN_BYTES`].
     fn bypass_cache(&self) {}
     /// Whether the file is empty.
     fn is_empty(&self) -> io::Result<bool> {
@@ -54,10 +53,10 @@ pub trait DiskFile: Send + Sync {
     }
 }
 
-/// What writes past the cache are aligned to: a multiple of what any common disk and file system asks for.
+/// Alignment of direct I/O: a multiple of what any common disk and file system requires.
 pub const DIRECT_ALIGN_BYTES: usize = 4096;
 
-/// Whether an error says that there is no room, as opposed to a fault.
+/// Whether an error means that the disk is full, as opposed to faulty.
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)

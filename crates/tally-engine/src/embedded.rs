@@ -1,9 +1,8 @@
 //! The embedded engine: the machine and the threads that drive it.
 //!
-//! Four threads, each with one duty. The *flusher* seals what has gathered, flushes it and wakes its callers; while
-//! one flush is under way the next batch fills, so there is no timer. The *checkpointer* moves changes to the store.
-//! The *merger* fills memory after a restart and then keeps the store's runs few. The *marker* records how far the
-//! journal is durable.
+//! There are four threads. The *flusher* seals and flushes the open batch and wakes its callers; the next batch fills
+//! during a flush, so no timer is needed. The *checkpointer* moves changes to the store. The *merger* loads counters
+//! into memory after a restart and then merges runs. The *marker* records how far the journal is durable.
 
 mod mark;
 
@@ -23,48 +22,47 @@ use tally_core::limits::{CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, Figure, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    Engine, EngineError, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
 
 use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::{Disk, RealDisk};
-use crate::durability::Durability;
 use crate::lock::{DirLock, Purpose};
-use crate::machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
+use crate::machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
 use crate::signal::{Signal, lock};
 use crate::store::StoreError;
 
 /// How to open an embedded engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The data directory; created if need be.
+    /// The data directory. Created if it does not exist.
     pub data: PathBuf,
-    /// Memory budget: beyond it, cold counters and old request ids leave RAM for the store.
+    /// Memory budget. Cold counters and old request ids beyond it are evicted to the store.
     pub memory_bytes: u64,
-    /// What to do if the time of the last batch is ahead of the system's clock.
+    /// What to do if the time of the last batch is ahead of the system clock.
     pub clock: StoredClock,
 }
 
 impl Config {
-    /// A data directory and a memory budget; the rest as usual.
+    /// The defaults for this data directory and memory budget.
     #[must_use]
     pub fn new(data: impl Into<PathBuf>, memory_bytes: u64) -> Config {
         Config { data: data.into(), memory_bytes, clock: StoredClock::Keep }
     }
 }
 
-/// What to do with a stored clock that is ahead of the system's.
+/// What to do with a stored clock that is ahead of the system clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoredClock {
-    /// Time goes on from there; a clock that is far ahead is reported.
+    /// Continue from the stored time. If it is far ahead, log an error.
     #[default]
     Keep,
-    /// Time goes back to the system's clock.
+    /// Reset the stored clock to the system clock.
     Reset,
 }
 
-/// The embedded engine: cheap to clone, all clones are one engine.
+/// The embedded engine. Cheap to clone; all clones are one engine.
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Shared>,
@@ -76,27 +74,27 @@ struct Shared {
     flusher: Signal,
     /// A checkpoint may be due.
     checkpointer: Signal,
-    /// A checkpoint is due now, whatever the journal's length.
+    /// A checkpoint is due, however short the journal is.
     checkpoint_now: AtomicBool,
     /// Runs may be worth merging.
     merger: Signal,
-    /// The journal was flushed further.
+    /// The journal was flushed. The checkpointer waits for it.
     flushed: Signal,
-    /// The journal was flushed further than `journal.end` says.
+    /// The journal was flushed. The marker waits for it.
     unmarked: Signal,
-    /// The engine stops, so marking need not wait.
+    /// Interrupts the marker's pause when the engine stops.
     marker_stop: Signal,
-    /// The flusher stops once nothing waits for it.
+    /// Tells the flusher to stop once there is nothing left to flush.
     draining: AtomicBool,
-    /// The other threads stop.
+    /// Tells the other threads to stop.
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     lock: Mutex<Option<DirLock>>,
 }
 
 impl Embedded {
-    /// Opens the directory, recovers what it holds and starts the engine's threads. `progress` hears how many of
-    /// how many journal bytes have been replayed.
+    /// Opens and recovers the data directory and starts the engine's threads. `progress` is called with the journal
+    /// bytes replayed so far and their total.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
         crate::lock::check_files(config.memory_bytes.max(MEMORY_BYTES_MIN))?;
         let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
@@ -111,36 +109,36 @@ impl Embedded {
         if let Some(ahead_ms) = machine.clock_ahead_ms() {
             if config.clock == StoredClock::Reset {
                 machine.reset_clock().map_err(|error| std::io::Error::other(error.to_string()))?;
-                tracing::warn!(ahead_ms, "the stored clock was ahead of the system's and has been reset to it");
+                tracing::warn!(ahead_ms, "the stored clock was ahead of the system clock and has been reset to it");
             } else {
                 report_clock_ahead(ahead_ms);
             }
         }
         let shared = Arc::new(Shared::new(machine, Some(dir_lock)));
-        for (name, duty) in [
+        for (name, work) in [
             ("tally-flusher", Shared::flush_until_stopped as fn(&Shared)),
             ("tally-checkpoint", Shared::checkpoint_until_stopped),
             ("tally-merge", Shared::merge_until_stopped),
             ("tally-mark", Shared::mark_until_stopped),
         ] {
-            let handle = start(name, duty, &shared)?;
+            let handle = start(name, work, &shared)?;
             lock(&shared.threads).push(handle);
         }
         Ok(Embedded { shared })
     }
 
-    /// Refuses new work, drains, flushes, checkpoints and stops the engine's threads. Blocks until done. Closing
-    /// twice is closing once.
+    /// Refuses new calls, flushes what was accepted, writes a checkpoint and stops the threads. Blocks until done.
+    /// Idempotent.
     pub fn close(&self) -> Result<(), EngineError> {
         let shared = &self.shared;
         shared.machine.begin_close();
         shared.machine.store.stop_merging();
         let threads = std::mem::take(&mut *lock(&shared.threads));
-        // The flusher first: while it drains it may need a checkpoint to make room.
+        // The flusher first: it may still need a checkpoint to make room.
         for (number, thread) in threads.into_iter().enumerate() {
             let stop = if number == 0 { &shared.draining } else { &shared.stopping };
             stop.store(true, Ordering::Release);
-            shared.nudge_all();
+            shared.wake_all();
             // A thread that panicked has poisoned the engine already.
             let _ = thread.join();
         }
@@ -155,29 +153,28 @@ impl Embedded {
     }
 }
 
-/// The stored clock never goes back by itself, because deadlines and request ids were judged by it.
+/// Not corrected automatically, because deadlines and request ids were decided by the stored clock.
 fn report_clock_ahead(ahead_ms: u64) {
     tracing::error!(
         ahead_seconds = ahead_ms / 1_000,
-        "the data directory was last written at a time that lies ahead of the system clock: one of the two was or is wrong. \
-         Durations stay right, but timestamps, and deadlines given as a time of day, are off by the difference. If the system \
-         clock is wrong, correct it and restart. If it was wrong before and is right now, restart with --reset-clock, which \
-         takes Tally's clock back; counters whose deadlines were set meanwhile keep those deadlines"
+        "the data directory was last written at a time ahead of the system clock. Durations stay right; timestamps and \
+         deadlines given as a time of day are off. If the system clock is wrong, correct it and restart. If it was wrong \
+         before, restart with --reset-clock; deadlines set meanwhile stay as they are"
     );
 }
 
-/// Key hashes are seeded from the system's randomness, so that nobody can craft colliding keys.
+/// Random, so that clients cannot craft colliding keys.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0u8)
 }
 
-fn start(name: &str, duty: fn(&Shared), shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+fn start(name: &str, work: fn(&Shared), shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
     thread::Builder::new().name(name.to_owned()).spawn(move || {
-        if catch_unwind(AssertUnwindSafe(|| duty(&shared))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| work(&shared))).is_err() {
             shared.machine.poison(format!("the thread {} panicked", thread::current().name().unwrap_or("?")));
-            shared.nudge_all();
+            shared.wake_all();
         }
     })
 }
@@ -201,14 +198,14 @@ impl Shared {
     }
 
     fn is_stopping(&self) -> bool {
-        self.is_told(&self.stopping)
+        self.is_asked_to(&self.stopping)
     }
 
-    fn is_told(&self, stop: &AtomicBool) -> bool {
+    fn is_asked_to(&self, stop: &AtomicBool) -> bool {
         stop.load(Ordering::Acquire) || self.machine.poison.reason().is_some()
     }
 
-    fn nudge_all(&self) {
+    fn wake_all(&self) {
         for signal in
             [&self.flusher, &self.checkpointer, &self.merger, &self.flushed, &self.unmarked, &self.marker_stop]
         {
@@ -221,8 +218,8 @@ impl Shared {
             Nudge::None => {}
             Nudge::Flusher => self.flusher.set(),
             Nudge::Seal => {
-                // The flusher may be waiting for the disk: apply meanwhile, if nobody else is at it.
-                // A panic would leave a half-applied batch behind, on somebody else's thread.
+                // The flusher may be waiting for the disk, so seal here, unless another thread is sealing.
+                // This is a caller's thread: a panic must not unwind into it, and leaves a half-applied batch.
                 match catch_unwind(AssertUnwindSafe(|| self.machine.try_seal())) {
                     Ok(sealed) => self.request_checkpoint_if_needed(sealed),
                     Err(_) => drop(self.machine.poison("sealing a batch panicked".to_owned())),
@@ -232,25 +229,25 @@ impl Shared {
         }
     }
 
-    /// Does what the flusher would, on the calling thread, or leaves it to the flusher.
+    /// Seals and flushes on the calling thread, or wakes the flusher if that could take long.
     fn flush_here(&self) {
         match catch_unwind(AssertUnwindSafe(|| self.machine.try_flush())) {
             Ok(None) => self.flusher.set(),
-            Ok(Some((_, Err(_)))) => self.nudge_all(),
+            Ok(Some((_, Err(_)))) => self.wake_all(),
             Ok(Some((sealed, Ok(flushed)))) => {
                 self.request_checkpoint_if_needed(Some(sealed));
-                // Also when nothing was sealed: others may have sealed what was flushed, and a checkpoint may wait for it.
+                // Even if nothing was sealed here: another thread may have sealed what was flushed.
                 if flushed {
                     self.after_flush();
                 }
-                // The flusher knows what to do with a batch that cannot be sealed now.
+                // The flusher retries a batch that cannot be sealed now.
                 if sealed != Seal::Applied || self.machine.needs_maintenance() {
                     self.flusher.set();
                 }
             }
             Err(_) => {
                 self.machine.poison("flushing a batch panicked".to_owned());
-                self.nudge_all();
+                self.wake_all();
             }
         }
     }
@@ -259,20 +256,20 @@ impl Shared {
         let refused_for_room = sealed == Some(Seal::Refused) && self.machine.health() == Health::DiskFull;
         let wanted = self.machine.checkpoint_wanted.swap(false, Ordering::AcqRel);
         if sealed == Some(Seal::NeedsCheckpoint) || refused_for_room || wanted {
-            self.ask_for_checkpoint();
+            self.request_checkpoint();
         }
     }
 
-    fn ask_for_checkpoint(&self) {
+    fn request_checkpoint(&self) {
         self.checkpoint_now.store(true, Ordering::Release);
         self.checkpointer.set();
     }
 
-    /// Group commit: whatever gathered while the last flush was under way is the next one.
+    /// Group commit: what joined during one flush is the next one.
     fn flush_until_stopped(&self) {
         loop {
-            // Asked before sealing: from then on nobody joins, so a batch found empty stays empty.
-            let is_draining = self.is_told(&self.draining);
+            // Read before sealing: once draining, nobody joins, so an empty batch stays empty.
+            let is_draining = self.is_asked_to(&self.draining);
             if self.machine.needs_maintenance() {
                 self.machine.maintain_journal();
             }
@@ -281,10 +278,10 @@ impl Shared {
             match self.machine.flush() {
                 Ok(true) => self.after_flush(),
                 Ok(false) if sealed == Seal::Empty && is_draining => return,
-                // Looks were answered without a flush: what has gathered meanwhile comes next.
+                // Another thread flushed, or only reads were answered: continue with what joined since.
                 Ok(false) if matches!(sealed, Seal::BackedUp | Seal::Applied) => {}
                 Ok(false) => self.flusher.wait(),
-                Err(_) => return self.nudge_all(),
+                Err(_) => return self.wake_all(),
             }
         }
     }
@@ -316,7 +313,7 @@ impl Shared {
 
     fn checkpoint(&self) {
         let Some(mut checkpoint) = self.machine.checkpoint() else {
-            // Nothing has changed, so a batch that waits for room can take the place of anything.
+            // Nothing is dirty, so anything can be evicted for a batch that waits for room.
             return self.flusher.set();
         };
         loop {
@@ -336,13 +333,13 @@ impl Shared {
             }
         }
         drop(checkpoint);
-        // Headroom in memory and segments to recycle: both are the flusher's business.
+        // There may be room in memory now, and segments to trim.
         self.flusher.set();
         self.merger.set();
     }
 
-    /// Removes counters that have expired. Does not wait for the batch that removes them: it may in turn wait for a
-    /// checkpoint, which is this thread's work.
+    /// Removes expired counters. Must not wait for the batch that removes them: that batch may wait for a checkpoint,
+    /// which is written by this thread.
     fn sweep(&self) {
         let mut sweep = Sweep::default();
         while !self.is_stopping() {
@@ -359,26 +356,26 @@ impl Shared {
             }
             match self.machine.submit_detached(events) {
                 Ok(Some(nudge)) => self.nudge(nudge),
-                // There is more to do for the flusher than for us: the next sweep finds the rest.
+                // The engine is busy or closing. The next sweep finds the rest.
                 Ok(None) | Err(_) => return,
             }
         }
         if sweep.is_exhausted() {
-            self.ask_for_checkpoint();
+            self.request_checkpoint();
         }
     }
 
     fn checkpoint_failed(&self, error: &StoreError) {
         if error.is_full() {
-            tracing::warn!(%error, "no room for a checkpoint; the journal keeps everything until there is");
-            // A batch that waits for room in memory is refused now.
+            tracing::warn!(%error, "no disk space for a checkpoint; the journal grows until some is freed");
+            // A batch that waits for room in memory is to be refused now.
             self.flusher.set();
             return self.wait_for_room();
         }
         self.store_failed(error);
     }
 
-    /// Lets some time pass, however many ask for a checkpoint meanwhile: nothing gets better by trying at once.
+    /// Pauses before the next attempt, even if more checkpoints are requested meanwhile.
     fn wait_for_room(&self) {
         let until = self.machine.clock.elapsed() + Duration::from_millis(CHECKPOINT_RETRY_MS);
         while !self.is_stopping() {
@@ -390,7 +387,7 @@ impl Shared {
         }
     }
 
-    /// Fills memory after a restart, unhurriedly.
+    /// Loads counters into memory after a restart, with pauses so that calls are not delayed.
     fn warm(&self) {
         let mut from = Vec::new();
         while !self.is_stopping() {
@@ -403,8 +400,8 @@ impl Shared {
     }
 
     fn store_failed(&self, error: &StoreError) {
-        self.machine.poison(format!("the store failed: {error}. `tally check` reads it all and changes nothing"));
-        self.nudge_all();
+        self.machine.poison(format!("the store failed: {error}. Check the disk and run `tally check`"));
+        self.wake_all();
     }
 
     fn merge_until_stopped(&self) {
@@ -414,7 +411,7 @@ impl Shared {
                 Ok(true) => {}
                 Ok(false) => self.merger.wait(),
                 Err(error) if error.is_full() => {
-                    tracing::warn!(%error, "no room to merge runs; trying again after the next checkpoint");
+                    tracing::warn!(%error, "no disk space to merge runs; retrying after the next checkpoint");
                     self.merger.wait();
                 }
                 Err(error) => self.store_failed(&error),
@@ -486,73 +483,7 @@ impl Engine for Embedded {
     }
 
     fn measures(&self) -> Vec<Measure> {
-        self.shared.measures()
-    }
-}
-
-impl Shared {
-    fn measures(&self) -> Vec<Measure> {
-        let machine = &self.machine;
-        let meters = &machine.meters;
-        let (all, expiring, memory, counters, requests, dirty) = {
-            let state = machine.state.lock();
-            let partition = &state.partition;
-            let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
-            let all = (partition.counters(), partition.expiring());
-            (all.0, all.1, partition.memory_bytes(), figures.0, figures.1, figures.2)
-        };
-        let count = |name, help, figure: &std::sync::atomic::AtomicU64| Measure {
-            name,
-            help,
-            figure: Figure::Counter(figure.load(Ordering::Relaxed)),
-        };
-        let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
-        vec![
-            count(
-                "tally_events_total",
-                "Events applied, before combining, each once however often it was tried",
-                &meters.events,
-            ),
-            count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
-            count("tally_duplicates_total", "Events answered from a remembered request id", &meters.duplicates),
-            count(
-                "tally_expired_counters_total",
-                "Counters that had expired when they were forgotten or counted afresh",
-                &meters.expired,
-            ),
-            count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
-            count(
-                "tally_store_reads_total",
-                "Records fetched from the store because memory lacked them",
-                &meters.store_reads,
-            ),
-            count("tally_checkpoints_total", "Checkpoints completed", &meters.checkpoints),
-            count("tally_checkpoint_records_total", "Records written by checkpoints", &meters.checkpoint_records),
-            Measure {
-                name: "tally_journal_flush_seconds",
-                help: "Time to write and sync one flush",
-                figure: meters.flush_micros.figure(1e-6),
-            },
-            Measure {
-                name: "tally_batch_events",
-                help: "Events per batch, before combining",
-                figure: meters.batch_events.figure(1.0),
-            },
-            gauge("tally_persist_lag_bytes", "Journal behind the last checkpoint", machine.journal_lag() as f64),
-            gauge("tally_memory_bytes", "Memory held by counters and request ids", memory as f64),
-            gauge("tally_counters", "Counters in memory and in the store", all as f64),
-            gauge(
-                "tally_expiring_counters",
-                "Counters in memory and in the store that have an expiry, past ones included until they are forgotten",
-                expiring as f64,
-            ),
-            gauge("tally_resident_counters", "Counters in memory", counters as f64),
-            gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
-            gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),
-            gauge("tally_store_bytes", "Bytes of the store on disk", machine.store.disk_bytes() as f64),
-            gauge("tally_store_runs", "Runs of the store", machine.store.runs() as f64),
-            gauge("tally_poisoned", "1 after a failed flush", f64::from(u8::from(machine.poison.reason().is_some()))),
-        ]
+        self.shared.machine.measures()
     }
 }
 

@@ -1,10 +1,10 @@
-//! The identity of a data directory: a random number in every file, so that a file of another directory is noticed.
+//! The identity of a data directory: a random number in every file, so that a file of another directory is detected.
 
-/// Which data directory a file belongs to. Chosen at the first start and kept for good; a copy of the directory has it too.
+/// Identifies a data directory. Chosen at the first start and never changed; a copy of the directory has the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirId(u64);
 
-/// What is said of a file that carries another identity.
+/// The error for a file with another identity.
 pub(crate) const FOREIGN: &str = "the file belongs to another data directory";
 
 impl DirId {

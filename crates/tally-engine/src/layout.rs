@@ -1,7 +1,7 @@
-//! Which files a data directory must have, judged by the others it has.
+//! Detects lost files by the other files that a data directory has.
 //!
-//! The first start writes a manifest that names no run, then `journal.end`, then the first segment, each durable before
-//! the next. So a directory of format 2 that has any of them has those before it, and a missing one was lost.
+//! The first start writes an empty manifest, then `journal.end`, then the first segment, each durable before the next.
+//! So a directory of format 2 that has one of them must also have those before it.
 
 use tally_core::time::Position;
 
@@ -10,41 +10,40 @@ use crate::journal::end::END_FILE;
 use crate::journal::{self, JournalError};
 use crate::store::{self, MANIFEST_FILE, StoreError};
 
-/// Refuses a directory whose manifest is missing although other files show that it had one: lost, or not yet copied.
+/// Refuses a directory whose manifest is missing although other files show that it had one.
 ///
-/// The version before wrote its first manifest with the first checkpoint. There a journal that begins at position 0 is
-/// whole without one: nothing was ever trimmed, so replaying it gives everything, and runs beside it are what a crash
-/// left of a checkpoint.
+/// Format 1 had no manifest before its first checkpoint. There, a journal that begins at position 0 is complete:
+/// nothing was ever trimmed, and any runs are leftovers of an interrupted checkpoint.
 pub(crate) fn expect_manifest(disk: &dyn Disk) -> Result<(), StoreError> {
-    let Some(store) = store::survey(disk)? else { return Ok(()) };
+    let Some(store) = store::runs_without_manifest(disk)? else { return Ok(()) };
     let failed = |source| StoreError::Io { file: MANIFEST_FILE.to_owned(), source };
-    let journal = journal::survey(disk).map_err(failed)?;
+    let journal = journal::read_headers(disk).map_err(failed)?;
     let has_end = disk.names().map_err(failed)?.iter().any(|name| name == END_FILE);
     let shown_by = if has_end || journal.newest_format >= 2 {
-        "there is a journal that was written with it"
+        "the journal was written after it"
     } else if store.newest_format >= 2 {
-        "there are runs that it should name"
+        "there are runs that it must list"
     } else {
         match journal.first {
             Some(Position(0)) => return Ok(()),
             None if store.runs == 0 => return Ok(()),
-            None => "there are runs that it should name",
+            None => "there are runs that it must list",
             Some(_) => "the journal does not begin at position 0",
         }
     };
     Err(missing_manifest(shown_by))
 }
 
-/// The manifest is not there.
+/// The error for a missing manifest.
 pub(crate) fn missing_manifest(shown_by: &str) -> StoreError {
     StoreError::Damaged { file: MANIFEST_FILE.to_owned(), offset: 0, what: missing(shown_by).into() }
 }
 
-/// `journal.end` is not there.
+/// The error for a missing `journal.end`.
 pub(crate) fn missing_end(shown_by: &str) -> JournalError {
     JournalError::Damaged { file: END_FILE.to_owned(), offset: 0, what: missing(shown_by) }
 }
 
 fn missing(shown_by: &str) -> String {
-    format!("the file is missing, yet {shown_by}; restore it, or the whole directory")
+    format!("the file is missing, but {shown_by}; restore it, or the whole directory, from a backup")
 }

@@ -1,11 +1,14 @@
-//! The embedded engine: one process, every counter, a journal of files and a store of sorted runs.
+//! The embedded engine: all counters in one process, a journal in files, a store of sorted runs.
+//!
+//! [`Embedded`] is the engine with its threads, [`Machine`] the same without. [`host`] has the parts that another
+//! engine can reuse.
 
 pub mod check;
 mod checkpoint;
 pub mod clock;
 pub mod disk;
-mod durability;
 mod embedded;
+pub mod host;
 mod identity;
 pub mod journal;
 mod layout;
@@ -15,10 +18,8 @@ mod machine;
 mod measure;
 mod signal;
 pub mod store;
-mod ticket;
 
 pub use checkpoint::{Checkpoint, Step};
-pub use durability::Durability;
 pub use embedded::{Config, Embedded, StoredClock};
 pub use identity::DirId;
-pub use machine::{Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
+pub use machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};

@@ -1,8 +1,7 @@
-//! The data directory belongs to one process at a time and says which format it has.
+//! Locks the data directory, so that only one process uses it, and checks its format.
 //!
-//! The lock is on the directory itself, which nobody can remove while it is in use. The file `tally.lock` only says
-//! which format the directory has and which process serves it. It is locked too, because the version before looked
-//! there.
+//! The lock is on the directory itself, because a lock file can be removed. The file `tally.lock` records the format
+//! and the process that serves the directory. It is locked too, because version 0.1 locks only that file.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -16,13 +15,13 @@ use crate::machine::OpenError;
 use crate::store::MANIFEST_FILE;
 
 const FILE: &str = "tally.lock";
-/// What the version before wrote.
+/// The format of version 0.1.
 const FORMAT_1: &str = "tally-data-format 1";
-/// Such a directory has a manifest and a `journal.end`.
+/// Requires a manifest and a `journal.end`.
 const FORMAT: &str = "tally-data-format 2";
-const IN_USE_BEFORE: &str = "tally.lock says that the directory was in use";
+const IN_USE_BEFORE: &str = "tally.lock shows that the directory was in use";
 
-/// CounterState for as long as the directory is in use; the system releases it when the process ends, however it ends.
+/// Held while the directory is in use. The operating system releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
     dir: PathBuf,
@@ -31,17 +30,17 @@ pub(crate) struct DirLock {
     file: Option<File>,
 }
 
-/// What the lock is taken for.
+/// Why the lock is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To serve from it.
+    /// To serve from the directory: exclusive.
     Serve,
-    /// To read it.
+    /// To read the directory: shared.
     Inspect,
 }
 
 impl DirLock {
-    /// Locks the directory. Changes nothing in it; to serve from it, it is created if need be.
+    /// Locks the directory without changing anything in it. [`Purpose::Serve`] creates it if it does not exist.
     pub(crate) fn take(dir: &Path, purpose: Purpose) -> Result<DirLock, OpenError> {
         if purpose == Purpose::Serve {
             named(dir, fs::create_dir_all(dir))?;
@@ -66,25 +65,25 @@ impl DirLock {
     fn check_format(&self, text: &str, purpose: Purpose) -> Result<(), OpenError> {
         let unusable = |what| Err(OpenError::Format { dir: self.dir.display().to_string(), what });
         if self.file.is_none() && purpose == Purpose::Inspect {
-            return unusable("this is not a data directory of Tally: it has no tally.lock".to_owned());
+            return unusable("not a data directory of Tally: there is no tally.lock; check the path".to_owned());
         }
         match text.lines().next().unwrap_or_default() {
             "" | FORMAT_1 => Ok(()),
             FORMAT if !self.has(MANIFEST_FILE) => Err(layout::missing_manifest(IN_USE_BEFORE).into()),
             FORMAT if !self.has(END_FILE) => Err(layout::missing_end(IN_USE_BEFORE).into()),
             FORMAT => Ok(()),
-            other => {
-                unusable(format!("its format is {other:?}; this version of Tally reads {FORMAT_1:?} and {FORMAT:?}"))
-            }
+            other => unusable(format!(
+                "the format is {other:?}, but this version of Tally reads {FORMAT_1:?} and {FORMAT:?}; use a newer version"
+            )),
         }
     }
 
-    /// Whether there is such a file, be it one that cannot be opened.
+    /// Whether there is a file of this name, even one that cannot be opened.
     fn has(&self, name: &str) -> bool {
         fs::symlink_metadata(self.dir.join(name)).is_ok()
     }
 
-    /// Writes which process serves the directory and which format it has, now that it is open.
+    /// Records the format and this process in `tally.lock`. Called once the engine is open.
     pub(crate) fn claim(&mut self) -> Result<(), OpenError> {
         let path = self.dir.join(FILE);
         let mut file = match self.file.take() {
@@ -92,12 +91,12 @@ impl DirLock {
             None => {
                 let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
                 let file = named(&path, file)?;
-                // Whether it can be locked decides nothing: the directory is ours.
+                // The result does not matter: the directory itself is locked.
                 lock(&self.dir, &file, Purpose::Serve)?;
                 file
             }
         };
-        // A disk without room for the journal may still have the files of the version before.
+        // On a full disk the files of format 1 may not have been replaced yet.
         let is_current = self.has(MANIFEST_FILE) && self.has(END_FILE);
         let format = if is_current { FORMAT } else { FORMAT_1 };
         named(&path, write_owner(&mut file, format))?;
@@ -106,7 +105,7 @@ impl DirLock {
     }
 }
 
-/// Refuses to start with fewer file descriptors than the engine needs: it would fail at a checkpoint, long after.
+/// Refuses to start with too few file descriptors. Otherwise a checkpoint would fail much later.
 pub(crate) fn check_files(memory_bytes: u64) -> Result<(), OpenError> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     expect_files(files_needed(memory_bytes), limit.unwrap_or(u64::MAX))
@@ -116,7 +115,7 @@ fn expect_files(needed: usize, limit: u64) -> Result<(), OpenError> {
     if limit < needed as u64 { Err(OpenError::Files { needed, limit }) } else { Ok(()) }
 }
 
-/// Opens `tally.lock`; nothing if there is none.
+/// Opens `tally.lock`, if it exists.
 fn open(path: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
     match OpenOptions::new().read(true).write(purpose == Purpose::Serve).open(path) {
         Ok(file) => Ok(Some(file)),
@@ -125,7 +124,7 @@ fn open(path: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
     }
 }
 
-/// Tries to lock; whether nobody else has.
+/// Tries to lock. Returns whether it succeeded.
 fn lock(dir: &Path, file: &File, purpose: Purpose) -> Result<bool, OpenError> {
     let locked = match purpose {
         Purpose::Serve => file.try_lock(),
@@ -141,7 +140,7 @@ fn lock(dir: &Path, file: &File, purpose: Purpose) -> Result<bool, OpenError> {
     }
 }
 
-/// Who holds the directory, in brackets after a space; empty while that process has not written its name yet.
+/// The process that uses the directory, as ` (process 1)`; empty if it has not been recorded yet.
 fn owner(text: &str) -> String {
     let Some(line) = text.lines().nth(1) else { return String::new() };
     let pid = line.strip_prefix("process ").and_then(|pid| pid.parse().ok()).and_then(rustix::process::Pid::from_raw);
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_whose_lock_file_was_removed_is_still_in_use() {
+    fn removing_the_lock_file_does_not_unlock_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let mut held = DirLock::take(dir.path(), Purpose::Serve).unwrap();
         held.claim().unwrap();
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_the_version_before_keeps_this_one_out() {
+    fn a_server_of_version_0_1_excludes_this_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         fs::write(&path, format!("{FORMAT_1}\nprocess 1\n")).unwrap();
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn taking_a_directory_changes_nothing_in_it() {
+    fn locking_a_directory_changes_nothing_in_it() {
         let dir = tempfile::tempdir().unwrap();
         drop(DirLock::take(dir.path(), Purpose::Serve).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_use_before_that_has_lost_its_files_is_damaged_and_a_later_format_is_named() {
+    fn lost_files_are_reported_as_damage_and_a_newer_format_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let refused = || DirLock::take(dir.path(), Purpose::Inspect).unwrap_err().to_string();
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_that_leads_nowhere_is_not_called_missing() {
+    fn a_lock_file_that_is_a_dangling_link_is_not_treated_as_missing() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/nowhere/at/all", dir.path().join(FILE)).unwrap();
         for purpose in [Purpose::Serve, Purpose::Inspect] {
@@ -238,11 +237,11 @@ mod tests {
     }
 
     #[test]
-    fn too_few_file_descriptors_are_refused_with_both_numbers() {
+    fn too_few_file_descriptors_are_refused_and_the_error_has_both_numbers() {
         let needed = files_needed(MEMORY_BYTES_DEFAULT);
         expect_files(needed, needed as u64).unwrap();
         let error = expect_files(needed, 32).unwrap_err().to_string();
         assert!(error.contains("needs 126 file descriptors") && error.contains("is 32"), "{error}");
-        assert_eq!(files_needed(64 << 30), needed - 32 + 2048, "a larger memory makes more runs");
+        assert_eq!(files_needed(64 << 30), needed - 32 + 2048, "a larger budget needs more runs");
     }
 }

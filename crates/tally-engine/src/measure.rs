@@ -1,12 +1,14 @@
-//! What the engine measures about itself.
+//! The engine's metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tally_core::batch::Combiner;
 use tally_core::outcome::Outcomes;
-use tally_core::surface::Figure;
+use tally_core::surface::{Figure, Measure};
 
-/// A distribution in powers of two.
+use crate::machine::Machine;
+
+/// A histogram whose buckets grow by powers of two.
 #[derive(Debug)]
 pub(crate) struct Histogram<const N: usize> {
     first_bound: u64,
@@ -16,7 +18,7 @@ pub(crate) struct Histogram<const N: usize> {
 }
 
 impl<const N: usize> Histogram<N> {
-    /// Buckets up to `first_bound`, twice that, and so on.
+    /// Buckets with upper bounds `first_bound`, twice that, and so on.
     pub(crate) fn new(first_bound: u64) -> Self {
         Histogram {
             first_bound,
@@ -36,7 +38,7 @@ impl<const N: usize> Histogram<N> {
         self.sum.fetch_add(value, Relaxed);
     }
 
-    /// The distribution with every value multiplied by `unit`.
+    /// The histogram with every value multiplied by `unit`.
     pub(crate) fn figure(&self, unit: f64) -> Figure {
         let mut below = 0;
         let bound = |i: usize| (self.first_bound << i) as f64 * unit;
@@ -49,7 +51,7 @@ impl<const N: usize> Histogram<N> {
     }
 }
 
-/// Counts and distributions of the engine's work.
+/// Counters and histograms that the engine updates as it works.
 #[derive(Debug)]
 pub(crate) struct Meters {
     pub(crate) events: AtomicU64,
@@ -57,7 +59,6 @@ pub(crate) struct Meters {
     pub(crate) duplicates: AtomicU64,
     pub(crate) expired: AtomicU64,
     pub(crate) journal_bytes: AtomicU64,
-    pub(crate) store_reads: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) checkpoint_records: AtomicU64,
     pub(crate) flush_micros: Histogram<20>,
@@ -73,7 +74,6 @@ impl Meters {
             duplicates: zero(),
             expired: zero(),
             journal_bytes: zero(),
-            store_reads: zero(),
             checkpoints: zero(),
             checkpoint_records: zero(),
             flush_micros: Histogram::new(16),
@@ -97,6 +97,65 @@ impl Meters {
     }
 }
 
+impl Machine {
+    /// All metrics of the engine.
+    pub(crate) fn measures(&self) -> Vec<Measure> {
+        let meters = &self.meters;
+        let (all, expiring, memory, counters, requests, dirty) = {
+            let state = self.state.lock();
+            let partition = &state.partition;
+            let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
+            let all = (partition.counters(), partition.expiring());
+            (all.0, all.1, partition.memory_bytes(), figures.0, figures.1, figures.2)
+        };
+        let count =
+            |name, help, figure: &AtomicU64| Measure { name, help, figure: Figure::Counter(figure.load(Relaxed)) };
+        let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
+        vec![
+            count("tally_events_total", "Events applied, before combining", &meters.events),
+            count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
+            count("tally_duplicates_total", "Events with a request id that was seen before", &meters.duplicates),
+            count("tally_expired_counters_total", "Expired counters that were removed or restarted", &meters.expired),
+            count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
+            Measure {
+                name: "tally_store_reads_total",
+                help: "Records looked up in the store because they were not in memory",
+                figure: Figure::Counter(self.state.store_reads()),
+            },
+            count("tally_checkpoints_total", "Checkpoints completed", &meters.checkpoints),
+            count("tally_checkpoint_records_total", "Records written by checkpoints", &meters.checkpoint_records),
+            Measure {
+                name: "tally_journal_flush_seconds",
+                help: "Time to write and sync one flush",
+                figure: meters.flush_micros.figure(1e-6),
+            },
+            Measure {
+                name: "tally_batch_events",
+                help: "Events per batch, before combining",
+                figure: meters.batch_events.figure(1.0),
+            },
+            gauge("tally_persist_lag_bytes", "Journal bytes since the last checkpoint", self.journal_lag() as f64),
+            gauge("tally_memory_bytes", "Memory used by counters and request ids", memory as f64),
+            gauge("tally_counters", "Counters in memory and in the store", all as f64),
+            gauge(
+                "tally_expiring_counters",
+                "Counters with an expiry, including expired ones that are not removed yet",
+                expiring as f64,
+            ),
+            gauge("tally_resident_counters", "Counters in memory", counters as f64),
+            gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
+            gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),
+            gauge("tally_store_bytes", "Bytes of the store on disk", self.store.disk_bytes() as f64),
+            gauge("tally_store_runs", "Sorted runs in the store", self.store.runs() as f64),
+            gauge(
+                "tally_poisoned",
+                "1 if the engine has stopped because of a failed flush or damage",
+                f64::from(u8::from(self.poison.reason().is_some())),
+            ),
+        ]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -108,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_are_no_events() {
+    fn reads_do_not_count_as_events() {
         let key = KeyRef::new(b"k").unwrap();
         let meters = Meters::new();
         let mut combiner = Combiner::default();

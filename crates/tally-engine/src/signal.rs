@@ -1,16 +1,16 @@
-//! Small signals between the engine's threads and its callers.
+//! Signals between the engine's threads, and the poison flag.
 
 use std::future::poll_fn;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Takes a lock whose holder cannot leave half-made state behind, or whose state is discarded when it does.
+/// Locks a mutex even if a holder panicked. Only for state that a panic leaves consistent, or that is then discarded.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something happened: set by one thread, awaited by another. Setting it twice is setting it once.
+/// An auto-reset event: set by one thread, awaited by another. Setting it is idempotent.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     set: Mutex<bool>,
@@ -27,20 +27,20 @@ impl Signal {
         }
     }
 
-    /// Whether it is set and nobody has waited for it since.
+    /// Whether it is set.
     #[cfg(test)]
     pub(crate) fn is_set(&self) -> bool {
         *lock(&self.set)
     }
 
-    /// Waits until set, and unsets it.
+    /// Waits until it is set, and resets it.
     pub(crate) fn wait(&self) {
         let set = lock(&self.set);
         let mut set = self.changed.wait_while(set, |set| !*set).unwrap_or_else(PoisonError::into_inner);
         *set = false;
     }
 
-    /// Waits until set or until `limit` has passed, and unsets it.
+    /// Waits until it is set or `limit` has passed, and resets it.
     pub(crate) fn wait_up_to(&self, limit: Duration) {
         let set = lock(&self.set);
         let waited = self.changed.wait_timeout_while(set, limit, |set| !*set);
@@ -48,7 +48,7 @@ impl Signal {
     }
 }
 
-/// The poison: once an engine has failed to flush, it says why for ever after.
+/// Why the engine stopped acknowledging. Once set, it stays.
 #[derive(Debug, Default)]
 pub(crate) struct Poison {
     reason: OnceLock<String>,
@@ -56,9 +56,9 @@ pub(crate) struct Poison {
 }
 
 impl Poison {
-    /// Poisons; the first reason stays.
+    /// Sets the reason, unless there is one already.
     pub(crate) fn set(&self, reason: String) {
-        // Losing the race means that somebody else has said why.
+        // Losing the race means that another thread has set the reason.
         let _ = self.reason.set(reason);
         for waker in lock(&self.waiting).drain(..) {
             waker.wake();

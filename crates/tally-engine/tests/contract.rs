@@ -1,4 +1,5 @@
-//! The contract suite over the embedded engine: as it ships, and cramped so that counters keep leaving memory.
+//! The contract suite over the embedded engine: as it ships, and with so little memory that counters keep being
+//! evicted.
 
 mod hosts;
 
@@ -10,7 +11,7 @@ mod embedded {
 }
 
 mod flushing_here {
-    //! With submissions that are flushed by the thread that makes them.
+    //! With submissions that are flushed on the calling thread.
     use crate::hosts::FlushingHere;
 
     tally_contract::contract!(FlushingHere);

@@ -1,4 +1,4 @@
-//! What the engine does with a directory that somebody else has changed, locked or damaged.
+//! Data directories that were changed, locked or damaged by something else.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -54,7 +54,7 @@ fn closed() -> TempDir {
     dir
 }
 
-/// The words of a start that is refused and changes nothing.
+/// The error of a refused start, which must change nothing.
 fn refusal(dir: &Path) -> String {
     let before = files(dir);
     let refused = open(dir).map(|_| ()).unwrap_err().to_string();
@@ -63,7 +63,7 @@ fn refusal(dir: &Path) -> String {
 }
 
 #[test]
-fn a_second_engine_is_kept_out_even_after_the_lock_file_was_removed() {
+fn a_second_engine_is_refused_even_if_the_lock_file_was_removed() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).unwrap();
     add(&engine, 1);
@@ -79,7 +79,7 @@ fn a_second_engine_is_kept_out_even_after_the_lock_file_was_removed() {
 }
 
 #[test]
-fn runs_and_a_lock_file_alone_are_refused_and_left_alone() {
+fn a_directory_with_only_runs_and_a_lock_file_is_refused_unchanged() {
     let dir = closed();
     let copy = tempfile::tempdir().unwrap();
     for name in files(dir.path()).into_keys().filter(|name| name.starts_with("run-") || name == "tally.lock") {
@@ -99,7 +99,7 @@ fn runs_and_a_lock_file_alone_are_refused_and_left_alone() {
 }
 
 #[test]
-fn a_run_and_a_segment_of_another_directory_are_refused_and_called_so() {
+fn a_run_and_a_segment_of_another_directory_are_refused() {
     for kind in ["run-", "journal-"] {
         let (dir, other) = (closed(), closed());
         let name = name_of(dir.path(), kind);
@@ -112,7 +112,7 @@ fn a_run_and_a_segment_of_another_directory_are_refused_and_called_so() {
 }
 
 #[test]
-fn an_engine_that_pauses_records_where_its_journal_ends_so_that_damage_after_a_kill_is_noticed() {
+fn an_idle_engine_records_the_end_of_its_journal_so_that_damage_after_a_kill_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).unwrap();
     let end = dir.path().join("journal.end");
@@ -121,7 +121,7 @@ fn an_engine_that_pauses_records_where_its_journal_ends_so_that_damage_after_a_k
     while fs::read(&end).unwrap() == before {
         thread::yield_now();
     }
-    // A copy while the engine runs and nothing happens is what a kill leaves.
+    // A copy of an idle engine's directory is what a kill leaves.
     let killed = tempfile::tempdir().unwrap();
     for name in files(dir.path()).into_keys() {
         fs::copy(dir.path().join(&name), killed.path().join(&name)).unwrap();
@@ -138,7 +138,7 @@ fn an_engine_that_pauses_records_where_its_journal_ends_so_that_damage_after_a_k
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_named_by_start_and_check() {
+fn a_dangling_link_is_reported_by_start_and_check() {
     let dir = closed();
     let run = name_of(dir.path(), "run-");
     let segment = name_of(dir.path(), "journal-0");
@@ -162,7 +162,7 @@ fn a_link_that_leads_nowhere_is_named_by_start_and_check() {
 }
 
 #[test]
-fn a_spare_that_leads_nowhere_is_replaced() {
+fn a_spare_that_is_a_dangling_link_is_replaced() {
     let dir = closed();
     let spare = dir.path().join(name_of(dir.path(), "spare-"));
     fs::remove_file(&spare).unwrap();

@@ -1,4 +1,4 @@
-//! A data directory of format 1 opens with everything it held, and is of the present format afterwards.
+//! A data directory of format 1 opens with all its data and is converted to the current format.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -61,7 +61,7 @@ fn read(machine: &Machine, key: &str) -> Reading {
     block_on(machine.read(&[Key::new(key).unwrap()], tally_engine::Durability::Flushed)).unwrap()[0]
 }
 
-/// Adds under a request id; the value afterwards and whether it was a repeat.
+/// Adds with a request id. Returns the new value and whether it was a duplicate.
 fn add(machine: &Machine, key: &str, id: &str, amount: i64) -> (i64, bool) {
     let mut events = machine.events();
     let key = KeyRef::new(key.as_bytes()).unwrap();
@@ -102,7 +102,7 @@ fn checkpoint(machine: &Machine) {
 }
 
 #[test]
-fn a_directory_of_format_1_opens_with_everything_it_held_and_so_it_does_ever_after() {
+fn a_directory_of_format_1_opens_with_all_its_data_and_so_do_later_starts() {
     let dir = fixture();
     let before = files(&dir);
     check(dir.path(), &mut |_, _| {}).unwrap();
@@ -122,7 +122,7 @@ fn a_directory_of_format_1_opens_with_everything_it_held_and_so_it_does_ever_aft
 }
 
 #[test]
-fn the_first_start_says_which_format_the_directory_has_now() {
+fn the_first_start_records_the_new_format() {
     let dir = fixture();
     let config = Config::new(dir.path(), MEMORY_BYTES_MIN);
     for _ in 0..2 {
@@ -137,7 +137,7 @@ fn the_first_start_says_which_format_the_directory_has_now() {
 }
 
 #[test]
-fn a_crash_before_the_first_manifest_of_format_1_is_no_damage_while_the_journal_is_whole() {
+fn a_missing_manifest_of_format_1_is_not_damage_if_the_journal_is_complete() {
     let dir = fixture();
     fs::remove_file(dir.path().join("manifest")).unwrap();
     check(dir.path(), &mut |_, _| {}).unwrap();
@@ -147,7 +147,7 @@ fn a_crash_before_the_first_manifest_of_format_1_is_no_damage_while_the_journal_
 }
 
 #[test]
-fn a_directory_of_format_1_that_lost_its_manifest_and_the_beginning_of_its_journal_is_refused_unchanged() {
+fn a_directory_of_format_1_without_manifest_and_beginning_of_journal_is_refused_unchanged() {
     for lost in [
         &["manifest", "journal-0000000000000000.seg"][..],
         &["manifest", "journal-0000000000000000.seg", "journal-0000000000000610.seg"],

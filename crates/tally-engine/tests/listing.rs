@@ -1,4 +1,4 @@
-//! A listing whose counters go while it is made: its pages may run empty, and following them still finds the rest.
+//! Counters that are deleted during a listing: pages may be empty, but following the cursors finds the rest.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::io;
@@ -17,11 +17,11 @@ use tally_engine::{Machine, Settings, Step};
 const SETTINGS: Settings =
     Settings { memory_bytes: 64 << 20, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 16, seed: 7 };
 
-/// What happens at the next read of a file, once.
+/// Runs at the next read of a file, once.
 type AtRead = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// A disk on which something can be made to happen in the middle of a read. A listing looks for counters in memory,
-/// then in the store, and then looks up what it found: so what happens here happens between the scan and the look-up.
+/// A disk that can run a hook during a read. A listing scans memory, then the store, and then looks up the keys it
+/// found, so the hook runs between the scan and the lookup.
 struct Interrupted {
     disk: RealDisk,
     at_read: AtRead,
@@ -64,7 +64,7 @@ impl DiskFile for InterruptedFile {
         self.file.len()
     }
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        // Taken first, so that what happens may read as well.
+        // Taken first, because the hook may read as well.
         let happens = self.at_read.lock().unwrap().take();
         if let Some(happens) = happens {
             happens();
@@ -85,7 +85,7 @@ impl DiskFile for InterruptedFile {
     }
 }
 
-/// A machine, and the moment between its scan and its look-up.
+/// A machine, and the hook between its scan and its lookup.
 struct Listed {
     machine: Arc<Machine>,
     at_read: AtRead,
@@ -138,7 +138,7 @@ impl Listed {
         block_on(self.machine.submit(events, tally_engine::Durability::Flushed, |_| drive(&self.machine))).unwrap();
     }
 
-    /// One page, with these counters deleted between its scan and its look-up.
+    /// One page, with these counters deleted between its scan and its lookup.
     fn page_while_deleting(&self, after: Option<Key>, limit: usize, gone: Range<usize>) -> Page {
         let machine: Weak<Machine> = Arc::downgrade(&self.machine);
         let happened = Arc::new(OnceLock::new());
@@ -156,7 +156,7 @@ impl Listed {
         block_on(self.machine.list(&PageRequest { prefix: b"k:".to_vec(), after, limit })).unwrap()
     }
 
-    /// The keys of all pages from here on, followed by their cursors.
+    /// The keys of all pages from here on, following the cursors.
     fn rest(&self, mut next: Option<Key>, limit: usize) -> Vec<Key> {
         let mut keys = Vec::new();
         while let Some(after) = next {
@@ -169,7 +169,7 @@ impl Listed {
 }
 
 #[test]
-fn a_page_whose_counters_all_went_is_empty_and_its_cursor_leads_to_the_rest() {
+fn a_page_whose_counters_were_all_deleted_is_empty_and_its_cursor_leads_to_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let listed = Listed::with(dir.path(), 10);
     let page = listed.page_while_deleting(None, 4, 0..4);
@@ -180,7 +180,7 @@ fn a_page_whose_counters_all_went_is_empty_and_its_cursor_leads_to_the_rest() {
 }
 
 #[test]
-fn whatever_goes_during_a_page_nothing_else_is_missed_or_listed_twice() {
+fn deletions_during_a_page_make_no_other_counter_missed_or_listed_twice() {
     for (limit, gone) in [(1, 0..1), (1, 0..9), (3, 1..2), (3, 2..5), (4, 3..4), (4, 4..5), (9, 0..9), (100, 0..10)] {
         let dir = tempfile::tempdir().unwrap();
         let listed = Listed::with(dir.path(), 10);

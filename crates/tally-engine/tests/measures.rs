@@ -1,4 +1,4 @@
-//! What the engine says about itself is what happened, through the engine as it ships.
+//! The engine's metrics match what happened.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -93,15 +93,15 @@ fn counters_with_an_expiry_are_counted_across_restarts() {
 }
 
 #[test]
-fn a_counter_that_expired_is_counted_when_it_is_forgotten_or_starts_afresh() {
+fn an_expired_counter_is_counted_when_it_is_removed_or_restarted() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(&dir);
     submit(&engine, [("a", set(5, PAST)), ("b", set(5, PAST)), ("c", set(5, FAR))]);
-    assert_eq!(expiries(&engine), (3, 0), "they take room until then");
+    assert_eq!(expiries(&engine), (3, 0), "they count until they are removed");
     let outcomes = submit(&engine, [("a", Change::Read(Field::Value)), ("a", Change::Add(1)), ("a", Change::Add(1))]);
     assert_eq!(outcomes[2].value, 2);
     assert_eq!(expiries(&engine), (2, 1));
-    // Stopping writes down what there is; what has expired is found by the next engine.
+    // Closing writes a checkpoint, from which the next engine finds expired counters.
     engine.close().unwrap();
     let engine = open(&dir);
     let add = || submit(&engine, [("a", Change::Add(1))])[0].at;
@@ -116,14 +116,14 @@ fn a_counter_that_expired_is_counted_when_it_is_forgotten_or_starts_afresh() {
 }
 
 #[test]
-fn a_store_that_does_not_say_how_many_counters_expire_is_counted() {
+fn expiring_counters_are_counted_if_the_store_lacks_their_number() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(&dir);
     submit(&engine, [("a", set(1, FAR)), ("b", set(1, FAR)), ("c", Change::Add(1))]);
     engine.close().unwrap();
     let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap()), DirId::new(0)).unwrap();
     let meta = store.get(record::META_KEY).unwrap().unwrap();
-    // The version before had the same fields without the last.
+    // Version 1 of the record lacks the last field.
     let (number, fields) = meta[1..].split_last().unwrap();
     assert_eq!((meta[0], *number), (2, 2));
     let before = [&[1], fields].concat();

@@ -1,4 +1,4 @@
-//! More counters than memory holds, through the engine as it ships.
+//! More counters than fit in memory.
 #![allow(clippy::unwrap_used)]
 
 use tally_contract::block_on;
@@ -16,7 +16,7 @@ fn gauge(engine: &Embedded, name: &str) -> f64 {
     figure
 }
 
-/// Adds one to each of the counters, so many a call, in an order that the stride makes.
+/// Adds one to each counter, `call_events` per call, in an order given by `stride`.
 fn add_to_all(engine: &Embedded, stride: u64, call_events: u64) {
     let mut number = 0;
     for _ in 0..COUNTERS.div_ceil(call_events) {
@@ -31,11 +31,11 @@ fn add_to_all(engine: &Embedded, stride: u64, call_events: u64) {
 }
 
 #[test]
-fn counters_beyond_the_memory_budget_leave_it_and_come_back_exact() {
+fn counters_beyond_the_memory_budget_are_evicted_and_read_back_exactly() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config::new(dir.path(), MEMORY_BYTES_MIN);
     let engine = Embedded::open(&config, &mut |_, _| {}).unwrap();
-    // 700001 shares no factor with the number of counters: every one has its turn, neighbours far apart.
+    // 700001 is coprime to the number of counters, so every counter is visited, in scattered order.
     for (round, (stride, call_events)) in [(1, 600), (700_001, CALL_EVENTS_MAX as u64)].into_iter().enumerate() {
         add_to_all(&engine, stride, call_events);
         assert!(gauge(&engine, "tally_resident_counters") < 0.8 * COUNTERS as f64);

@@ -204,7 +204,7 @@ impl World {
                 return None;
             }
         };
-        Some(Open { tail: Tail::new(writer.plan()), writer })
+        Some(Open { tail: Tail::new(writer.reservation()), writer })
     }
 
     fn expect_inspection_to_change_nothing(&mut self, disk: &Arc<dyn Disk>) {
@@ -241,7 +241,7 @@ impl World {
             9 => self.trim(open),
             10 => {
                 // Written or lost in a crash: either way the mark claims no more than is durable.
-                self.seen.marks += u64::from(open.writer.end_mark().write().unwrap_or(false));
+                self.seen.marks += u64::from(open.writer.end_file().write().unwrap_or(false));
                 Ok(())
             }
             11 => {

@@ -38,7 +38,7 @@ struct WrittenFrame {
 fn written(groups: usize) -> Written {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let mut frames = Vec::new();
     let mut base = 0;
     for group in 0..groups {
@@ -144,7 +144,7 @@ fn a_file_truncated_between_frames_opens_and_one_truncated_within_a_frame_is_ref
         assert_eq!(replayed, expected, "cut at {length}");
 
         let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         let placed = tail.append(|out| out.extend_from_slice(b"onward")).unwrap();
         flush(&mut writer, &mut tail);
         replayed.push((placed.position, b"onward".to_vec()));
@@ -261,7 +261,7 @@ fn a_segment_or_end_file_of_another_directory_is_refused() {
     assert_eq!(other(DirId::new(6)), "journal.end is damaged at byte 0: the file belongs to another data directory");
     let foreign = SimDisk::new(0);
     let mut writer = Writer::create(foreign.disk(), Position(0), SEGMENT, Salt::new(7), DirId::new(6)).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(b"foreign")).unwrap();
     flush(&mut writer, &mut tail);
     let mut files = written.files.clone();
@@ -327,7 +327,7 @@ fn a_torn_tail_is_truncated_and_its_size_reported() {
 fn a_segment_with_a_torn_first_frame_is_replaced() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(&[1; 100])).unwrap();
     tail.append(|out| out.extend_from_slice(&[2; 100])).unwrap();
     flush(&mut writer, &mut tail);
@@ -336,7 +336,7 @@ fn a_segment_with_a_torn_first_frame_is_replaced() {
     assert_eq!((recovered.end, replayed.len()), (Position(0), 0));
 
     let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     // As long as the torn frame, so that the frame after the torn one would follow it directly; it must not be replayed.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
     flush(&mut writer, &mut tail);
@@ -349,7 +349,7 @@ fn a_segment_with_a_torn_first_frame_is_replaced() {
 fn old_frames_of_a_recycled_segment_are_never_replayed() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let mut live: Replayed = Vec::new();
     let mut reused = false;
     // Frames of equal size, so that old frames are exactly where the next one would be.
@@ -377,7 +377,7 @@ fn old_frames_of_a_recycled_segment_are_never_replayed() {
 fn a_full_disk_refuses_frames_before_they_are_placed_until_there_is_space() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     sim.set_capacity(sim.used_bytes());
     let mut placed = 0;
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
@@ -405,7 +405,7 @@ fn a_full_disk_refuses_frames_before_they_are_placed_until_there_is_space() {
 fn trimming_frees_space_on_a_full_disk() {
     let sim = SimDisk::new(0);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     sim.set_capacity(sim.used_bytes());
     while tail.append(|out| out.extend_from_slice(&[7; 100])).is_ok() {
         writer.flush(&mut tail.take(Group::default())).unwrap();
@@ -421,7 +421,7 @@ fn trimming_frees_space_on_a_full_disk() {
 fn a_failed_sync_poisons_the_writer_and_a_restart_finds_every_acknowledged_frame() {
     let sim = SimDisk::new(3);
     let mut writer = Writer::create(sim.disk(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     tail.append(|out| out.extend_from_slice(b"acknowledged")).unwrap();
     flush(&mut writer, &mut tail);
     tail.append(|out| out.extend_from_slice(b"unknown")).unwrap();

@@ -1,4 +1,4 @@
-//! The disk of the machine: one directory, plain files, `fdatasync`.
+//! [`RealDisk`]: files in a directory of the real file system, synced with `fdatasync`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,29 +12,29 @@ use super::{Disk, DiskFile};
 #[derive(Debug)]
 pub struct RealDisk {
     dir: PathBuf,
-    access: Access,
+    mode: OpenMode,
 }
 
-/// What files are opened for.
+/// How files are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
+enum OpenMode {
     ReadWrite,
-    /// A read-only medium can still be checked.
+    /// So that `tally check` works on a read-only file system.
     ReadOnly,
 }
 
 impl RealDisk {
-    /// Uses `dir`, creating it if need be.
+    /// Uses `dir`, which is created if it does not exist.
     pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
-        Ok(RealDisk { dir, access: Access::ReadWrite })
+        Ok(RealDisk { dir, mode: OpenMode::ReadWrite })
     }
 
-    /// Uses `dir` as it is, for reading.
+    /// Uses an existing `dir` for reading only.
     #[must_use]
     pub fn existing(dir: impl Into<PathBuf>) -> Self {
-        RealDisk { dir: dir.into(), access: Access::ReadOnly }
+        RealDisk { dir: dir.into(), mode: OpenMode::ReadOnly }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,28 +42,28 @@ impl RealDisk {
     }
 }
 
-/// Puts the path into the error, and says what a bare error code does not: "No such file" alone helps nobody.
+/// Adds the path, and a hint where there is one, to an error of the operating system.
 pub(crate) fn naming<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| match error.raw_os_error() {
-        // Keep the kind visible to callers that tell a full disk from a broken one.
+        // Keeps the kind: callers distinguish a full disk from a fault.
         Some(_) => describe(path, &error, fs::read_link(path).ok().as_deref()),
         None => error,
     })
 }
 
-/// The error of something done to `path`, which is a symbolic link to `target` if there is one.
+/// The error of an operation on `path`, which is a symbolic link if there is a `target`.
 fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error {
     let path = path.display();
     match (error.kind(), target) {
-        // Not of the kind of a missing file, which may be in order.
+        // Not `NotFound`: callers treat that as a file that does not exist yet.
         (io::ErrorKind::NotFound, Some(target)) => {
             io::Error::other(format!("{path} is a symbolic link to {}, which does not exist", target.display()))
         }
         (kind @ io::ErrorKind::ReadOnlyFilesystem, _) => {
-            io::Error::new(kind, format!("{path} cannot be written, it is on a read-only file system: {error}"))
+            io::Error::new(kind, format!("{path} is on a read-only file system; remount it writable: {error}"))
         }
         (kind @ io::ErrorKind::PermissionDenied, _) => {
-            let must = "a server must be able to read and write every file of its data directory";
+            let must = "the server must be able to read and write every file of its data directory";
             io::Error::new(kind, format!("{path}: {error}; {must}"))
         }
         (kind, _) => io::Error::new(kind, format!("{path}: {error}")),
@@ -73,7 +73,7 @@ fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error 
 impl Disk for RealDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(self.access == Access::ReadWrite).open(&path);
+        let file = OpenOptions::new().read(true).write(self.mode == OpenMode::ReadWrite).open(&path);
         Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
     }
 
@@ -115,7 +115,7 @@ struct RealFile {
 }
 
 impl RealFile {
-    /// Undoes [`DiskFile::bypass_cache`]; says whether there was anything to undo.
+    /// Undoes [`DiskFile::bypass_cache`]. Returns whether direct I/O was on.
     #[cfg(target_os = "linux")]
     fn use_cache(&self) -> bool {
         use rustix::fs::OFlags;
@@ -141,7 +141,7 @@ impl DiskFile for RealFile {
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let written = match self.file.write_all_at(data, offset) {
-            // Some file systems let a file bypass the cache and then refuse the write.
+            // Some file systems accept `O_DIRECT` and then refuse the write.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.use_cache() => {
                 self.file.write_all_at(data, offset)
             }
@@ -153,7 +153,7 @@ impl DiskFile for RealFile {
     fn allocate(&self, len: u64) -> io::Result<()> {
         let result = rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, len);
         match result {
-            // File systems without fallocate reserve nothing; a write that finds no room then poisons the engine.
+            // Without fallocate nothing is reserved; a write on a full disk then poisons the engine.
             Err(rustix::io::Errno::OPNOTSUPP) => naming(&self.path, self.file.set_len(len)),
             other => naming(&self.path, other.map_err(io::Error::from)),
         }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dangling_link_is_not_a_missing_file_and_says_where_it_leads() {
+    fn the_error_for_a_dangling_link_names_its_target_and_is_not_not_found() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("elsewhere");
         std::os::unix::fs::symlink(&target, dir.path().join("a")).unwrap();
@@ -195,9 +195,9 @@ mod tests {
         }
     }
 
-    /// Root may write what nobody else may, so the words are tested without the system.
+    /// Root ignores permissions, so this does not use the file system.
     #[test]
-    fn a_file_that_may_not_be_written_is_named_with_what_a_server_needs() {
+    fn the_error_for_a_file_that_cannot_be_written_has_its_path_and_a_hint() {
         let path = Path::new("/data/manifest");
         for (code, words) in [(13, "must be able to read and write"), (30, "read-only file system")] {
             let error = describe(path, &io::Error::from_raw_os_error(code), None).to_string();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_only_read_opens_files_for_reading_alone() {
+    fn a_read_only_disk_opens_files_for_reading_only() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), b"bytes").unwrap();
         let file = RealDisk::existing(dir.path()).open("a").unwrap();

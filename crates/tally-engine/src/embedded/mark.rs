@@ -1,7 +1,7 @@
-//! The marker: records how far the journal is durable, beside the path of acknowledgements.
+//! The marker thread: records in `journal.end` how far the journal is durable.
 //!
-//! A flush is never kept waiting for it, and it never keeps the disk busy: one record when flushes have paused, and under
-//! load one in a while.
+//! It is not on the path of acknowledgements, and writes rarely: when flushes pause, and about once a second under
+//! load.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::limits::{MARK_BUSY_MS, MARK_IDLE_MS};
 impl Shared {
     pub(super) fn mark_until_stopped(&self) {
         loop {
-            // Asked before the record: the flusher has stopped by then, so the last one covers everything.
+            // Read before writing: the flusher has stopped by then, so the last record covers everything.
             let is_stopping = self.is_stopping();
             if !is_stopping {
                 self.unmarked.wait();
                 self.wait_for_pause();
             }
             if let Err(error) = self.machine.mark_end() {
-                tracing::warn!(%error, "how far the journal is durable cannot be recorded until the next start");
+                tracing::warn!(%error, "journal.end cannot be written; until a restart, damage to the end of the journal may go undetected");
             }
             if is_stopping {
                 return;
@@ -26,7 +26,7 @@ impl Shared {
         }
     }
 
-    /// Waits until flushes pause, or have gone on for long.
+    /// Waits until there is a pause between flushes, or for `MARK_BUSY_MS`.
     fn wait_for_pause(&self) {
         for _ in 0..MARK_BUSY_MS / MARK_IDLE_MS {
             let before = self.machine.flushed();

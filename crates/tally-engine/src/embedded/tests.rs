@@ -1,4 +1,5 @@
-//! Who flushes, who is told, and what happens without room: the engine without its threads, step by step.
+//! Which thread flushes, which are woken, and what happens without room. The engine runs without its threads, step by
+//! step.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +14,7 @@ use tally_core::outcome::Refusal;
 use super::*;
 use crate::clock::Clock;
 
-/// No flush takes long by this clock.
+/// A clock that stands still, so that no flush is slow.
 struct StandingClock;
 
 impl Clock for StandingClock {
@@ -26,14 +27,14 @@ impl Clock for StandingClock {
     }
 }
 
-/// An engine without its threads, with small segments: the current one and a spare.
+/// An engine without its threads and with small segments.
 fn without_threads(dir: &tempfile::TempDir, memory_bytes: u64) -> Shared {
     let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
     let settings = Settings { memory_bytes, segment_bytes: 4 << 10, ..Settings::default() };
     Shared::new(Machine::open(disk, Arc::new(StandingClock), settings, &mut |_, _| {}).unwrap(), None)
 }
 
-/// Submits an increment, has `then` happen, and tells what the caller knows by then.
+/// Submits an increment, runs `then`, and returns what the caller gets.
 fn increment(shared: &Shared, then: impl FnOnce()) -> Poll<Result<Receipt, EngineError>> {
     let mut events = shared.machine.events();
     events.add(KeyRef::new(&[b'k'; 500]).unwrap(), 1);
@@ -45,7 +46,7 @@ fn increment(shared: &Shared, then: impl FnOnce()) -> Poll<Result<Receipt, Engin
 }
 
 #[test]
-fn whoever_waits_for_a_flush_is_woken_also_when_it_was_made_on_another_threads_behalf() {
+fn a_flush_of_a_batch_that_another_thread_sealed_wakes_the_checkpointer() {
     let dir = tempfile::tempdir().unwrap();
     let shared = without_threads(&dir, MEMORY_BYTES_MIN);
     let answer = increment(&shared, || {
@@ -57,7 +58,7 @@ fn whoever_waits_for_a_flush_is_woken_also_when_it_was_made_on_another_threads_b
 }
 
 #[test]
-fn a_flusher_that_is_late_with_the_next_segment_makes_nobody_think_that_the_disk_is_full() {
+fn no_batch_is_refused_while_the_flusher_has_yet_to_reserve_the_next_segment() {
     let dir = tempfile::tempdir().unwrap();
     let shared = without_threads(&dir, MEMORY_BYTES_MIN);
     let mut left = 0;
@@ -66,7 +67,7 @@ fn a_flusher_that_is_late_with_the_next_segment_makes_nobody_think_that_the_disk
         let answer = increment(&shared, || {
             shared.flush_here();
             if shared.machine.flushed() == before {
-                // The flusher comes only now that it has to.
+                // The flusher runs only when it has to.
                 left += 1;
                 shared.machine.maintain_journal();
                 shared.machine.seal();
@@ -75,7 +76,7 @@ fn a_flusher_that_is_late_with_the_next_segment_makes_nobody_think_that_the_disk
         });
         assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
     }
-    assert!((5..50).contains(&left), "once for a segment: {left} times");
+    assert!((5..50).contains(&left), "once per segment, not {left} times");
 }
 
 fn assert_refused(answer: Poll<Result<Receipt, EngineError>>) {
@@ -84,16 +85,16 @@ fn assert_refused(answer: Poll<Result<Receipt, EngineError>>) {
 }
 
 #[test]
-fn a_batch_refused_for_want_of_room_asks_for_a_checkpoint_whoever_sealed_it() {
+fn a_batch_refused_for_lack_of_room_requests_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let shared = without_threads(&dir, 4 << 10);
     let answer = increment(&shared, || shared.flush_here());
     assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
-    // Memory is full of that change, and the last checkpoint found no room.
+    // That change fills memory, and the last checkpoint found no disk space.
     shared.machine.checkpoint_full.store(true, Ordering::Release);
     assert!(!shared.checkpoint_now.load(Ordering::Acquire));
     assert_refused(increment(&shared, || shared.flush_here()));
-    assert!(shared.checkpoint_now.load(Ordering::Acquire), "another may find room");
+    assert!(shared.checkpoint_now.load(Ordering::Acquire), "the next one may find space");
 }
 
 #[test]
@@ -103,14 +104,14 @@ fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_
     assert!(increment(&shared, || shared.flush_here()).is_ready());
     shared.stopping.store(true, Ordering::Release);
     let answer = increment(&shared, || {
-        // Memory is full of the change before.
+        // The change before fills memory.
         shared.flush_here();
         assert!(shared.checkpoint_now.load(Ordering::Acquire));
         shared.flusher.wait();
         shared.machine.checkpoint_full.store(true, Ordering::Release);
         let source = std::io::ErrorKind::StorageFull.into();
         shared.checkpoint_failed(&StoreError::Io { file: "run".into(), source });
-        assert!(shared.flusher.is_set(), "nobody else wakes it: the batch is not new, and not full");
+        assert!(shared.flusher.is_set(), "no other event wakes it: the batch is neither new nor full");
         shared.machine.seal();
     });
     assert_refused(answer);

@@ -1,8 +1,8 @@
-//! `journal.end`: how far the journal is known to be durable, kept outside the segments.
+//! `journal.end`: records outside the segments how far the journal is durable.
 //!
-//! The last flush group of a journal has nothing behind it that vouches for it. This file does, once it has been
-//! written after the group: it names a position before which everything was flushed, and the newest segment there was.
-//! A journal that ends earlier, or lacks that segment, is damaged rather than torn.
+//! A frame proves that everything before it was durable, but no frame follows the last flush. This file fills the gap:
+//! it has a position before which everything was flushed, and the newest segment. A journal that ends earlier, or lacks
+//! that segment, is damaged, not torn.
 //!
 //! ```text
 //! offset  0            8         12         16             24    32        40
@@ -10,12 +10,12 @@
 //!         8 bytes      u32       u32        u64            u64   u64       u32, little-endian
 //! ```
 //!
-//! The file has two such records, a page apart, which are overwritten in turn, each followed by a sync. A crash in the
-//! middle of one leaves the other, so the file never says more than was durable, and always something. The greater end
-//! counts. `segment` has all bits set when there was none.
+//! There are two such records, a page apart. They are overwritten alternately, each time followed by a sync, so a torn
+//! write leaves the other one intact. The record with the greater end is valid. `segment` has all bits set if there is
+//! none.
 //!
-//! Whoever writes it is not in the path of an acknowledgement, except when the journal begins a segment. A failed write
-//! is not repeated: the other record would be at risk. The file then stays as it is until the next start replaces it.
+//! Acknowledgements do not wait for this file, except when the journal begins a segment. A failed write is not retried,
+//! because that would put the other record at risk. The next start replaces the file.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -28,47 +28,47 @@ use crate::disk::{Disk, DiskFile};
 use crate::identity::{DirId, FOREIGN};
 use crate::signal::lock;
 
-/// The file.
+/// Name of the file.
 pub const END_FILE: &str = "journal.end";
-/// The one that will replace it.
+/// Name of the file that will replace it.
 const END_FILE_NEW: &str = "journal.end.new";
 
 const MAGIC: [u8; 8] = *b"tallyend";
 const VERSION: u32 = 1;
 const RECORD_BYTES: usize = 44;
 const CHECKED_BYTES: usize = 40;
-/// Where the two records stand.
+/// Offsets of the two records.
 const PLACES: [u64; 2] = [0, 4096];
 const FILE_BYTES: usize = 8192;
 
-/// What the file says.
+/// The content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndRecord {
     /// Everything before this was flushed.
     pub end: Position,
-    /// Where the newest segment began, if there was one.
+    /// Where the newest segment begins, if there is one.
     pub segment: Option<Position>,
 }
 
-/// The file while a journal is written.
-pub struct EndMark {
+/// The file, open for writing.
+pub struct EndFile {
     id: DirId,
     file: Arc<dyn DiskFile>,
-    /// What the file may say now.
+    /// What is durable and may be recorded.
     known: Mutex<EndRecord>,
-    /// CounterState while it is written.
-    written: Mutex<Written>,
+    /// Locked during a write.
+    written: Mutex<LastWrite>,
 }
 
-struct Written {
+struct LastWrite {
     record: EndRecord,
-    /// Which of the places is overwritten next; none after a failure.
+    /// The record to overwrite next; none after a failure.
     next: Option<usize>,
 }
 
-impl EndMark {
-    /// Puts a file that says `record` in place of what there is. It is durable when this returns.
-    pub(super) fn create(disk: &dyn Disk, id: DirId, record: EndRecord) -> io::Result<EndMark> {
+impl EndFile {
+    /// Replaces the file, durably, with one that contains `record`.
+    pub(super) fn create(disk: &dyn Disk, id: DirId, record: EndRecord) -> io::Result<EndFile> {
         let mut bytes = vec![0; FILE_BYTES];
         for place in PLACES {
             bytes[place as usize..][..RECORD_BYTES].copy_from_slice(&record.encode(id));
@@ -79,15 +79,16 @@ impl EndMark {
         disk.rename(END_FILE_NEW, END_FILE)?;
         disk.sync_names()?;
         let file = disk.open(END_FILE)?;
-        Ok(EndMark { id, file, known: Mutex::new(record), written: Mutex::new(Written { record, next: Some(0) }) })
+        Ok(EndFile { id, file, known: Mutex::new(record), written: Mutex::new(LastWrite { record, next: Some(0) }) })
     }
 
-    /// Takes note of what is durable, without writing it.
+    /// Notes what is durable without writing it.
     pub(super) fn advance(&self, end: Position, segment: Position) {
         *lock(&self.known) = EndRecord { end, segment: Some(segment) };
     }
 
-    /// Writes what is known, unless the file says so already; whether it did. After an error it does nothing any more.
+    /// Writes what was noted, if the file does not say so already. Returns whether it did. After an error it does
+    /// nothing.
     pub fn write(&self) -> io::Result<bool> {
         let mut written = lock(&self.written);
         let record = *lock(&self.known);
@@ -95,13 +96,13 @@ impl EndMark {
         written.next = None;
         self.file.write_at(PLACES[place], &record.encode(self.id))?;
         self.file.sync()?;
-        *written = Written { record, next: Some(1 - place) };
+        *written = LastWrite { record, next: Some(1 - place) };
         Ok(true)
     }
 }
 
 impl EndRecord {
-    /// What the file says; `None` where there is none.
+    /// Reads the file; `None` if there is none.
     pub(super) fn read(disk: &dyn Disk, id: DirId) -> Result<Option<EndRecord>, JournalError> {
         let failed = |source| JournalError::Io { file: END_FILE.to_owned(), source };
         let damaged =
@@ -127,7 +128,7 @@ impl EndRecord {
             }
         }
         match found {
-            None => Err(damaged("neither of its records matches its checksum")),
+            None => Err(damaged("neither record matches its checksum")),
             Some((of, _)) if of != id => Err(damaged(FOREIGN)),
             Some((_, record)) => Ok(Some(record)),
         }
@@ -149,7 +150,7 @@ impl EndRecord {
         out
     }
 
-    /// Reads a record: nothing if it is not sound, its version if it is of a later format.
+    /// Decodes a record: `None` if it is invalid, its version if it has a newer format.
     fn decode(bytes: &[u8]) -> Option<Result<(DirId, EndRecord), u8>> {
         let (checked, stored) = bytes.split_at_checked(CHECKED_BYTES)?;
         if crc32fast::hash(checked).to_le_bytes() != *stored {
@@ -184,23 +185,23 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_record_counts_and_one_that_is_torn_leaves_the_one_before() {
+    fn the_latest_record_is_valid_and_a_torn_write_leaves_the_previous_one() {
         let dir = tempfile::tempdir().unwrap();
         let disk = RealDisk::new(dir.path()).unwrap();
         assert_eq!(EndRecord::read(&disk, ID).unwrap(), None);
-        let mark = EndMark::create(&disk, ID, EMPTY).unwrap();
+        let mark = EndFile::create(&disk, ID, EMPTY).unwrap();
         assert_eq!(EndRecord::read(&disk, ID).unwrap(), Some(EMPTY));
         assert!(!mark.write().unwrap(), "it says so already");
         for end in 1..6 {
             let before = EndRecord::read(&disk, ID).unwrap();
-            let sound = std::fs::read(dir.path().join(END_FILE)).unwrap();
+            let intact = std::fs::read(dir.path().join(END_FILE)).unwrap();
             mark.advance(Position(100 * end), Position(end));
             assert!(mark.write().unwrap());
             assert_eq!(EndRecord::read(&disk, ID).unwrap(), Some(record(100 * end, end)));
             let after = std::fs::read(dir.path().join(END_FILE)).unwrap();
             for torn in 0..FILE_BYTES {
-                if sound[torn] != after[torn] {
-                    let bytes = [&after[..torn], &sound[torn..]].concat();
+                if intact[torn] != after[torn] {
+                    let bytes = [&after[..torn], &intact[torn..]].concat();
                     std::fs::write(dir.path().join(END_FILE), bytes).unwrap();
                     assert_eq!(EndRecord::read(&disk, ID).unwrap(), before, "torn at {torn}");
                 }
@@ -210,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_sound_record_is_damaged_and_one_of_another_directory_is_called_so() {
+    fn a_file_without_a_valid_record_or_of_another_directory_is_reported_as_damage() {
         let dir = tempfile::tempdir().unwrap();
         let disk = RealDisk::new(dir.path()).unwrap();
-        drop(EndMark::create(&disk, ID, EMPTY).unwrap());
+        drop(EndFile::create(&disk, ID, EMPTY).unwrap());
         let error = EndRecord::read(&disk, DirId::new(8)).unwrap_err().to_string();
         assert_eq!(error, format!("{END_FILE} is damaged at byte 0: {FOREIGN}"));
         for bytes in [vec![0; FILE_BYTES], vec![]] {

@@ -1,4 +1,4 @@
-//! A frame: one payload in the journal, with what proves that it belongs where it stands.
+//! A frame: one payload in the journal, with its position and a checksum.
 //!
 //! ```text
 //! offset  0       4        8          16               24
@@ -6,30 +6,28 @@
 //!         u32     u32      u64        u64              all little-endian
 //! ```
 //!
-//! The checksum covers everything after itself, padding included, and starts from the segment's salt: clients choose
-//! the bytes of keys, and without the salt one could put the image of a frame into a key. `position` is the frame's own place in the
-//! journal, so bytes left over from a segment's earlier life never pass for a frame. `flushed_before` is the
-//! position below which everything was durable when the frame was written; recovery tells damage from a torn tail
-//! by it.
+//! The checksum covers everything after itself, including padding, and starts from the segment's salt. Without the
+//! salt, a client could forge a frame in a key. `position` is the frame's own position, so stale bytes of a recycled
+//! segment never pass for a frame. `flushed_before` is the position before which everything was durable when the frame
+//! was written; recovery uses it to tell damage from a torn tail.
 //!
-//! A frame is made in three steps, so that a payload is encoded once and never copied, and so that the checksum is
-//! computed by the flusher rather than under the engine's lock: [`begin_frame`] reserves the header, the caller
-//! appends the payload, [`end_frame`] pads and fills in what is known; [`stamp_frames`] adds `flushed_before` and the
-//! checksum just before the write. Frames carry no version of their own: the format of a segment's frames is the one
-//! its header names.
+//! A frame is built in steps, so that the payload is never copied and the flusher computes the checksum outside the
+//! engine's lock: [`begin_frame`] reserves the header, the caller appends the payload, [`end_frame`] pads it and sets
+//! length and position. [`stamp_frames`] sets `flushed_before` and the checksum just before the write. Frames have no
+//! version: it is in the segment's header.
 
 use tally_core::time::Position;
 
 /// Bytes before the payload.
 pub const FRAME_HEADER_BYTES: usize = 24;
-/// Frames begin at multiples of this, counted from the start of the journal and of the segment alike.
+/// Frames begin at multiples of this, both in the journal and in the segment.
 pub const FRAME_ALIGN_BYTES: usize = 8;
 
 const LENGTH_AT: usize = 4;
 const POSITION_AT: usize = 8;
 const FLUSHED_AT: usize = 16;
 
-/// What the checksums of a segment's frames start from; kept in its header and known to nobody who sends events.
+/// Initial value of the checksums of a segment's frames. Stored in its header and unknown to clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Salt([u8; 3]);
 
@@ -57,34 +55,34 @@ impl Salt {
     }
 }
 
-/// A sound frame, borrowed from where it was read.
+/// A valid frame, borrowed from the read buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// Where it begins.
     pub position: Position,
-    /// Where it ends: the position of whatever comes next.
+    /// Where it ends.
     pub end: Position,
     /// Everything before this was durable when the frame was written.
     pub flushed_before: Position,
-    /// What it carries.
+    /// Its payload.
     pub payload: &'a [u8],
 }
 
 /// Why bytes are not the frame that was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
-    /// Nothing that claims to be a frame of this place: zero bytes, or those of an earlier life.
+    /// Nothing with this position: zeros, or stale bytes.
     #[error("no frame begins here")]
     Absent,
-    /// It claims to be longer than the bytes there are.
-    #[error("the frame is cut short")]
+    /// Its length exceeds the available bytes.
+    #[error("the frame is truncated")]
     Cut,
-    /// It claims this place, and its bytes are not those that were written.
+    /// It has this position, but its checksum does not match.
     #[error("the frame's checksum does not match")]
     Checksum,
 }
 
-/// The fields before the payload, as read, not verified.
+/// The header fields, not verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrameHeader {
     pub crc: u32,
@@ -123,8 +121,8 @@ pub fn begin_frame(out: &mut Vec<u8>) -> usize {
     start
 }
 
-/// Completes the layout of the frame begun at `start`: everything after its header is the payload. The payload is
-/// below 4 GiB, as any that [`Plan::place`](super::Plan::place) admits.
+/// Completes the frame begun at `start`: everything after its header is the payload, which must be less than 4 GiB, as
+/// any that [`Reservation::place`](super::Reservation::place) admits.
 pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
     let length = out.len() - start - FRAME_HEADER_BYTES;
     out.resize(start + framed_len(length) as usize, 0);
@@ -133,8 +131,7 @@ pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
     frame[POSITION_AT..FLUSHED_AT].copy_from_slice(&position.0.to_le_bytes());
 }
 
-/// Stamps a contiguous run of frames that begins at `first`: `flushed_before` and the checksum. Returns where the run
-/// ends; a run that is not what it should be is a fault, and what precedes the fault is stamped.
+/// Sets `flushed_before` and the checksum of consecutive frames, the first at position `first`. Returns where they end.
 pub fn stamp_frames(
     mut frames: &mut [u8],
     first: Position,
@@ -161,16 +158,16 @@ pub fn stamp_frames(
     Ok(position)
 }
 
-/// Appends a whole frame to `out`: all three steps at once, for a payload that already exists.
+/// Appends a complete frame to `out`.
 pub fn encode_frame(out: &mut Vec<u8>, position: Position, flushed_before: Position, salt: Salt, payload: &[u8]) {
     let start = begin_frame(out);
     out.extend_from_slice(payload);
     end_frame(out, start, position);
-    // A frame just laid out cannot be at fault.
+    // The frame was just built, so it is valid.
     let _ = stamp_frames(&mut out[start..], position, flushed_before, salt);
 }
 
-/// Reads the frame that `bytes` begin with, which must be the one of `expected`.
+/// Decodes the frame at the start of `bytes`, which must have position `expected`.
 pub fn decode_frame(bytes: &[u8], expected: Position, salt: Salt) -> Result<Frame<'_>, FrameFault> {
     let header = FrameHeader::read(bytes).ok_or(FrameFault::Absent)?;
     if header.position != expected {
@@ -191,8 +188,7 @@ pub fn decode_frame(bytes: &[u8], expected: Position, salt: Salt) -> Result<Fram
     })
 }
 
-/// Offset in `bytes` of the first aligned place with a whole header that claims to stand there, `bytes` beginning at
-/// `position`.
+/// The first aligned offset in `bytes`, which begin at `position`, with a complete header that has the right position.
 pub(super) fn find_claim(bytes: &[u8], position: Position) -> Option<usize> {
     let whole_headers_end = bytes.len().checked_sub(FRAME_HEADER_BYTES - FLUSHED_AT)?;
     let mut claimed = position.0;
@@ -242,25 +238,25 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_frame_is_noticed_padding_included() {
-        let sound = frame(b"eleven byte");
-        for bit in 0..sound.len() * 8 {
-            let mut bytes = sound.clone();
+    fn every_flipped_bit_of_a_frame_is_detected_including_padding() {
+        let intact = frame(b"eleven byte");
+        for bit in 0..intact.len() * 8 {
+            let mut bytes = intact.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_frame(&bytes, Position(64), SALT).is_err(), "bit {bit}");
         }
     }
 
     #[test]
-    fn every_cut_of_a_frame_is_noticed() {
-        let sound = frame(b"eleven byte");
-        for length in 0..sound.len() {
-            assert!(decode_frame(&sound[..length], Position(64), SALT).is_err(), "{length} bytes");
+    fn every_truncation_of_a_frame_is_detected() {
+        let intact = frame(b"eleven byte");
+        for length in 0..intact.len() {
+            assert!(decode_frame(&intact[..length], Position(64), SALT).is_err(), "{length} bytes");
         }
     }
 
     #[test]
-    fn a_frame_is_absent_anywhere_but_in_its_own_place() {
+    fn a_frame_at_another_position_is_absent() {
         assert_eq!(decode_frame(&frame(b"x"), Position(72), SALT), Err(FrameFault::Absent));
         assert_eq!(decode_frame(&[0; 64], Position(24), SALT), Err(FrameFault::Absent));
     }
@@ -286,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn stamping_refuses_frames_that_stand_elsewhere_or_are_cut() {
+    fn stamping_refuses_frames_of_other_positions_and_truncated_ones() {
         let mut bytes = frame(b"payload");
         assert_eq!(stamp_frames(&mut bytes, Position(0), Position(0), SALT), Err(FrameFault::Absent));
         let cut = bytes.len() - 1;
@@ -294,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_found_at_aligned_places_only() {
+    fn candidate_frames_are_found_at_aligned_offsets_only() {
         let mut bytes = vec![0; 16];
         encode_frame(&mut bytes, Position(1016), Position(0), SALT, b"payload");
         assert_eq!(find_claim(&bytes, Position(1000)), Some(16));
@@ -303,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_made_without_the_salt_is_none() {
+    fn a_frame_with_the_wrong_salt_is_invalid() {
         let mut forged = Vec::new();
         encode_frame(&mut forged, Position(64), Position(24), Salt::new(0), b"forged");
         assert_eq!(decode_frame(&forged, Position(64), SALT), Err(FrameFault::Checksum));

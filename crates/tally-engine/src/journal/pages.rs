@@ -1,13 +1,12 @@
-//! Appending to a segment in whole pages, past the page cache, into blocks that were written before.
+//! Appending to a segment in whole pages, with direct I/O, to blocks that were written before.
 //!
-//! A flush of a few hundred bytes costs what the file system makes of it. Two things make it dear: the cache, which
-//! copies the page and then writes it back, and blocks that are reserved but were never written, whose every first
-//! write changes the file's metadata and so drags the file system's own journal into the sync. So pages are handed
-//! to the disk directly, and whenever an append reaches into fresh blocks, it writes zeros ahead of itself, as part of
-//! the same write. `docs/decisions/0013-the-journal-writes-whole-pages.md` has the figures.
+//! Two things make a small flush expensive: the page cache, which copies the page before it is written back, and the
+//! first write to a reserved block, which changes metadata and so makes the sync wait for the file system's own
+//! journal. So pages are written with direct I/O, and an append that reaches new blocks also writes zeros ahead of
+//! itself. `docs/decisions/0013-the-journal-writes-whole-pages.md` has the figures.
 //!
-//! The last page is written again with every append until it is full. Its older bytes are the same each time, so a
-//! power cut that keeps any of its sectors in either state loses nothing that was durable.
+//! The last page is rewritten with every append until it is full. Its earlier bytes do not change, so a torn write
+//! cannot lose durable data.
 
 use std::io;
 use std::sync::Arc;
@@ -15,19 +14,19 @@ use std::sync::Arc;
 use crate::disk::{DIRECT_ALIGN_BYTES, DiskFile};
 
 const PAGE_BYTES: u64 = DIRECT_ALIGN_BYTES as u64;
-/// Fresh blocks are written up to the next multiple of this. One flush in many pays for it, a few hundred microseconds.
+/// New blocks are filled with zeros up to the next multiple of this, which takes a few hundred microseconds.
 const FILL_BYTES: u64 = 256 << 10;
-/// Most that is copied and written at once, zeros ahead aside.
+/// Most bytes copied and written at once, not counting zeros.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A segment's file that is appended to.
+/// A segment file that is appended to.
 pub(super) struct Pages {
     file: Arc<dyn DiskFile>,
-    /// Bytes of the file; nothing is written beyond.
+    /// Length of the file. Nothing is written beyond it.
     len: u64,
-    /// Where the next byte goes.
+    /// Offset of the next byte.
     end: u64,
-    /// Every block before this has been written, be it in an earlier life of the file.
+    /// Every block before this has been written, perhaps before the file was recycled.
     filled: u64,
     buffer: Buffer,
 }
@@ -41,7 +40,7 @@ impl Pages {
         Pages { file, len, end: 0, filled, buffer }
     }
 
-    /// Goes on with another handle of the same file, which was opened under the name that it has now.
+    /// Continues with another handle of the same file, opened under its new name.
     pub fn continue_with(&mut self, file: Arc<dyn DiskFile>) {
         if self.len.is_multiple_of(PAGE_BYTES) {
             file.bypass_cache();
@@ -49,7 +48,7 @@ impl Pages {
         self.file = file;
     }
 
-    /// Writes `data` behind what was appended before. The caller has seen to it that it fits.
+    /// Appends `data`. The caller has checked that it fits.
     pub fn append(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let (start, held) = self.last_page();
@@ -72,7 +71,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Where the page begins that the next byte falls into, and how much of it is written. The buffer holds that much.
+    /// Offset of the page that the next byte belongs to, and how much of it is written. The buffer contains that part.
     fn last_page(&self) -> (u64, usize) {
         let held = self.end % PAGE_BYTES;
         (self.end - held, held as usize)
@@ -88,17 +87,17 @@ impl Pages {
         self.filled
     }
 
-    /// The buffer, for the next file.
+    /// Takes the buffer, to be reused for the next file.
     pub fn take_buffer(&mut self) -> Buffer {
         std::mem::take(&mut self.buffer)
     }
 }
 
-/// Memory that begins where a page does, as writing past the cache asks for.
+/// Page-aligned memory, as direct I/O requires.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
-    /// Where in `bytes` a page begins.
+    /// Offset of the first page in `bytes`.
     start: usize,
 }
 
@@ -106,12 +105,12 @@ impl Buffer {
     /// The first `len` bytes.
     fn first(&mut self, len: usize) -> io::Result<&mut [u8]> {
         if self.bytes.is_empty() {
-            // Memory that is not touched costs nothing, and a vector that never grows stays where it is.
+            // Untouched memory costs nothing, and a vector that never grows is never moved.
             self.bytes = vec![0; PIECE_BYTES + FILL_BYTES as usize + DIRECT_ALIGN_BYTES];
             self.start = self.bytes.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
         }
         let bytes = self.bytes.get_mut(self.start..).and_then(|bytes| bytes.get_mut(..len));
-        bytes.ok_or_else(|| io::Error::other("more pages than the buffer has"))
+        bytes.ok_or_else(|| io::Error::other("a write is larger than the buffer"))
     }
 
     /// Moves the page at `from` to the front.
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
     use crate::disk::{Disk, RealDisk};
 
-    /// A file that is strict where a real one would quietly go back to the cache.
+    /// A file that checks the alignment of direct I/O, where a real one would fall back to the cache.
     struct Strict {
         file: Arc<dyn DiskFile>,
         bypassing: AtomicBool,
@@ -176,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Appends pieces of these sizes to a fresh file and to a vector; both hold the same, and zeros behind.
+    /// Appends pieces of these sizes to a new file. It must contain exactly them, followed by zeros.
     fn check(len: u64, filled: u64, sizes: &[usize]) {
         let dir = tempfile::tempdir().unwrap();
         let disk = RealDisk::new(dir.path()).unwrap();
@@ -204,7 +203,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_appended_is_in_the_file_byte_for_byte(
+        fn the_file_contains_exactly_what_was_appended(
             len in prop_oneof![Just(256_u64), Just(4096), Just(8200), Just(64 << 10), Just(4 << 20)],
             filled in prop_oneof![Just(0_u64), Just(4096), Just(4 << 20)],
             sizes in proptest::collection::vec(
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffer_begins_at_a_page() {
+    fn the_buffer_is_page_aligned() {
         let mut buffer = Buffer::default();
         assert_eq!(buffer.first(8).unwrap().as_ptr().align_offset(DIRECT_ALIGN_BYTES), 0);
         assert!(buffer.first(PIECE_BYTES + FILL_BYTES as usize).is_ok());

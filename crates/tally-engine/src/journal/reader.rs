@@ -1,4 +1,4 @@
-//! Reading one segment file, a large piece at a time.
+//! Reading one segment file, in large chunks.
 
 use std::io;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ const CHUNK_BYTES: u64 = 1 << 20;
 pub(super) struct SegmentReader {
     file: Arc<dyn DiskFile>,
     base: Position,
-    /// From the header, once it was read.
+    /// From the header, once it is read.
     salt: Salt,
     len: u64,
     buffer: Vec<u8>,
-    /// Where in the file the buffer begins.
+    /// Offset in the file at which the buffer begins.
     buffer_at: u64,
-    /// Bytes of the buffer that were read.
+    /// Bytes of the buffer that are valid.
     filled: usize,
 }
 
-/// What lies in a segment after its first bad place.
+/// What follows the first invalid frame of a segment.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Aftermath {
-    /// Where a sound frame stands that says the bad place was durable once.
-    pub witness: Option<u64>,
-    /// Where the last thing that claims to be a frame of this segment ends, or the bad place if there is none.
+pub(super) struct TailScan {
+    /// Offset of a valid frame which shows that the invalid one was flushed.
+    pub later_flush: Option<u64>,
+    /// End of the last bytes that look like a frame of this segment, or the start of the scan if there are none.
     pub claims_end: u64,
 }
 
@@ -49,12 +49,12 @@ impl SegmentReader {
         self.len
     }
 
-    /// Ends reading and gives the file and the buffer back.
+    /// Returns the file and the buffer.
     pub fn into_parts(self) -> (Arc<dyn DiskFile>, Vec<u8>) {
         (self.file, self.buffer)
     }
 
-    /// Reads the segment's header. Frames can be read after it was found sound.
+    /// Reads the segment's header, which must be valid before frames can be read.
     pub fn header(&mut self) -> io::Result<Result<Header, HeaderFault>> {
         let base = self.base;
         let header = check_header(self.window(0, SEGMENT_HEADER_BYTES)?, base);
@@ -64,7 +64,7 @@ impl SegmentReader {
         Ok(header)
     }
 
-    /// The frame at `offset`, if a sound one stands there.
+    /// The frame at `offset`, if it is valid.
     pub fn frame(&mut self, offset: u64) -> io::Result<Result<Frame<'_>, FrameFault>> {
         let position = self.position(offset);
         let Some(header) = FrameHeader::read(self.window(offset, FRAME_HEADER_BYTES as u64)?) else {
@@ -80,16 +80,16 @@ impl SegmentReader {
         Ok(decode_frame(self.window(offset, header.framed_len())?, position, salt))
     }
 
-    /// Looks at everything from `bad` on, where no sound frame stands: is it a torn tail, or was it durable once?
-    pub fn aftermath(&mut self, bad: u64) -> io::Result<Aftermath> {
+    /// Scans everything from `bad` on, the offset of an invalid frame, to tell a torn tail from damage.
+    pub fn scan_tail(&mut self, bad: u64) -> io::Result<TailScan> {
         let bad_position = self.position(bad);
-        let mut found = Aftermath { witness: None, claims_end: bad };
+        let mut found = TailScan { later_flush: None, claims_end: bad };
         let mut offset = bad;
         while offset + FRAME_HEADER_BYTES as u64 <= self.len {
             let position = self.position(offset);
             let window = self.window(offset, FRAME_HEADER_BYTES as u64)?;
             let Some(at) = find_claim(window, position) else {
-                // Go on at the first aligned place whose header the window does not hold whole.
+                // Continue at the first aligned offset whose header is not entirely in the window.
                 let headers = (window.len() - FRAME_HEADER_BYTES) / FRAME_ALIGN_BYTES + 1;
                 offset += (headers * FRAME_ALIGN_BYTES) as u64;
                 continue;
@@ -99,7 +99,7 @@ impl SegmentReader {
             if let Some(header) = header {
                 found.claims_end = found.claims_end.max(self.len.min(offset.saturating_add(header.framed_len())));
                 if header.flushed_before > bad_position && self.frame(offset)?.is_ok() {
-                    found.witness = Some(offset);
+                    found.later_flush = Some(offset);
                     return Ok(found);
                 }
             }
@@ -112,7 +112,7 @@ impl SegmentReader {
         Position(self.base.0.wrapping_add(offset))
     }
 
-    /// The bytes from `offset` on: at least `want` of them, or all that the file has.
+    /// The bytes from `offset` on: at least `want`, or up to the end of the file.
     fn window(&mut self, offset: u64, want: u64) -> io::Result<&[u8]> {
         let end = offset.saturating_add(want).min(self.len);
         let filled_to = self.buffer_at + self.filled as u64;
@@ -123,7 +123,7 @@ impl SegmentReader {
         Ok(&self.buffer[from as usize..self.filled])
     }
 
-    /// Moves the buffer to begin at `offset`, keeping what it already holds from there, and to reach at least `end`.
+    /// Makes the buffer begin at `offset` and reach at least `end`, keeping the bytes it already has.
     fn refill(&mut self, offset: u64, end: u64) -> io::Result<()> {
         let kept = match offset.checked_sub(self.buffer_at) {
             Some(skip) if skip <= self.filled as u64 => {

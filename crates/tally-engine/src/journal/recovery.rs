@@ -1,32 +1,29 @@
-//! What a start does with the journal: replay every frame, cut a torn tail, refuse anything that is damaged.
+//! Recovery of the journal: replay every frame, truncate a torn tail, refuse damage.
 //!
-//! Every segment but the last must lead, frame by frame, exactly to the base of the next. In the last one, the first
-//! place without a sound frame ends the journal. Zero bytes and frames of a segment's earlier life after the end are
-//! normal. Any of these makes it damage instead, because acknowledged data is gone:
-//! * a sound frame further on says that the place was durable when it was written;
-//! * [`journal.end`](super::end) says that everything up to a later position was flushed, or that a later segment
-//!   existed;
+//! The frames of every segment but the last must lead exactly to the base of the next. In the last one, the journal
+//! ends at the first offset without a valid frame. Zeros and stale frames after it are normal. Any of these makes it
+//! damage, because acknowledged data is lost:
+//! * a later valid frame says that the offset was durable when it was written;
+//! * [`journal.end`](super::end) has a later position or a later segment;
 //! * the file is shorter than the segment's header says and does not end with a frame: only recovery shortens a
-//!   segment, and only after the frames before the cut are durable;
-//! * a checkpoint covers the place.
+//!   segment, and only to the end of a durable frame;
+//! * a checkpoint covers the offset.
 //!
-//! [`replay`] changes nothing. What it found to repair is done by [`Repair::apply`], once everything else about the
-//! start has succeeded.
+//! [`replay`] changes nothing. [`Repair::apply`] does the repairs, once everything else about the start has succeeded.
 //!
-//! # What remains undetectable
+//! # What cannot be detected
 //!
-//! * **Damage to what was flushed after `journal.end` was last written, with no sound frame of a later flush behind it.**
-//!   It looks exactly like a write that the power cut tore. The engine writes `journal.end` when no flush has followed
-//!   for [`MARK_IDLE_MS`](crate::limits::MARK_IDLE_MS), about every
-//!   [`MARK_BUSY_MS`](crate::limits::MARK_BUSY_MS) under load, and whenever it begins a segment. What was flushed in that
-//!   time before a crash is where a flipped bit, a zeroed page or a cut at the end of a frame goes unnoticed.
-//! * **An empty directory but for a manifest that names nothing.** That is what a crash in the first start leaves. With
-//!   `tally.lock` beside it, which a start that succeeded has written, it is damage.
-//! * **The newer record of `journal.end` and the end of the journal damaged together.** The file then counts as torn
-//!   itself, and its older record speaks for less.
-//! * **The whole directory put back to an earlier state**, or a copy of it in its place: everything in it agrees.
-//! * **The end of a journal of format 1**, which has no `journal.end` and does not say how long its files are. This ends
-//!   with the first start of this version.
+//! * **Damage to the flushes after the last write of `journal.end`, if no valid frame of a later flush follows.** It
+//!   looks exactly like a torn write. The engine writes `journal.end` after
+//!   [`MARK_IDLE_MS`](crate::limits::MARK_IDLE_MS) without a flush, about every
+//!   [`MARK_BUSY_MS`](crate::limits::MARK_BUSY_MS) under load, and when it begins a segment.
+//! * **A directory with nothing but an empty manifest.** A crash in the first start leaves the same. If there is also a
+//!   `tally.lock`, which only a successful start writes, it is damage.
+//! * **Damage to both the newer record of `journal.end` and the end of the journal.** The record then counts as torn,
+//!   and the older one covers less.
+//! * **A directory restored to an earlier state**: all its files agree.
+//! * **Damage to the end of a journal of format 1**, which has no `journal.end` and does not record the length of its
+//!   files. The first start of this version converts it.
 
 use std::io;
 use std::sync::Arc;
@@ -41,10 +38,10 @@ use crate::disk::{Disk, DiskFile};
 use crate::identity::{DirId, FOREIGN};
 use crate::layout;
 
-/// Why whoever replays refuses a frame.
+/// Why a callback refused a frame.
 pub type FrameError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What replay calls for each frame, in order.
+/// Called for each frame, in order.
 pub type OnFrame<'a> = dyn FnMut(Frame<'_>) -> Result<(), FrameError> + 'a;
 
 /// Bytes rewritten at once.
@@ -53,45 +50,47 @@ const REWRITE_BYTES: u64 = 1 << 20;
 /// What replay found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Where the journal ends and a [`Writer`](super::Writer) goes on.
+    /// The end of the journal, where a [`Writer`](super::Writer) continues.
     pub end: Position,
     /// Segments read.
     pub segments: usize,
     /// Frames replayed.
     pub frames: u64,
-    /// Bytes verified, those of skipped frames included.
+    /// Bytes verified, including skipped frames.
     pub bytes: u64,
-    /// Bytes of unflushed frames cut off the end, as far as their headers tell.
+    /// Bytes of unflushed frames at the end that are to be truncated, according to their headers.
     pub truncated_bytes: u64,
 }
 
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Something that was durable once is not there any more.
+    /// Something that was durable is lost.
     #[error("{file} is damaged at byte {offset}: {what}")]
     Damaged {
-        /// The segment, or the name of the one that is missing.
+        /// The segment, which may be missing.
         file: String,
-        /// Where in it: the start of the frame that is not sound.
+        /// Offset of the invalid frame.
         offset: u64,
-        /// What does not fit.
+        /// What is wrong.
         what: String,
     },
-    /// A later program wrote it.
-    #[error("{file} has journal format {version}; this program reads up to {FORMAT_VERSION}")]
+    /// A newer version wrote it.
+    #[error(
+        "{file} has journal format {version}, but this version of Tally reads up to {FORMAT_VERSION}; use a newer version"
+    )]
     Newer {
         /// The segment.
         file: String,
         /// Its format.
         version: u8,
     },
-    /// Whoever replays refused a sound frame.
+    /// The callback refused a valid frame.
     #[error("{file}: the frame at byte {offset} cannot be replayed: {source}")]
     Refused {
         /// The segment.
         file: String,
-        /// Where in it the frame begins.
+        /// Offset of the frame.
         offset: u64,
         /// Why.
         source: FrameError,
@@ -101,17 +100,17 @@ pub enum JournalError {
     Io {
         /// The segment, or `.` for the directory.
         file: String,
-        /// How.
+        /// The error of the disk.
         source: io::Error,
     },
 }
 
-/// What a replay left to be done before the journal is continued.
+/// What must be repaired before the journal is continued.
 #[must_use]
-pub struct Repair(Option<Last>);
+pub struct Repair(Option<LastSegment>);
 
 impl Repair {
-    /// Cuts a torn tail off and makes whatever was replayed durable.
+    /// Truncates a torn tail and makes the replayed frames durable.
     pub fn apply(self) -> Result<(), JournalError> {
         self.0.map_or(Ok(()), |last| io_at(last.base, last.make_durable()))
     }
@@ -119,9 +118,9 @@ impl Repair {
 
 /// Replays every frame from `from` on and changes nothing.
 ///
-/// `id` is that of the directory. `from` is where a checkpoint stands: an end of a frame, or zero. Segments wholly
-/// before it may be missing; frames before it are verified and skipped. The journal can be continued at
-/// [`Recovered::end`] once the repair has been applied. `progress` hears how many of how many bytes are done.
+/// `id` is the identity of the directory. `from` is the position of the checkpoint: the end of a frame, or zero.
+/// Segments entirely before it may be missing; frames before it are verified and skipped. The journal can be continued
+/// at [`Recovered::end`] once the repair is applied. `progress` is called with the bytes done and their total.
 pub fn replay(
     disk: &Arc<dyn Disk>,
     id: DirId,
@@ -129,14 +128,15 @@ pub fn replay(
     on_frame: &mut OnFrame<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Recovered, Repair), JournalError> {
-    let progress = Progress { report: progress, done: 0, reported: 0, total: 0 };
+    let progress = ReplayProgress { report: progress, done: 0, reported: 0, total: 0 };
     let end = EndRecord::read(disk.as_ref(), id)?;
-    let mut replay = Replay { disk: disk.as_ref(), id, from, end, on_frame, progress, found: Recovered::default() };
+    let mut replay =
+        FrameReplay { disk: disk.as_ref(), id, from, end, on_frame, progress, found: Recovered::default() };
     let last = replay.run()?;
     Ok((replay.found, Repair(last)))
 }
 
-/// Replays and repairs at once.
+/// Replays and repairs.
 pub fn recover(
     disk: &Arc<dyn Disk>,
     id: DirId,
@@ -149,7 +149,7 @@ pub fn recover(
     Ok(found)
 }
 
-/// Says what [`recover`] would, and changes nothing.
+/// Like [`recover`], but changes nothing.
 pub fn inspect(
     disk: &Arc<dyn Disk>,
     id: DirId,
@@ -161,38 +161,38 @@ pub fn inspect(
 }
 
 /// One pass over the journal.
-struct Replay<'a, 'f> {
+struct FrameReplay<'a, 'f> {
     disk: &'a dyn Disk,
     id: DirId,
     from: Position,
-    /// What `journal.end` says.
+    /// The content of `journal.end`.
     end: Option<EndRecord>,
     on_frame: &'a mut OnFrame<'f>,
-    progress: Progress<'a>,
+    progress: ReplayProgress<'a>,
     found: Recovered,
 }
 
-/// How far the frames of a segment reach.
-struct Walk {
-    /// Offset where they end.
+/// How far the valid frames of a segment reach.
+struct SegmentScan {
+    /// Offset of their end.
     end: u64,
-    /// What ended them, unless they reached the next segment's base.
+    /// Why they end there, unless they reached the next segment's base.
     fault: Option<FrameFault>,
-    /// What the last frame says was durable before it.
+    /// Everything before this was durable when the last frame was written.
     flushed_before: Position,
     /// Bytes before the first frame.
     header: u64,
 }
 
 /// The segment in which the journal ends.
-struct Last {
+struct LastSegment {
     base: Position,
     file: Arc<dyn DiskFile>,
-    walk: Walk,
+    scan: SegmentScan,
 }
 
-impl Replay<'_, '_> {
-    fn run(&mut self) -> Result<Option<Last>, JournalError> {
+impl FrameReplay<'_, '_> {
+    fn run(&mut self) -> Result<Option<LastSegment>, JournalError> {
         let bases = self.relevant_bases()?;
         self.progress.total = self.bytes_total(&bases)?;
         let mut buffer = Vec::new();
@@ -205,16 +205,16 @@ impl Replay<'_, '_> {
             }
             newest_format = header.version;
             let next = bases.get(index + 1).copied();
-            let walk = self.walk(&mut reader, base, header, next)?;
+            let scan = self.scan(&mut reader, base, header, next)?;
             self.found.segments += 1;
-            self.found.bytes += walk.end;
+            self.found.bytes += scan.end;
             match next {
-                Some(next) => self.expect_to_lead(&walk, base, reader.len(), next)?,
-                None => self.end_at(&walk, base, header, &mut reader)?,
+                Some(next) => self.expect_to_lead(&scan, base, reader.len(), next)?,
+                None => self.end_at(&scan, base, header, &mut reader)?,
             }
             let (file, used) = reader.into_parts();
             buffer = used;
-            last = Some(Last { base, file, walk });
+            last = Some(LastSegment { base, file, scan });
         }
         self.progress.finish();
         Ok(last)
@@ -225,14 +225,14 @@ impl Replay<'_, '_> {
         let mut bases = list(self.disk).map_err(|source| JournalError::Io { file: ".".to_owned(), source })?.bases;
         let newest = self.end.and_then(|end| end.segment);
         if let Some(newest) = newest.filter(|newest| bases.last().is_none_or(|last| last < newest)) {
-            let what = format!("the segment is missing; {END_FILE} says that the journal had reached it");
+            let what = format!("the segment is missing, but {END_FILE} says that it existed");
             return Err(damaged(newest, 0, what));
         }
         let begun = bases.partition_point(|base| *base <= self.from);
         if begun == 0 && (self.from > Position(0) || !bases.is_empty()) {
             let what = match bases.first() {
-                Some(first) => format!("the segment is missing; the first there is {}", segment_name(*first)),
-                None => "the segment is missing, and so is every other".to_owned(),
+                Some(first) => format!("the segment is missing; the first one found is {}", segment_name(*first)),
+                None => "the segment is missing, as are all others".to_owned(),
             };
             return Err(JournalError::Damaged { file: segment_name(self.from), offset: 0, what });
         }
@@ -263,30 +263,30 @@ impl Replay<'_, '_> {
         Ok((reader, header))
     }
 
-    /// Replays frames until there is no sound one or the next segment's base is reached.
-    fn walk(
+    /// Replays frames up to the first invalid one or the next segment's base.
+    fn scan(
         &mut self,
         reader: &mut SegmentReader,
         base: Position,
         header: Header,
         next: Option<Position>,
-    ) -> Result<Walk, JournalError> {
+    ) -> Result<SegmentScan, JournalError> {
         let header = header.bytes();
-        let mut walk = Walk { end: header, fault: None, flushed_before: base, header };
-        self.expect_boundary(base, 0, walk.end)?;
-        while next.is_none_or(|next| base.0 + walk.end < next.0) {
-            let frame = match io_at(base, reader.frame(walk.end))? {
+        let mut scan = SegmentScan { end: header, fault: None, flushed_before: base, header };
+        self.expect_boundary(base, 0, scan.end)?;
+        while next.is_none_or(|next| base.0 + scan.end < next.0) {
+            let frame = match io_at(base, reader.frame(scan.end))? {
                 Ok(frame) => frame,
                 Err(fault) => {
-                    walk.fault = Some(fault);
+                    scan.fault = Some(fault);
                     break;
                 }
             };
-            let offset = walk.end;
-            walk.end = frame.end.0 - base.0;
-            walk.flushed_before = frame.flushed_before;
+            let offset = scan.end;
+            scan.end = frame.end.0 - base.0;
+            scan.flushed_before = frame.flushed_before;
             if frame.position < self.from {
-                self.expect_boundary(base, offset, walk.end)?;
+                self.expect_boundary(base, offset, scan.end)?;
             } else {
                 self.found.frames += 1;
                 (self.on_frame)(frame).map_err(|source| JournalError::Refused {
@@ -295,103 +295,103 @@ impl Replay<'_, '_> {
                     source,
                 })?;
             }
-            self.progress.advance(walk.end - offset);
+            self.progress.advance(scan.end - offset);
         }
-        Ok(walk)
+        Ok(scan)
     }
 
-    /// A checkpoint stands between frames, never inside one.
+    /// A checkpoint lies between frames, never inside one.
     fn expect_boundary(&self, base: Position, start: u64, end: u64) -> Result<(), JournalError> {
         if base.0 + start < self.from.0 && self.from.0 < base.0 + end {
-            let what = format!("the checkpoint at position {} lies inside what stands here", self.from);
+            let what = format!("the checkpoint at position {} lies inside this frame or header", self.from);
             return Err(damaged(base, start, what));
         }
         Ok(())
     }
 
-    /// A segment with a successor must lead exactly to it.
-    fn expect_to_lead(&self, walk: &Walk, base: Position, len: u64, next: Position) -> Result<(), JournalError> {
-        let reached = Position(base.0 + walk.end);
+    /// The frames of a segment must lead exactly to the next one.
+    fn expect_to_lead(&self, scan: &SegmentScan, base: Position, len: u64, next: Position) -> Result<(), JournalError> {
+        let reached = Position(base.0 + scan.end);
         let next_name = segment_name(next);
-        match walk.fault {
+        match scan.fault {
             None if reached == next => Ok(()),
-            None => Err(damaged(base, next.0 - base.0, format!("the frames run past the beginning of {next_name}"))),
+            None => Err(damaged(base, next.0 - base.0, format!("the frames extend past the beginning of {next_name}"))),
             Some(FrameFault::Absent) if next.0 - base.0 > len => {
-                let what = format!("the segment is missing; the next there is {next_name}");
+                let what = format!("the segment is missing; the next one found is {next_name}");
                 Err(damaged(reached, 0, what))
             }
-            Some(fault) => Err(damaged(base, walk.end, format!("{fault}, yet the journal goes on in {next_name}"))),
+            Some(fault) => Err(damaged(base, scan.end, format!("{fault}, but the journal continues in {next_name}"))),
         }
     }
 
-    /// The journal ends in this segment: is that where it ended before?
+    /// Checks that the journal, which ends in this segment, has lost nothing that was durable.
     fn end_at(
         &mut self,
-        walk: &Walk,
+        scan: &SegmentScan,
         base: Position,
         header: Header,
         reader: &mut SegmentReader,
     ) -> Result<(), JournalError> {
-        let reached = Position(base.0 + walk.end);
-        let fault = walk.fault.unwrap_or(FrameFault::Absent);
-        let refused = |what: String| Err(damaged(base, walk.end, what));
-        let aftermath = io_at(base, reader.aftermath(walk.end))?;
-        if let Some(witness) = aftermath.witness {
-            return refused(format!("{fault}, yet the frame at byte {witness} says that this place was flushed"));
+        let reached = Position(base.0 + scan.end);
+        let fault = scan.fault.unwrap_or(FrameFault::Absent);
+        let refused = |what: String| Err(damaged(base, scan.end, what));
+        let tail = io_at(base, reader.scan_tail(scan.end))?;
+        if let Some(later_flush) = tail.later_flush {
+            return refused(format!("{fault}, but the frame at byte {later_flush} shows that this was flushed"));
         }
         if let Some(end) = self.end.map(|record| record.end).filter(|end| reached < *end) {
-            return refused(format!("{fault}, yet {END_FILE} says that all was flushed up to position {end}"));
+            return refused(format!("{fault}, but {END_FILE} says that everything up to position {end} was flushed"));
         }
         let len = reader.len();
         if let Some(reserved) = header.origin.map(|origin| origin.reserved_bytes)
-            && (len > reserved || (len < reserved && len != walk.end))
+            && (len > reserved || (len < reserved && len != scan.end))
         {
             return refused(format!("the file has {len} bytes instead of {reserved} and does not end with a frame"));
         }
         if reached < self.from {
             return refused(format!("{fault}: the journal ends at {reached}, before the checkpoint at {}", self.from));
         }
-        self.found.truncated_bytes = aftermath.claims_end - walk.end;
-        self.found.end = if walk.end == walk.header { base } else { reached };
+        self.found.truncated_bytes = tail.claims_end - scan.end;
+        self.found.end = if scan.end == scan.header { base } else { reached };
         Ok(())
     }
 }
 
-impl Last {
-    /// Makes sure that the frames are durable, and cuts what follows the last of them, so that none of it can come alive
-    /// when its positions are used again.
+impl LastSegment {
+    /// Makes the frames durable, and truncates what follows, so that it cannot pass for frames when its positions are
+    /// reused.
     ///
-    /// They need not be: after a process crash they may be in the page cache only, and after a failed sync the cache
-    /// holds them as clean, so that another sync alone would not write them. Hence those that no later frame vouches
-    /// for are written again. They are synced before the cut: a file that was cut and lacks a frame is damaged.
+    /// After a process crash, frames may exist only in the page cache. After a failed sync they may be marked clean
+    /// there, so another sync would not write them. So frames that are not known to be durable are rewritten. They are
+    /// synced before the truncation, because a truncated file that lacks a frame counts as damaged.
     fn make_durable(&self) -> io::Result<()> {
-        let doubtful = self.walk.flushed_before.0.saturating_sub(self.base.0).max(self.walk.header);
-        let mut offset = doubtful;
+        let unproven = self.scan.flushed_before.0.saturating_sub(self.base.0).max(self.scan.header);
+        let mut offset = unproven;
         let mut piece = Vec::new();
-        while offset < self.walk.end {
-            piece.resize((self.walk.end - offset).min(REWRITE_BYTES) as usize, 0);
+        while offset < self.scan.end {
+            piece.resize((self.scan.end - offset).min(REWRITE_BYTES) as usize, 0);
             self.file.read_at(offset, &mut piece)?;
             self.file.write_at(offset, &piece)?;
             offset += piece.len() as u64;
         }
         self.file.sync()?;
-        if self.file.len()? > self.walk.end {
-            self.file.truncate(self.walk.end)?;
+        if self.file.len()? > self.scan.end {
+            self.file.truncate(self.scan.end)?;
             self.file.sync()?;
         }
         Ok(())
     }
 }
 
-/// Tells how far the pass is, in steps worth telling.
-struct Progress<'a> {
+/// Reports progress, in steps of a mebibyte.
+struct ReplayProgress<'a> {
     report: &'a mut dyn FnMut(u64, u64),
     done: u64,
     reported: u64,
     total: u64,
 }
 
-impl Progress<'_> {
+impl ReplayProgress<'_> {
     const STEP_BYTES: u64 = 1 << 20;
 
     fn advance(&mut self, bytes: u64) {

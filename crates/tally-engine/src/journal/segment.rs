@@ -6,11 +6,11 @@
 //!         8 bytes      u64    u8       3 bytes    u32     u64            u32        u32     little-endian
 //! ```
 //!
-//! Each checksum covers everything before it. The first 24 bytes stay as they are in every format to come, so that an
-//! older program can always say which version it met; the version governs what follows. Format 1 ends there.
+//! Each checksum covers everything before it. The first 24 bytes are the same in every format, so that an older program
+//! can report the version of a newer file. The version determines the rest; the header of format 1 ends there.
 //!
-//! `reserved` is the length of the file. Only recovery makes a segment shorter, and only to the end of a frame, so a
-//! file that ends anywhere else was cut by somebody else.
+//! `reserved` is the length of the file. Only recovery shortens a segment, and only to the end of a frame, so a file
+//! with any other length is damaged.
 
 use std::io;
 
@@ -20,9 +20,9 @@ use super::frame::Salt;
 use crate::disk::Disk;
 use crate::identity::DirId;
 
-/// Bytes before the first frame of a segment as this program writes it; they count as part of the journal.
+/// Bytes before the first frame in the current format. Positions count them.
 pub const SEGMENT_HEADER_BYTES: u64 = 40;
-/// The format this program writes, and the newest it reads.
+/// The current format, which is written, and the newest that can be read.
 pub const FORMAT_VERSION: u8 = 2;
 
 const MAGIC: [u8; 8] = *b"tallyjnl";
@@ -34,18 +34,18 @@ const COMMON_BYTES: usize = 24;
 const CHECKED_BYTES: usize = 36;
 const VERSION_AT: usize = 16;
 
-/// What a sound header says.
+/// A valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The format of the segment.
     pub version: u8,
-    /// What the checksums of its frames start from.
+    /// Initial value of the checksums of its frames.
     pub salt: Salt,
-    /// Which directory it belongs to and how long its file is. Format 1 does not say.
+    /// The directory it belongs to and the length of its file. Not in format 1.
     pub origin: Option<Origin>,
 }
 
-/// What a header says of the file, from format 2 on.
+/// The part of the header that was added in format 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The directory it belongs to.
@@ -68,9 +68,9 @@ impl Header {
 /// Why the start of a file is not the header of its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderFault {
-    /// Not a header, or not the one this file name asks for.
+    /// Not a header, or not the one of this file name.
     Damaged(&'static str),
-    /// A sound header of a format from the future.
+    /// A valid header of a newer format.
     Newer(u8),
 }
 
@@ -86,7 +86,7 @@ pub(super) fn spare_name(serial: u64) -> String {
     format!("spare-{serial:016x}.seg")
 }
 
-/// The header of the segment that begins at `base`, in a file of `reserved_bytes`, which fit 32 bits.
+/// The header of the segment at `base`. `reserved_bytes`, the length of the file, must fit in 32 bits.
 #[must_use]
 pub fn encode_header(
     base: Position,
@@ -114,10 +114,10 @@ fn encode_common(base: Position, salt: Salt, version: u8) -> [u8; COMMON_BYTES] 
     header
 }
 
-/// Reads the header that `bytes` begin with, which must be that of the segment at `base`.
+/// Decodes the header at the start of `bytes`, which must be that of the segment at `base`.
 pub fn check_header(bytes: &[u8], base: Position) -> Result<Header, HeaderFault> {
     let common: &[u8; COMMON_BYTES] =
-        bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is cut short"))?;
+        bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is truncated"))?;
     if common[..8] != MAGIC {
         return Err(HeaderFault::Damaged("this is not a journal segment"));
     }
@@ -126,40 +126,40 @@ pub fn check_header(bytes: &[u8], base: Position) -> Result<Header, HeaderFault>
     }
     let version = common[VERSION_AT];
     let origin = match version {
-        0 => return Err(HeaderFault::Damaged("the segment header names no format")),
+        0 => return Err(HeaderFault::Damaged("the segment header has no format version")),
         1 => None,
         FORMAT_VERSION => Some(check_origin(bytes)?),
         newer => return Err(HeaderFault::Newer(newer)),
     };
     if common[8..16] != base.0.to_le_bytes() {
-        return Err(HeaderFault::Damaged("the segment header names another position than the file name"));
+        return Err(HeaderFault::Damaged("the segment header has another position than the file name"));
     }
     Ok(Header { version, salt: Salt::from_bytes([common[17], common[18], common[19]]), origin })
 }
 
 fn check_origin(bytes: &[u8]) -> Result<Origin, HeaderFault> {
     let header: &[u8; SEGMENT_HEADER_BYTES as usize] =
-        bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is cut short"))?;
+        bytes.first_chunk().ok_or(HeaderFault::Damaged("the segment header is truncated"))?;
     let (checked, stored) = header.split_at(CHECKED_BYTES);
     if crc32fast::hash(checked).to_le_bytes() != stored {
         return Err(HeaderFault::Damaged("the segment header's second checksum does not match"));
     }
-    let [.., a, b, c, d] = checked else { return Err(HeaderFault::Damaged("the segment header is cut short")) };
+    let [.., a, b, c, d] = checked else { return Err(HeaderFault::Damaged("the segment header is truncated")) };
     let id = header[COMMON_BYTES..].first_chunk().map_or_else(DirId::default, |id| DirId::from_bytes(*id));
     Ok(Origin { id, reserved_bytes: u64::from(u32::from_le_bytes([*a, *b, *c, *d])) })
 }
 
-/// What can be told of a journal without reading its frames.
+/// What the file names and headers of a journal say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Survey {
+pub(crate) struct JournalHeaders {
     /// Where its first segment begins.
     pub first: Option<Position>,
-    /// The newest format that a segment's header names; headers that cannot be read do not count.
+    /// The newest format of a valid segment header.
     pub newest_format: u8,
 }
 
-/// Looks at names and headers alone.
-pub(crate) fn survey(disk: &dyn Disk) -> io::Result<Survey> {
+/// Reads file names and headers, but no frames.
+pub(crate) fn read_headers(disk: &dyn Disk) -> io::Result<JournalHeaders> {
     let bases = list(disk)?.bases;
     let mut newest_format = 0;
     for base in &bases {
@@ -173,7 +173,7 @@ pub(crate) fn survey(disk: &dyn Disk) -> io::Result<Survey> {
             Err(HeaderFault::Damaged(_)) => 0,
         });
     }
-    Ok(Survey { first: bases.first().copied(), newest_format })
+    Ok(JournalHeaders { first: bases.first().copied(), newest_format })
 }
 
 /// The journal's files in a directory.
@@ -185,7 +185,7 @@ pub(super) struct Listing {
     pub spares: Vec<u64>,
 }
 
-/// Lists what belongs to the journal and leaves out the rest.
+/// Lists the journal's files.
 pub(super) fn list(disk: &dyn Disk) -> io::Result<Listing> {
     let mut listing = Listing::default();
     for name in disk.names()? {
@@ -200,8 +200,8 @@ pub(super) fn list(disk: &dyn Disk) -> io::Result<Listing> {
     Ok(listing)
 }
 
-/// Removes the segments whose every byte lies before `before`, a durable checkpoint, and all spares: what a writer that
-/// found no room to begin can do without. The last segment stays, whatever its place.
+/// Frees disk space on a full disk: removes all spares, and the segments that lie entirely before `before`, a durable
+/// checkpoint. The last segment is never removed.
 pub fn remove_before(disk: &dyn Disk, before: Position) -> io::Result<()> {
     let listing = list(disk)?;
     for pair in listing.bases.windows(2) {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_sound_for_its_own_base_only() {
+    fn a_header_is_valid_for_its_own_base_only() {
         let expected = Header { version: FORMAT_VERSION, salt: SALT, origin: Some(ORIGIN) };
         assert_eq!(check_header(&header(), Position(4096)), Ok(expected));
         assert_eq!(expected.bytes(), SEGMENT_HEADER_BYTES);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_header_of_a_later_format_says_its_version() {
+    fn a_header_of_a_newer_format_reports_its_version() {
         assert_eq!(check_header(&encode_common(Position(8), SALT, 7), Position(8)), Err(HeaderFault::Newer(7)));
     }
 

@@ -1,8 +1,7 @@
-//! Spare segments: files of full length, reserved ahead of need so that a write cannot meet a full disk.
+//! Spare segments: files of full length, reserved in advance so that a flush cannot fail on a full disk.
 //!
-//! A trimmed segment becomes a spare rather than being removed, because overwriting blocks that were written before
-//! is cheaper than writing fresh ones (see [`super::pages`]). Its bytes stay; see [`super::frame`] for why they are
-//! harmless. A spare carries a serial number only: it learns its base when the journal rolls into it.
+//! A trimmed segment is recycled, because overwriting blocks is cheaper than writing new ones (see [`super::pages`]).
+//! Its stale bytes are harmless (see [`super::frame`]). A spare has only a serial number until the journal rolls to it.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use super::segment::spare_name;
 use crate::disk::{Disk, DiskFile};
 
-/// Most spare files kept, prepared or not.
+/// Most spare files, whether reserved or not.
 pub const SPARES_MAX: usize = 2;
 
 /// A reserved file, ready to become a segment.
@@ -19,14 +18,14 @@ pub(super) struct Spare {
     pub file: Arc<dyn DiskFile>,
     /// Bytes of the file.
     pub len: u64,
-    /// Every block before this was written in an earlier life of the file.
+    /// Every block before this has been written before.
     pub filled: u64,
 }
 
-/// A file of an earlier life, under its name as a spare.
-pub(super) struct Idle {
+/// A trimmed segment, renamed to a spare.
+pub(super) struct RecycledSegment {
     pub name: String,
-    /// As [`Spare::filled`]; zero if nobody remembers.
+    /// As [`Spare::filled`]; 0 if unknown.
     pub filled: u64,
 }
 
@@ -35,8 +34,8 @@ pub(super) struct Spares {
     segment_bytes: u64,
     /// Full length and synced.
     ready: Option<Spare>,
-    /// Named durably, length and reservation not yet certain.
-    idle: Vec<Idle>,
+    /// The names are durable; length and reservation are not checked yet.
+    recycled: Vec<RecycledSegment>,
     next_serial: u64,
 }
 
@@ -47,9 +46,9 @@ impl Spares {
         for serial in surplus {
             disk.remove(&spare_name(*serial))?;
         }
-        let idle = kept.iter().map(|serial| Idle { name: spare_name(*serial), filled: 0 }).collect();
+        let recycled = kept.iter().map(|serial| RecycledSegment { name: spare_name(*serial), filled: 0 }).collect();
         let next_serial = serials.last().map_or(0, |last| last + 1);
-        Ok(Spares { disk, segment_bytes, ready: None, idle, next_serial })
+        Ok(Spares { disk, segment_bytes, ready: None, recycled, next_serial })
     }
 
     pub fn is_ready(&self) -> bool {
@@ -60,39 +59,39 @@ impl Spares {
         self.ready.take()
     }
 
-    /// Whether one more trimmed segment would be kept, on top of `promised` ones.
+    /// Whether another trimmed segment would be kept, in addition to `promised` ones.
     pub fn has_place(&self, promised: usize) -> bool {
-        usize::from(self.is_ready()) + self.idle.len() + promised < SPARES_MAX
+        usize::from(self.is_ready()) + self.recycled.len() + promised < SPARES_MAX
     }
 
-    /// A name no other spare has.
+    /// An unused name.
     pub fn next_name(&mut self) -> String {
         self.next_serial += 1;
         spare_name(self.next_serial - 1)
     }
 
-    /// Takes in trimmed segments under their new names, which must be durable: if a power cut could bring the old
-    /// name back, it would find the next life's header under it.
-    pub fn recycle(&mut self, files: Vec<Idle>) {
-        self.idle.extend(files);
+    /// Adds trimmed segments. Their new names must be durable: otherwise a power cut could bring back the old name with
+    /// another segment's header.
+    pub fn recycle(&mut self, files: Vec<RecycledSegment>) {
+        self.recycled.extend(files);
     }
 
-    /// Makes one ready if none is, and says how many became so. On an error nothing is held on disk, and it may be
-    /// tried again.
+    /// Reserves a spare if none is ready, and returns how many became ready. After an error nothing is left on disk,
+    /// and it can be called again.
     pub fn prepare(&mut self) -> io::Result<u32> {
         if self.is_ready() {
             return Ok(0);
         }
-        let (Idle { name, filled }, file) = match self.next_idle() {
-            Some(idle) => idle,
+        let (RecycledSegment { name, filled }, file) = match self.next_recycled() {
+            Some(recycled) => recycled,
             None => {
                 let name = self.next_name();
                 let file = self.disk.create(&name)?;
-                (Idle { name, filled: 0 }, file)
+                (RecycledSegment { name, filled: 0 }, file)
             }
         };
         if let Err(error) = self.reserve(file.as_ref()) {
-            // A reservation that failed half-way may hold on to the little room there is. The first error counts.
+            // A partial reservation may take the last free space. The first error is the one to report.
             let _ = self.disk.remove(&name);
             return Err(error);
         }
@@ -100,14 +99,14 @@ impl Spares {
         Ok(1)
     }
 
-    /// A file of an earlier life that can be opened. One that cannot, a dangling link for instance, is given up.
-    fn next_idle(&mut self) -> Option<(Idle, Arc<dyn DiskFile>)> {
-        while let Some(idle) = self.idle.pop() {
-            match self.disk.open(&idle.name) {
-                Ok(file) => return Some((idle, file)),
+    /// A recycled segment that can be opened. One that cannot, such as a dangling link, is removed.
+    fn next_recycled(&mut self) -> Option<(RecycledSegment, Arc<dyn DiskFile>)> {
+        while let Some(recycled) = self.recycled.pop() {
+            match self.disk.open(&recycled.name) {
+                Ok(file) => return Some((recycled, file)),
                 Err(error) => {
-                    tracing::warn!(file = idle.name, %error, "a spare journal segment cannot be used");
-                    let _ = self.disk.remove(&idle.name);
+                    tracing::warn!(file = recycled.name, %error, "a spare journal segment cannot be opened and is replaced");
+                    let _ = self.disk.remove(&recycled.name);
                 }
             }
         }

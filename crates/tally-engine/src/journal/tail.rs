@@ -1,37 +1,37 @@
-//! The tail: frames that are sealed, have their position, and wait in memory for the flusher.
+//! The tail: frames that have a position and are queued in memory for the flusher.
 //!
-//! Whoever seals a batch must know at once, under the engine's lock and without I/O, where it will stand and that
-//! room for it is reserved on disk: only then may it be applied. [`Plan`] does that arithmetic. The reserved room is
-//! the rest of the current segment and the spare segments that the [`Writer`](super::Writer) has prepared.
+//! A batch may be applied only once its position is known and disk space is reserved for it. Sealing must decide that
+//! under the engine's lock, without I/O. [`Reservation`] does the arithmetic: the reserved space is the rest of the
+//! current segment and the spare segments of the [`Writer`](super::Writer).
 //!
-//! How the flusher and the sealing thread share it, the tail being behind the engine's lock:
+//! The tail is behind the engine's lock. The flusher uses it like this:
 //! ```text
 //! loop {
-//!     group = lock { tail.take(group) };            // sealing goes on meanwhile
+//!     group = lock { tail.take(group) };            // sealing continues
 //!     flushed = writer.flush(&mut group)?;          // an error poisons the engine
 //!     match writer.prepare_next() {                 // after every flush, and again while the disk is full
 //!         Ok(fresh) => lock { tail.add_spares(fresh) },
-//!         Err(full) if is_full(&full) => {}         // sealing meets `NoRoom` once the segment is used up
+//!         Err(full) if is_full(&full) => {}         // appending fails once the segment is full
 //!         Err(fault) => …
 //!     }
 //! }
 //! ```
-//! As long as less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), `NoRoom` means that preparing
-//! was tried and failed, not that the flusher is late.
+//! Less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), so `NoRoom` means that the reservation
+//! failed, not that the flusher is late.
 
 use tally_core::time::Position;
 
 use super::frame::{begin_frame, end_frame, framed_len};
 use super::segment::SEGMENT_HEADER_BYTES;
 
-/// Where the next frame goes and what room is reserved for it. Pure arithmetic.
+/// The position of the next frame, and the disk space reserved for frames. Pure arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// Where the next frame begins, unless it needs a new segment: then that segment begins here.
+pub struct Reservation {
+    /// Position of the next frame, or of the next segment if the frame needs one.
     pub next: Position,
-    /// Where the current segment's room ends.
+    /// Where the current segment's space ends.
     pub segment_end: Position,
-    /// Prepared segments that no planned roll has claimed yet.
+    /// Spare segments that no frame has claimed yet.
     pub spares_ready: u32,
     /// Bytes of a segment.
     pub segment_bytes: u64,
@@ -42,19 +42,19 @@ pub struct Plan {
 pub struct Placement {
     /// Where it begins.
     pub position: Position,
-    /// Where it ends. Once the flushed position reaches this, the frame is durable.
+    /// Where it ends. The frame is durable once the flushed position reaches this.
     pub end: Position,
     /// Whether it is the first of a new segment.
     pub rolls: bool,
 }
 
-/// No reserved room on disk is left for the payload, or it is larger than a segment. Nothing was placed.
+/// There is no disk space reserved for the payload, or it is larger than a segment. Nothing was queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the journal has no reserved room left on disk")]
+#[error("no disk space is reserved for the journal")]
 pub struct NoRoom;
 
-impl Plan {
-    /// Gives a payload its place, or says that none is reserved and changes nothing.
+impl Reservation {
+    /// Places a payload. Changes nothing if there is no space for it.
     pub fn place(&mut self, payload_len: usize) -> Result<Placement, NoRoom> {
         let framed = framed_len(payload_len);
         let rolls = framed > self.segment_end.0 - self.next.0;
@@ -75,7 +75,7 @@ impl Plan {
 /// Frames sealed and not yet taken by the flusher.
 #[derive(Debug)]
 pub struct Tail {
-    plan: Plan,
+    reservation: Reservation,
     queued: Group,
 }
 
@@ -107,26 +107,25 @@ impl Group {
 }
 
 impl Tail {
-    /// Begins with what [`Writer::plan`](super::Writer::plan) says.
+    /// Begins with [`Writer::reservation`](super::Writer::reservation).
     #[must_use]
-    pub fn new(plan: Plan) -> Tail {
-        Tail { plan, queued: Group::default() }
+    pub fn new(reservation: Reservation) -> Tail {
+        Tail { reservation, queued: Group::default() }
     }
 
-    /// A tail at `end` without any room: every payload meets [`NoRoom`] until a writer's plan takes its place.
+    /// A tail at `end` without any space: appending fails until the tail is replaced.
     #[must_use]
     pub fn without_room(end: Position, segment_bytes: u64) -> Tail {
-        Tail::new(Plan { next: end, segment_end: end, spares_ready: 0, segment_bytes })
+        Tail::new(Reservation { next: end, segment_end: end, spares_ready: 0, segment_bytes })
     }
 
-    /// Queues the payload that `encode` appends to the buffer it is given (and must only append to), without copying
-    /// it. With [`NoRoom`] nothing is queued.
+    /// Queues the payload that `encode` appends to its argument. It must only append.
     pub fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Placement, NoRoom> {
         let bytes = &mut self.queued.bytes;
         let start = begin_frame(bytes);
         let payload_start = bytes.len();
         encode(bytes);
-        match self.plan.place(bytes.len() - payload_start) {
+        match self.reservation.place(bytes.len() - payload_start) {
             Ok(placement) => {
                 end_frame(bytes, start, placement.position);
                 if placement.rolls {
@@ -141,21 +140,21 @@ impl Tail {
         }
     }
 
-    /// Hands everything queued to the flusher, and goes on with the buffers of a group that has been flushed.
+    /// Takes everything queued, and reuses the buffers of a flushed group for the next one.
     pub fn take(&mut self, mut reuse: Group) -> Group {
         reuse.clear();
         std::mem::replace(&mut self.queued, reuse)
     }
 
-    /// Counts in the spares that [`Writer::prepare_next`](super::Writer::prepare_next) reports.
+    /// Adds the spares that [`Writer::prepare_next`](super::Writer::prepare_next) returned.
     pub fn add_spares(&mut self, fresh: u32) {
-        self.plan.spares_ready += fresh;
+        self.reservation.spares_ready += fresh;
     }
 
-    /// The plan as it stands.
+    /// The current reservation.
     #[must_use]
-    pub fn plan(&self) -> Plan {
-        self.plan
+    pub fn reservation(&self) -> Reservation {
+        self.reservation
     }
 
     /// Bytes queued.
@@ -171,43 +170,43 @@ mod tests {
 
     use super::*;
 
-    fn plan(spares_ready: u32) -> Plan {
-        Plan { next: Position(24), segment_end: Position(128), spares_ready, segment_bytes: 128 }
+    fn reservation(spares_ready: u32) -> Reservation {
+        Reservation { next: Position(24), segment_end: Position(128), spares_ready, segment_bytes: 128 }
     }
 
     #[test]
     fn frames_fill_a_segment_to_the_last_byte_and_then_claim_a_spare() {
-        let mut plan = plan(1);
+        let mut reservation = reservation(1);
         let placed = |position, end, rolls| Placement { position: Position(position), end: Position(end), rolls };
-        assert_eq!(plan.place(40), Ok(placed(24, 88, false)));
-        assert_eq!(plan.place(16), Ok(placed(88, 128, false)));
-        assert_eq!(plan.place(0), Ok(placed(168, 192, true)));
-        assert_eq!(plan.segment_end, Position(256));
-        assert_eq!(plan.spares_ready, 0);
+        assert_eq!(reservation.place(40), Ok(placed(24, 88, false)));
+        assert_eq!(reservation.place(16), Ok(placed(88, 128, false)));
+        assert_eq!(reservation.place(0), Ok(placed(168, 192, true)));
+        assert_eq!(reservation.segment_end, Position(256));
+        assert_eq!(reservation.spares_ready, 0);
     }
 
     #[test]
     fn without_a_spare_there_is_no_room_but_smaller_frames_still_fit() {
-        let mut plan = plan(0);
-        let before = plan;
-        assert_eq!(plan.place(81), Err(NoRoom));
-        assert_eq!(plan, before);
-        assert!(plan.place(80).is_ok());
-        assert_eq!(plan.place(0), Err(NoRoom));
-        plan.spares_ready += 1;
-        assert!(plan.place(0).unwrap().rolls);
+        let mut reservation = reservation(0);
+        let before = reservation;
+        assert_eq!(reservation.place(81), Err(NoRoom));
+        assert_eq!(reservation, before);
+        assert!(reservation.place(80).is_ok());
+        assert_eq!(reservation.place(0), Err(NoRoom));
+        reservation.spares_ready += 1;
+        assert!(reservation.place(0).unwrap().rolls);
     }
 
     #[test]
     fn a_payload_larger_than_a_segment_never_claims_a_spare() {
-        let mut plan = plan(1);
-        assert_eq!(plan.place(81), Err(NoRoom));
-        assert_eq!(plan.spares_ready, 1);
+        let mut reservation = reservation(1);
+        assert_eq!(reservation.place(81), Err(NoRoom));
+        assert_eq!(reservation.spares_ready, 1);
     }
 
     #[test]
     fn a_refused_payload_leaves_no_trace_in_the_queue() {
-        let mut tail = Tail::new(plan(0));
+        let mut tail = Tail::new(reservation(0));
         tail.append(|out| out.extend_from_slice(b"fits")).unwrap();
         let queued = tail.queued_bytes();
         assert_eq!(tail.append(|out| out.resize(out.len() + 500, 7)), Err(NoRoom));

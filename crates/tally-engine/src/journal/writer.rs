@@ -1,22 +1,20 @@
-//! Writing the journal: flush groups into segments, roll over to the next, recycle the trimmed.
+//! Writing the journal: flushing groups to segments, rolling to the next one, trimming old ones.
 //!
-//! One thread owns the writer, the flusher, and calls everything on it; trimming too is a request to that thread.
-//!
-//! # What a crash leaves behind, step by step
+//! # Crash safety
 //!
 //! A roll happens once every frame of the current segment is synced:
-//! 1. The header is written into the spare and synced. A crash leaves a spare with a header, reused as any other.
-//! 2. The spare is renamed to its segment name. A crash leaves the spare, or a segment with a sound header and no
+//! 1. The header is written to the spare and synced. A crash leaves a spare, which is reused like any other.
+//! 2. The spare is renamed to its segment name. A crash leaves the spare, or a segment with a valid header and no
 //!    frame, which recovery accepts and the next writer replaces.
-//! 3. Names are synced. From here on the segment is there after any crash.
-//! 4. [`journal.end`](super::end) says so, and only now are frames written into it. A crash leaves a segment that the
-//!    file does not name, which holds no frame.
+//! 3. Names are synced. From here on the segment survives any crash.
+//! 4. [`journal.end`](super::end) records the segment. Only then are frames written to it, so a crash before leaves a
+//!    segment without frames.
 //!
-//! A trim renames segments to spares, or removes them, and then syncs names. A crash keeps any subset of that. All of
-//! those segments lie before the checkpoint that allowed the trim, where recovery does not look and gaps are allowed.
-//! They become usable as spares only after the sync.
+//! A trim renames segments to spares, or removes them, and then syncs names. A crash keeps any subset of these changes.
+//! All of those segments lie before the checkpoint that allowed the trim, where recovery does not read and gaps are
+//! allowed. They are reused as spares only after the sync.
 //!
-//! A write or sync that failed leaves the disk in an unknown state: the writer refuses everything after that.
+//! A failed write or sync leaves the disk in an unknown state, so the writer refuses everything after it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,12 +22,12 @@ use std::sync::Arc;
 
 use tally_core::time::Position;
 
-use super::end::{EndMark, EndRecord};
+use super::end::{EndFile, EndRecord};
 use super::frame::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Salt, framed_len, stamp_frames};
 use super::pages::{Buffer, Pages};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
-use super::spares::{Idle, Spares};
-use super::tail::{Group, Plan};
+use super::spares::{RecycledSegment, Spares};
+use super::tail::{Group, Reservation};
 use crate::disk::{Disk, is_full};
 use crate::identity::DirId;
 
@@ -37,9 +35,9 @@ use crate::identity::DirId;
 pub struct Writer {
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
-    current: Current,
+    current: CurrentSegment,
     /// The segments before the current one, oldest first. Each ends where the next begins.
-    older: VecDeque<Older>,
+    older: VecDeque<OldSegment>,
     spares: Spares,
     /// Everything before this is written.
     written: Position,
@@ -47,26 +45,27 @@ pub struct Writer {
     flushed: Position,
     salt: Salt,
     id: DirId,
-    /// Says outside the segments how far the journal is durable.
-    end: Arc<EndMark>,
+    /// Records outside the segments how far the journal is durable.
+    end: Arc<EndFile>,
     poisoned: bool,
 }
 
-struct Current {
+struct CurrentSegment {
     base: Position,
     pages: Pages,
 }
 
 #[derive(Clone, Copy)]
-struct Older {
+struct OldSegment {
     base: Position,
-    /// How much of it is known to have been written; see [`Idle::filled`].
+    /// See [`RecycledSegment::filled`].
     filled: u64,
 }
 
 impl Writer {
-    /// Begins a fresh segment at `position`, where [`recover`](super::recover) found the journal to end, and prepares
-    /// the next. A disk too full for the next segment is no error yet; one too full for the first is.
+    /// Begins a new segment at `position`, the end of the journal according to [`recover`](super::recover), and
+    /// reserves the next. A disk without space for the next segment is not an error yet; one without space for the
+    /// first is.
     pub fn create(
         disk: Arc<dyn Disk>,
         position: Position,
@@ -75,17 +74,17 @@ impl Writer {
         id: DirId,
     ) -> io::Result<Writer> {
         check_sizes(position, segment_bytes)?;
-        // The names we see may be those of a process that died before it made them durable.
+        // A process that died may not have made these names durable.
         disk.sync_names()?;
         let listing = list(disk.as_ref())?;
         if let Some(beyond) = listing.bases.iter().find(|base| **base > position) {
-            return Err(invalid(format!("{} lies beyond the journal's end {position}", segment_name(*beyond))));
+            return Err(invalid(format!("{} begins after the end of the journal, {position}", segment_name(*beyond))));
         }
         let mut spares = Spares::adopt(disk.clone(), segment_bytes, &listing.spares)?;
         spares.prepare()?;
-        // Before the first segment that names this directory, so that such a segment is never without it.
+        // Before the first segment: a segment of this format never exists without it.
         let record = EndRecord { end: position, segment: listing.bases.last().copied() };
-        let end = Arc::new(EndMark::create(disk.as_ref(), id, record)?);
+        let end = Arc::new(EndFile::create(disk.as_ref(), id, record)?);
         let header = encode_header(position, salt, id, segment_bytes);
         let current = begin_segment(disk.as_ref(), &mut spares, position, &header, Buffer::default())?;
         let mut writer = Writer {
@@ -96,7 +95,7 @@ impl Writer {
                 .bases
                 .into_iter()
                 .filter(|base| *base < position)
-                .map(|base| Older { base, filled: 0 })
+                .map(|base| OldSegment { base, filled: 0 })
                 .collect(),
             spares,
             written: Position(position.0 + SEGMENT_HEADER_BYTES),
@@ -119,10 +118,10 @@ impl Writer {
         framed_len(payload)
     }
 
-    /// The plan to begin sealing with. Ask once, before the first write: from then on the plan runs ahead.
+    /// The reservation to create a [`Tail`](super::Tail) with. Call it once, before the first write.
     #[must_use]
-    pub fn plan(&self) -> Plan {
-        Plan {
+    pub fn reservation(&self) -> Reservation {
+        Reservation {
             next: self.written,
             segment_end: self.segment_end(),
             spares_ready: u32::from(self.spares.is_ready()),
@@ -136,25 +135,25 @@ impl Writer {
         self.flushed
     }
 
-    /// What records how far the journal is durable. To be written by whoever has time, without keeping the writer.
+    /// `journal.end`. It has its own lock, so that another thread can write it during a flush.
     #[must_use]
-    pub fn end_mark(&self) -> Arc<EndMark> {
+    pub fn end_file(&self) -> Arc<EndFile> {
         Arc::clone(&self.end)
     }
 
-    /// Segments that hold the journal, the current one included.
+    /// Number of segments, including the current one.
     #[must_use]
     pub fn segments(&self) -> usize {
         self.older.len() + 1
     }
 
-    /// Where the oldest segment begins: the bytes from here to the end are what the journal takes on disk.
+    /// Where the oldest segment begins.
     #[must_use]
     pub fn oldest(&self) -> Position {
         self.older.front().map_or(self.current.base, |older| older.base)
     }
 
-    /// Writes a group, syncs it and rolls where planned. Returns the position before which everything is now durable.
+    /// Writes and syncs a group, rolling where reserved. Everything before the returned position is durable.
     pub fn flush(&mut self, group: &mut Group) -> io::Result<Position> {
         let mut rest = group.bytes.as_mut_slice();
         let mut rest_at = 0;
@@ -170,7 +169,7 @@ impl Writer {
         Ok(self.flushed)
     }
 
-    /// Stamps and writes frames that follow one another from where the last ended, all in the current segment.
+    /// Adds checksums and writes frames that continue the current segment.
     pub fn write(&mut self, frames: &mut [u8]) -> io::Result<()> {
         self.guarded(|writer| writer.write_frames(frames))
     }
@@ -180,7 +179,7 @@ impl Writer {
         self.guarded(Self::sync_frames)
     }
 
-    /// Goes over to the prepared segment, after syncing the current one. The new one begins where the frames end.
+    /// Syncs the current segment and switches to the reserved one, which begins where the frames end.
     pub fn roll(&mut self) -> io::Result<()> {
         self.guarded(|writer| {
             writer.sync_frames()?;
@@ -192,7 +191,7 @@ impl Writer {
             let next = begin_segment(writer.disk.as_ref(), &mut writer.spares, base, &header, buffer)?;
             let previous = std::mem::replace(&mut writer.current, next);
             if previous.base < base {
-                writer.older.push_back(Older { base: previous.base, filled: previous.pages.filled() });
+                writer.older.push_back(OldSegment { base: previous.base, filled: previous.pages.filled() });
             }
             writer.written = Position(base.0 + SEGMENT_HEADER_BYTES);
             writer.flushed = base;
@@ -201,31 +200,29 @@ impl Writer {
         })
     }
 
-    /// Records that the current segment is there. The journal itself does not depend on it.
+    /// Records the current segment in `journal.end`. Correctness does not depend on it, only the detection of damage.
     fn mark_segment(&self) {
         self.end.advance(self.flushed, self.current.base);
         if let Err(error) = self.end.write() {
-            tracing::warn!(%error, "how far the journal is durable cannot be recorded until the next start");
+            tracing::warn!(%error, "journal.end cannot be written; until a restart, damage to the end of the journal may go undetected");
         }
     }
 
-    /// Reserves the next segment if none is reserved; returns how many became ready, for
-    /// [`Tail::add_spares`](super::Tail::add_spares). This is where a full disk shows. Such an error changes nothing:
-    /// call again after the next flush, or whenever room may have appeared.
+    /// Reserves the next segment if none is reserved. Returns the number of new spares, for
+    /// [`Tail::add_spares`](super::Tail::add_spares). Fails on a full disk, without side effects: call it again later.
     pub fn prepare_next(&mut self) -> io::Result<u32> {
         self.refuse_if_poisoned()?;
         self.spares.prepare()
     }
 
-    /// Whether no next segment is reserved, so that [`Writer::prepare_next`] is worth calling.
+    /// Whether no next segment is reserved, so that [`Writer::prepare_next`] has something to do.
     #[must_use]
     pub fn needs_spare(&self) -> bool {
         !self.spares.is_ready()
     }
 
-    /// Gives up the segments whose every byte lies before `before`, never the current one: full ones become spares,
-    /// as many as are kept, and the others are removed. Returns the bytes of journal given up. The checkpoint that
-    /// covers them must be durable.
+    /// Trims the segments that lie entirely before `before`, a durable checkpoint, but never the current one. They
+    /// become spares, up to a limit; the others are removed. Returns the bytes of journal trimmed.
     pub fn trim(&mut self, before: Position) -> io::Result<u64> {
         self.refuse_if_poisoned()?;
         let mut freed = 0;
@@ -235,7 +232,7 @@ impl Writer {
             if end > before {
                 break;
             }
-            self.give_up(oldest, &mut recycled)?;
+            self.retire(oldest, &mut recycled)?;
             self.older.pop_front();
             freed += end.0 - oldest.base.0;
         }
@@ -246,13 +243,13 @@ impl Writer {
         Ok(freed)
     }
 
-    fn give_up(&mut self, segment: Older, recycled: &mut Vec<Idle>) -> io::Result<()> {
+    fn retire(&mut self, segment: OldSegment, recycled: &mut Vec<RecycledSegment>) -> io::Result<()> {
         let name = segment_name(segment.base);
-        // A segment that recovery has cut has no blocks worth keeping.
+        // A segment that recovery truncated is not worth recycling.
         if self.spares.has_place(recycled.len()) && self.disk.open(&name)?.len()? == self.segment_bytes {
             let spare = self.spares.next_name();
             self.disk.rename(&name, &spare)?;
-            recycled.push(Idle { name: spare, filled: segment.filled });
+            recycled.push(RecycledSegment { name: spare, filled: segment.filled });
             Ok(())
         } else {
             self.disk.remove(&name)
@@ -264,10 +261,10 @@ impl Writer {
             return Ok(());
         }
         if frames.len() as u64 > self.segment_end().0 - self.written.0 {
-            return Err(invalid(format!("{} bytes do not fit the segment at {}", frames.len(), self.current.base)));
+            return Err(invalid(format!("{} bytes do not fit in the segment at {}", frames.len(), self.current.base)));
         }
         let end = stamp_frames(frames, self.written, self.flushed, self.salt)
-            .map_err(|fault| invalid(format!("frames meant for position {}: {fault}", self.written)))?;
+            .map_err(|fault| invalid(format!("frames for position {}: {fault}", self.written)))?;
         self.current.pages.append(frames)?;
         self.written = end;
         Ok(())
@@ -282,7 +279,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Where the last frame ends; the current segment's base while it holds none.
+    /// Where the last frame ends, or the base of a segment without frames.
     fn end_of_frames(&self) -> Position {
         let first_frame = self.current.base.0 + SEGMENT_HEADER_BYTES;
         if self.written.0 == first_frame { self.current.base } else { self.written }
@@ -301,20 +298,20 @@ impl Writer {
 
     fn refuse_if_poisoned(&self) -> io::Result<()> {
         if self.poisoned {
-            return Err(io::Error::other("an earlier write to the journal failed; nothing more is written to it"));
+            return Err(io::Error::other("an earlier write to the journal failed; restart the server"));
         }
         Ok(())
     }
 }
 
-/// Turns the ready spare into the segment at `base`. The order of the steps is explained above.
+/// Turns the ready spare into the segment at `base`. The module documentation explains the order.
 fn begin_segment(
     disk: &dyn Disk,
     spares: &mut Spares,
     base: Position,
     header: &[u8],
     buffer: Buffer,
-) -> io::Result<Current> {
+) -> io::Result<CurrentSegment> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
     let mut pages = Pages::begin(spare.file, spare.len, spare.filled, buffer);
     pages.append(header)?;
@@ -322,9 +319,9 @@ fn begin_segment(
     let name = segment_name(base);
     disk.rename(&spare.name, &name)?;
     disk.sync_names()?;
-    // From now on an error names the file as it is called now.
+    // Reopened so that errors have the new name.
     pages.continue_with(disk.open(&name)?);
-    Ok(Current { base, pages })
+    Ok(CurrentSegment { base, pages })
 }
 
 fn check_sizes(position: Position, segment_bytes: u64) -> io::Result<()> {

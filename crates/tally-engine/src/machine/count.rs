@@ -1,4 +1,4 @@
-//! Counters as a crowd: how many there are, some one of them, and those that have expired.
+//! Counting counters, sampling one, and finding expired ones.
 
 use tally_core::key::Key;
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
@@ -7,13 +7,12 @@ use tally_core::record;
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
 
-use super::read::{LIST_SLICE, newest_in_flight, unrevealed};
-use super::{Machine, State};
-use crate::durability::Durability;
+use super::read::{LIST_SLICE, unrevealed};
+use super::{BatchWait, Durability, Machine, State};
+use crate::host::MalformedRecord;
 use crate::store::StoreError;
-use crate::ticket::Wait;
 
-/// Where a sweep stands.
+/// The progress of a sweep.
 #[derive(Debug)]
 pub struct Sweep {
     from: Vec<u8>,
@@ -27,23 +26,23 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// Whether as much was swept as memory should keep: a checkpoint comes first, then another sweep.
+    /// Whether the sweep stopped at its limit: a checkpoint must free memory before the next one.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.left == 0
     }
 }
 
-/// A counter that was found, and what to await before it may be shown.
-type Found = Option<(Key, Option<Wait>)>;
+/// A counter, and the flush to await before it may be shown.
+type Sampled = Option<(Key, Option<BatchWait>)>;
 
 impl Machine {
-    /// How many counters there are, those that have expired and are not swept yet included.
+    /// The number of counters, including those that have expired and are not swept yet.
     pub async fn count(&self, durability: Durability) -> Result<u64, EngineError> {
         let (counters, wait) = {
             let state = self.state.lock();
             self.refuse_if_poisoned()?;
-            (state.partition.counters(), newest_in_flight(&state))
+            (state.partition.counters(), state.journal.in_flight.newest())
         };
         match wait.filter(|_| durability == Durability::Flushed) {
             Some(wait) => wait.await.map(|_| counters).map_err(unrevealed),
@@ -51,7 +50,7 @@ impl Machine {
         }
     }
 
-    /// Some counter that exists, chosen by `number`; the store is asked if memory has none.
+    /// Some existing counter, chosen by `number`. Reads the store only if memory has none.
     pub async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let found = match self.sample_memory(number)? {
             None => self.sample_store(number)?,
@@ -66,7 +65,7 @@ impl Machine {
         Ok(Some(key))
     }
 
-    fn sample_memory(&self, number: u64) -> Result<Found, EngineError> {
+    fn sample_memory(&self, number: u64) -> Result<Sampled, EngineError> {
         let cells = self.state.lock().partition.cells();
         let start = number.checked_rem(cells as u64).unwrap_or_default() as usize;
         for (mut from, end) in [(start, cells), (0, start)] {
@@ -74,7 +73,7 @@ impl Machine {
                 let state = self.state.lock();
                 self.refuse_if_poisoned()?;
                 match state.partition.probe(from, LIST_SLICE, self.now_at(&state)) {
-                    Probe::Found(key) => return Ok(Some(self.found(&state, key))),
+                    Probe::Found(key) => return Ok(Some(self.sampled(&state, key))),
                     Probe::Further(at) => from = at,
                     Probe::End => break,
                 }
@@ -83,7 +82,7 @@ impl Machine {
         Ok(None)
     }
 
-    fn sample_store(&self, number: u64) -> Result<Found, EngineError> {
+    fn sample_store(&self, number: u64) -> Result<Sampled, EngineError> {
         let start = record::counter_key(&number.to_be_bytes());
         for from in [&start[..], &record::counter_key(&[])] {
             let mut scan = self.store.scan(from);
@@ -91,25 +90,25 @@ impl Machine {
                 && let Some(key) = record::counter_of(store_key)
             {
                 let held = record::read_counter(value);
-                let held = held.ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
+                let held = held.ok_or_else(|| self.unreadable(&StoreError::from(MalformedRecord::new(store_key))))?;
                 let state = self.state.lock();
-                // Memory knows better, and it may have come there since memory was looked at.
+                // Memory is newer, and the counter may have been restored since memory was searched.
                 let held = if state.partition.is_missing(key) { Some(held) } else { state.partition.state_of(key) };
                 if held.is_some_and(|held| !held.is_expired(self.now_at(&state))) {
-                    return Ok(Some(self.found(&state, key.to_key())));
+                    return Ok(Some(self.sampled(&state, key.to_key())));
                 }
             }
         }
         Ok(None)
     }
 
-    fn found(&self, state: &State, key: Key) -> (Key, Option<Wait>) {
+    fn sampled(&self, state: &State, key: Key) -> (Key, Option<BatchWait>) {
         let wait = self.wait_for(state, std::slice::from_ref(&key), Durability::Flushed);
         (key, wait)
     }
 
-    /// Finds counters that have expired, by the expiries that the store holds; none once there are no more. Each is to be
-    /// submitted as a [`Change::Sweep`](tally_core::event::Change::Sweep): only a batch removes a counter.
+    /// The next expired counters by the store's expiry records, or none at the end. Submit each as a
+    /// [`Change::Sweep`](tally_core::event::Change::Sweep): only a batch may remove a counter.
     pub fn find_expired(&self, sweep: &mut Sweep) -> Result<Vec<(Millis, Key)>, StoreError> {
         let now = self.clock.now();
         let mut scan = self.store.scan(&sweep.from);
@@ -121,7 +120,7 @@ impl Machine {
             if !store_key.starts_with(record::EXPIRY_PREFIX) {
                 break;
             }
-            let (expires_at, key) = record::expiry_of(store_key).ok_or_else(|| StoreError::malformed(store_key))?;
+            let (expires_at, key) = record::expiry_of(store_key).ok_or_else(|| MalformedRecord::new(store_key))?;
             if expires_at > now {
                 break;
             }

@@ -1,7 +1,6 @@
-//! Reading: counters from memory or the store, and never what a crash could take back.
+//! Reading counters from memory or the store. A reading never reveals what a crash could lose.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use tally_core::batch::{Events, key_hash};
 use tally_core::counter::{Counter, CounterState};
@@ -10,32 +9,32 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::limits::PAGE_ITEMS_MAX;
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcomes, Reads, Receipt, Refusal, Token};
-use tally_core::partition::{Headroom, Partition};
+use tally_core::partition::Partition;
 use tally_core::reading::{Reading, Stats};
 use tally_core::record;
 use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
-use super::fetch::Fetched;
-use super::{Machine, PARTITION, State};
-use crate::durability::Durability;
-use crate::store::StoreError;
-use crate::ticket::{Sealed, Wait};
+use parking_lot::MutexGuard;
 
-/// Whether counters remain to be brought to memory.
+use super::{BatchWait, Durability, Machine, PARTITION, State};
+use crate::host::{Fetched, MalformedRecord};
+use crate::store::StoreError;
+
+/// Whether counters remain to be loaded into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Warmth {
     /// Some remain.
     Warming,
-    /// All are there, or memory has no room for more.
+    /// All are in memory, or memory has no room for more.
     Warm,
 }
 
-/// Counters looked through per turn of the lock when listing.
+/// Counters listed per acquisition of the lock.
 pub(super) const LIST_SLICE: usize = 1 << 14;
 
 impl Machine {
-    /// Reads counters, in the order asked.
+    /// Reads counters. The readings are in the order of the keys.
     pub async fn read(&self, keys: &[Key], durability: Durability) -> Result<Vec<Reading>, EngineError> {
         let now = self.clock.now();
         let (counters, wait) = self.look_up(keys, durability)?;
@@ -60,7 +59,7 @@ impl Machine {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let now = self.now_at(&self.state.lock());
         let expired_by = now;
-        // One more than asked tells whether more follow.
+        // One more than the limit tells whether there is another page.
         let mut found = self.created_keys(page, limit + 1, expired_by);
         self.stored_keys(page, limit + 1, expired_by, &mut found).map_err(|error| self.unreadable(&error))?;
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
@@ -68,7 +67,7 @@ impl Machine {
         keys.truncate(limit);
         let next = keys.last().filter(|_| more).cloned();
         let (counters, _) = self.look_up(&keys, Durability::Applied)?;
-        // That a counter is not among them says as much as that it is: everything applied so far must rest.
+        // The absence of a counter is information too, so wait for everything that was applied.
         if let Some(wait) = self.wait_for_all()? {
             wait.await.map_err(unrevealed)?;
         }
@@ -78,9 +77,9 @@ impl Machine {
 
     /// The corrections of one counter, oldest first.
     pub async fn ledger(&self, key: &Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
-        // One more than a page has, so that callers can tell whether there is another.
+        // One more than a page, so that callers can tell whether there is another.
         let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
-        // Memory first: what moves to the store in between is then seen twice rather than not at all.
+        // Memory first: an entry that moves to the store in between is then seen twice, not missed.
         let (unsaved, wait) = {
             let state = self.state.lock();
             self.refuse_if_poisoned()?;
@@ -93,7 +92,8 @@ impl Machine {
             && let Some((store_key, value)) = scan.next_entry().map_err(|error| self.unreadable(&error))?
             && record::is_ledger_of(store_key, key.as_ref())
         {
-            let entry = record::read_ledger(value).ok_or_else(|| self.unreadable(&StoreError::malformed(store_key)))?;
+            let entry = record::read_ledger(value)
+                .ok_or_else(|| self.unreadable(&StoreError::from(MalformedRecord::new(store_key))))?;
             entries.insert(entry.seq, entry);
         }
         if let Some(wait) = wait {
@@ -103,15 +103,15 @@ impl Machine {
         Ok(entries.into_values().take(limit).collect())
     }
 
-    /// The counters that exist now, as they stand, and what to await before they may be shown.
+    /// Looks up counters, and the flush to await before they may be shown.
     fn look_up(
         &self,
         keys: &[Key],
         durability: Durability,
-    ) -> Result<(Vec<Option<CounterState>>, Option<Wait>), EngineError> {
-        let list = |partition: &Partition, _, wanted: &mut MissingKeys| {
+    ) -> Result<(Vec<Option<CounterState>>, Option<BatchWait>), EngineError> {
+        let list = |partition: &Partition, _, missing: &mut MissingKeys| {
             for key in keys.iter().filter(|key| partition.is_missing(key.as_ref())) {
-                wanted.push(&record::counter_key(key.as_bytes()));
+                missing.push(&record::counter_key(key.as_bytes()));
             }
         };
         let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
@@ -122,13 +122,13 @@ impl Machine {
             false => Ok(state.partition.state_of(key.as_ref())),
         };
         let counters = keys.iter().map(counter).collect::<Result<Vec<_>, _>>();
-        let counters = counters.map_err(|error| self.store_failed(&mut state, &error))?;
-        self.restore_if_room(&mut state, &fetched).map_err(|error| self.store_failed(&mut state, &error))?;
+        let counters = counters.map_err(|error: MalformedRecord| self.store_failed(&mut state, &error.into()))?;
+        self.restore_if_room(&mut state, &fetched)?;
         let existing = |held: Option<CounterState>| held.filter(|held| !held.is_expired(now));
         Ok((counters.into_iter().map(existing).collect(), self.wait_for(&state, keys, durability)))
     }
 
-    /// Answers events that only read, as soon as what they saw rests on `durability`.
+    /// Answers events that only read, once what they saw has reached `durability`.
     pub(super) async fn submit_reads(&self, events: &Events, durability: Durability) -> Result<Receipt, EngineError> {
         let Reads { receipt, unflushed } = self.read_events(events)?;
         if durability == Durability::Flushed && !unflushed.is_empty() {
@@ -137,7 +137,7 @@ impl Machine {
         Ok(receipt)
     }
 
-    /// Answers events that only read, from the state as it is, and says which of the answers may not be shown before the
+    /// Answers events that only read, from the current state, and lists the answers that may not be shown before the
     /// journal is flushed up to the receipt's token.
     pub fn read_events(&self, events: &Events) -> Result<Reads, EngineError> {
         // A closing engine takes no submission, whatever is in it.
@@ -145,19 +145,18 @@ impl Machine {
             return Err(refusal);
         }
         let batch = events.batch();
-        let list = |partition: &Partition, at, wanted: &mut MissingKeys| partition.missing(batch, at, wanted);
+        let list = |partition: &Partition, at, missing: &mut MissingKeys| partition.missing(batch, at, missing);
         let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
         self.refuse_if_poisoned()?;
         let mut outcomes = Outcomes::default();
         let stored = |key: KeyRef<'_>| fetched.counter(key).ok().flatten();
         let as_of = state.partition.answer(self.clock.now(), batch, Refusal::NoRoom, stored, &mut outcomes);
-        self.restore_if_room(&mut state, &fetched).map_err(|error| self.store_failed(&mut state, &error))?;
+        self.restore_if_room(&mut state, &fetched)?;
         let mut newest = Position(0);
         let mut unflushed = Vec::new();
         for (place, event) in batch.iter().enumerate() {
-            let touches = |sealed: &Sealed| sealed.combiner.touches(event.hash, event.key.as_bytes());
-            if let Some((sealed, _)) = state.in_flight.iter().rev().find(|(sealed, _)| touches(sealed)) {
-                newest = newest.max(sealed.end);
+            if let Some(end) = state.journal.in_flight.end_touching(event.hash, event.key.as_bytes()) {
+                newest = newest.max(end);
                 unflushed.push(place as u32);
             }
         }
@@ -165,7 +164,7 @@ impl Machine {
         Ok(Reads { receipt: Receipt { outcomes: outcomes.slots().to_vec(), as_of, token }, unflushed })
     }
 
-    /// Refuses a read that asks for more than was ever written here.
+    /// Refuses a read whose token names a position that this engine has not reached.
     pub fn require(&self, options: &ReadOptions) -> Result<(), EngineError> {
         let applied = self.state.lock().applied;
         match &options.at_least {
@@ -182,8 +181,7 @@ impl Machine {
         let wait = {
             let state = self.state.lock();
             self.refuse_if_poisoned()?;
-            let covering = state.in_flight.iter().find(|(sealed, _)| sealed.end >= position);
-            covering.map(|(_, ticket)| Wait::new(Arc::clone(ticket), Durability::Flushed))
+            state.journal.in_flight.covering(position)
         };
         match wait {
             Some(wait) => wait.await.map(|_| ()).map_err(unrevealed),
@@ -191,37 +189,36 @@ impl Machine {
         }
     }
 
-    /// Keeps fetched counters in memory as far as there is room. Others may leave for them, so answers come first.
-    fn restore_if_room(&self, state: &mut State, fetched: &Fetched) -> Result<(), StoreError> {
+    /// Locks the state with everything that `list` names either in memory or fetched.
+    pub(super) fn lock_with(
+        &self,
+        list: impl Fn(&Partition, Position, &mut MissingKeys),
+    ) -> Result<(MutexGuard<'_, State>, Fetched), StoreError> {
+        self.state.lock_with(&self.store, list)
+    }
+
+    fn restore_if_room(&self, state: &mut State, fetched: &Fetched) -> Result<(), EngineError> {
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
-        for (store_key, value) in fetched.iter() {
-            let Some(key) = record::counter_of(store_key) else {
-                continue;
-            };
-            if state.partition.make_room_for_one(key, budget) == Headroom::Enough {
-                state.partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
-            }
-        }
-        Ok(())
+        fetched.restore_within(&mut state.partition, budget).map_err(|error| self.store_failed(state, &error.into()))
     }
 
     pub(super) fn unreadable(&self, error: &StoreError) -> EngineError {
         self.store_failed(&mut self.state.lock(), error)
     }
 
-    /// What memory holds may be more than the disk does. To be asked with the state locked: whoever poisons sets the
-    /// reason before taking the batches in flight.
+    /// A poisoned engine must not answer reads: memory may hold changes that the disk does not. Call with the state
+    /// locked, because poisoning sets the reason before it fails the batches in flight.
     pub(super) fn refuse_if_poisoned(&self) -> Result<(), EngineError> {
         self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
 
-    /// What readings judge expiry by: a batch may have been applied since the clock was read.
+    /// The time by which expiry is decided: not before that of the last batch.
     pub(super) fn now_at(&self, state: &State) -> Millis {
         self.clock.now().max(state.partition.clock())
     }
 
-    /// After a restart, brings up to `max` counters of the store to memory, going on from key `from`. Without this the
-    /// first use of every counter costs a lookup in the store; once all of them are there, no new key does either.
+    /// After a restart, loads up to `max` counters from the store into memory, starting at key `from`. Without this,
+    /// the first use of every counter costs a store lookup. Once all are in memory, new keys need no lookup either.
     pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
         let snapshot = self.store.snapshot();
         let mut scan = snapshot.scan(&record::counter_key(from));
@@ -247,7 +244,7 @@ impl Machine {
             if !partition.is_warming(budget) {
                 return Ok(Warmth::Warm);
             }
-            partition.restore(store_key, value).map_err(|_| StoreError::malformed(store_key))?;
+            partition.restore(store_key, value).map_err(|_| MalformedRecord::new(store_key))?;
         }
         if let Some(key) = slice.last().and_then(|(store_key, _)| record::counter_of(store_key)) {
             from.clear();
@@ -261,30 +258,28 @@ impl Machine {
         Ok(Warmth::Warming)
     }
 
-    /// What to await before the counters may be shown: the newest batch in flight that concerns one of them.
-    pub(super) fn wait_for(&self, state: &State, keys: &[Key], durability: Durability) -> Option<Wait> {
+    /// The flush to await before the counters may be shown: that of the newest batch that touches one of them.
+    pub(super) fn wait_for(&self, state: &State, keys: &[Key], durability: Durability) -> Option<BatchWait> {
         if durability == Durability::Applied {
             return None;
         }
-        let hashes: Vec<u64> = match state.in_flight.is_empty() {
-            true => return None,
-            false => keys.iter().map(|key| key_hash(self.settings.seed, key.as_bytes())).collect(),
-        };
-        let concerns = |combiner: &tally_core::batch::Combiner| {
+        if state.journal.in_flight.is_empty() {
+            return None;
+        }
+        let hashes: Vec<u64> = keys.iter().map(|key| key_hash(self.settings.seed, key.as_bytes())).collect();
+        state.journal.in_flight.newest_touching(|combiner| {
             keys.iter().zip(&hashes).any(|(key, &hash)| combiner.touches(hash, key.as_bytes()))
-        };
-        let newest = state.in_flight.iter().rev().find(|(sealed, _)| concerns(&sealed.combiner));
-        newest.map(|(_, ticket)| Wait::new(ticket.clone(), durability))
+        })
     }
 
-    /// What to await before anything at all may be shown: the newest batch in flight.
-    fn wait_for_all(&self) -> Result<Option<Wait>, EngineError> {
+    /// The flush to await before anything may be shown.
+    fn wait_for_all(&self) -> Result<Option<BatchWait>, EngineError> {
         let state = self.state.lock();
         self.refuse_if_poisoned()?;
-        Ok(newest_in_flight(&state))
+        Ok(state.journal.in_flight.newest())
     }
 
-    /// The first `limit` matching keys that the store does not hold yet.
+    /// The first `limit` matching keys that are not in the store yet.
     fn created_keys(&self, page: &PageRequest, limit: usize, now: Millis) -> BTreeMap<Key, ()> {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let mut found = BTreeMap::new();
@@ -302,7 +297,7 @@ impl Machine {
         found
     }
 
-    /// Adds matching keys of the store until `limit` of them are known to be there.
+    /// Adds up to `limit` matching keys of the store.
     fn stored_keys(
         &self,
         page: &PageRequest,
@@ -334,11 +329,7 @@ impl Machine {
     }
 }
 
-pub(super) fn newest_in_flight(state: &State) -> Option<Wait> {
-    state.in_flight.back().map(|(_, ticket)| Wait::new(ticket.clone(), Durability::Flushed))
-}
-
-/// A value that would have been shown after a flush that failed is not shown.
+/// The error of a read whose flush failed: a read changes nothing, so its outcome is not unknown.
 pub(super) fn unrevealed(error: EngineError) -> EngineError {
     match error {
         EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),

@@ -1,4 +1,4 @@
-//! Writing a checkpoint: runs that become visible together, with the position they bring the store to.
+//! Writing a checkpoint: runs that become visible atomically, together with the new position.
 
 use std::sync::Arc;
 
@@ -9,51 +9,51 @@ use super::run::Run;
 use super::writer::RunWriter;
 use super::{Store, StoreError};
 
-/// Entries a run's filter is sized for when the iterator does not say how many there are at most.
+/// Number of entries that a filter is sized for if the iterator has no upper bound.
 const ENTRIES_GUESS: usize = CAPTURE_BYTES_MAX / 32;
-/// Entries a run's filter is sized for at most, however many the iterator thinks there may be: more than are captured.
+/// Most entries that a filter is sized for. No capture has more.
 const ENTRIES_MAX: usize = CAPTURE_BYTES_MAX / 2;
 
-/// What a checkpoint says of a key.
+/// What a checkpoint does to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
-    /// It has this value, of at most [`VALUE_BYTES_MAX`](super::VALUE_BYTES_MAX) bytes.
+    /// Sets its value, of at most [`VALUE_BYTES_MAX`](super::VALUE_BYTES_MAX) bytes.
     Put(&'a [u8]),
-    /// It is gone.
+    /// Removes it.
     Remove,
 }
 
-/// A checkpoint being written. Dropped without [`commit`](CheckpointWriter::commit) it removes what it wrote.
+/// A checkpoint being written. Dropped without [`commit`](CheckpointWriter::commit), it deletes its runs.
 ///
-/// One checkpoint is under way at a time: of two, the one that commits last would win.
+/// There must be only one at a time: of two, the last to commit would win.
 pub struct CheckpointWriter<'a> {
     store: &'a Store,
-    pending: Pending<'a>,
+    pending: PendingRuns<'a>,
 }
 
 impl<'a> CheckpointWriter<'a> {
     pub(super) fn new(store: &'a Store) -> CheckpointWriter<'a> {
-        CheckpointWriter { store, pending: Pending { store, runs: Vec::new() } }
+        CheckpointWriter { store, pending: PendingRuns { store, runs: Vec::new() } }
     }
 
-    /// Begins a run that is filled entry by entry, as [`CheckpointWriter::write_run`] does. Dropped, it leaves nothing.
+    /// Begins a run that is filled entry by entry. Dropped, it deletes its file.
     pub fn begin_run(&self, entries_max: usize) -> Result<OpenRun<'a>, StoreError> {
         Ok(OpenRun(self.store.run_writer(entries_max.min(ENTRIES_MAX) as u64)?))
     }
 
-    /// Makes a run durable and a part of the checkpoint. One without entries is none.
+    /// Makes a run durable and adds it to the checkpoint, unless it is empty.
     pub fn end_run(&mut self, run: OpenRun<'a>) -> Result<(), StoreError> {
         self.pending.finish(run.0)
     }
 
-    /// Writes one run, and makes it durable, from entries whose keys ascend strictly and have at most
-    /// [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes; other keys are refused. No entries make no run.
+    /// Writes one durable run. Keys must be strictly ascending, and at most
+    /// [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes long.
     ///
-    /// No key may occur in two runs of one checkpoint: which of them wins is not defined, and nothing checks it.
+    /// A key must not occur in two runs of one checkpoint. This is not checked, and which one wins is undefined.
     ///
     /// The filter is sized by the upper bound of the iterator's `size_hint`; without one, for a million entries.
     ///
-    /// After an error this run is gone and those before it remain: the caller may try again.
+    /// After an error this run is deleted and earlier ones remain: the caller may retry.
     pub fn write_run<'e>(
         &mut self,
         entries: impl IntoIterator<Item = (&'e [u8], Entry<'e>)>,
@@ -69,24 +69,24 @@ impl<'a> CheckpointWriter<'a> {
         self.end_run(run)
     }
 
-    /// Makes all runs and the position visible, atomically and durably. Takes the same time however large the
-    /// store is.
+    /// Makes all runs and the position visible, atomically and durably. The cost does not depend on the size of the
+    /// store.
     ///
-    /// A position before the present one is refused. After another error the store reads as before; after a crash
-    /// it may also open as if the commit had succeeded.
+    /// An earlier position is refused. After an error the store reads as before; after a restart, the commit may turn
+    /// out to have succeeded.
     pub fn commit(self, position: Position) -> Result<(), StoreError> {
         if position < self.store.position() {
-            return Err(StoreError::Refused { what: "a checkpoint cannot go back to an earlier position" });
+            return Err(StoreError::Refused { what: "a checkpoint cannot have an earlier position than the store" });
         }
         self.store.install_checkpoint(self.pending, position)
     }
 }
 
-/// A run of a checkpoint while it is being written.
+/// A run being written.
 pub struct OpenRun<'a>(RunWriter<'a>);
 
 impl OpenRun<'_> {
-    /// Adds an entry. Its key must be greater than all before.
+    /// Adds an entry. Keys must be strictly ascending.
     pub fn push(&mut self, key: &[u8], entry: Entry<'_>) -> Result<(), StoreError> {
         match entry {
             Entry::Put(value) => self.0.push(key, Some(value)),
@@ -95,26 +95,26 @@ impl OpenRun<'_> {
     }
 }
 
-/// Runs that no manifest names yet. Dropped, it removes their files.
-pub(super) struct Pending<'a> {
+/// Runs that no manifest lists yet. Dropped, it deletes their files.
+pub(super) struct PendingRuns<'a> {
     pub(super) store: &'a Store,
     pub(super) runs: Vec<Arc<Run>>,
 }
 
-impl Pending<'_> {
-    /// Completes a run, if it has entries, and adds it.
+impl PendingRuns<'_> {
+    /// Completes a run and adds it, unless it is empty.
     pub(super) fn finish(&mut self, writer: RunWriter<'_>) -> Result<(), StoreError> {
         self.runs.extend(writer.finish()?.map(Arc::new));
         Ok(())
     }
 
-    /// From here on a manifest may name them: they are not removed.
+    /// Keeps the files: from here on a manifest may list them.
     pub(super) fn keep(mut self) -> Vec<Arc<Run>> {
         std::mem::take(&mut self.runs)
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for PendingRuns<'_> {
     fn drop(&mut self) {
         for run in &self.runs {
             super::remove(self.store.disk.as_ref(), &run.name);

@@ -1,4 +1,4 @@
-//! Walking a run forward, entry by entry or straight to a key.
+//! A forward cursor over a run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ const AHEAD_BYTES_MAX: usize = 256 << 10;
 /// How much to read beyond the block that is wanted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadAhead {
-    /// Nothing: the next block wanted may lie anywhere.
+    /// Nothing: for point lookups.
     Never,
-    /// Twice as much each time: whoever reads on will probably read on.
+    /// Twice as much each time: for scans of unknown length.
     Growing,
-    /// As much as is sensible: everything will be read.
+    /// The maximum: for reading the whole run.
     Full,
 }
 
-/// A place in a run. Only moves forward. After an error it must not be used further.
+/// A forward cursor. It must not be used after an error.
 pub(super) struct RunCursor {
     run: Arc<Run>,
-    /// Whole blocks as read from the file; longer than they are once it has held more.
+    /// Blocks as read from the file. May be longer than their content.
     buf: Vec<u8>,
     /// Which blocks `buf` holds.
     held: Range<usize>,
@@ -33,10 +33,10 @@ pub(super) struct RunCursor {
     ahead_max: usize,
     /// The block after the one the cursor is in.
     next_block: usize,
-    /// What is left to decode of the block the cursor is in, as a place in `buf`.
+    /// The undecoded rest of the current block, as a range of `buf`.
     rest: Range<usize>,
     key: Vec<u8>,
-    /// Where in `buf` the value is; `None` for a removal.
+    /// The value, as a range of `buf`; `None` for a tombstone.
     value: Option<Range<usize>>,
     on_entry: bool,
 }
@@ -68,7 +68,7 @@ impl RunCursor {
         &self.key
     }
 
-    /// The value of the entry the cursor is on; `None` for a removal.
+    /// The value of the entry the cursor is on; `None` for a tombstone.
     pub(super) fn value(&self) -> Option<&[u8]> {
         self.value.clone().map(|value| self.buf.get(value).unwrap_or_default())
     }
@@ -108,14 +108,14 @@ impl RunCursor {
             let block = index.find(target, self.next_block);
             self.enter(block)?;
         }
-        // All of a later block is greater, so if this one is passed the next entry is the one.
+        // All keys of a later block are greater, so at the end of this block the next entry is the one.
         Ok(self.seek_in_block(target)? || self.advance()?)
     }
 
     /// Moves within the block to the first entry whose key is not less than `target`, where the one before it is;
     /// `false` at the end of the block.
     ///
-    /// Most entries are passed without a look at their key. `matched` is how much of `target` the key before has in
+    /// Most entries are skipped without comparing their key. `matched` is how much of `target` the key before has in
     /// common, so that key is less by its byte after that; an entry that shares more than `matched` with it has
     /// this byte too and is just as much less.
     fn seek_in_block(&mut self, target: &[u8]) -> Result<bool, StoreError> {
@@ -188,11 +188,11 @@ impl RunCursor {
 
     /// Takes the next entry off the block, leaving the key as it is; `None` at the end of the block.
     #[inline]
-    fn next_in_block(&mut self) -> Result<Option<Encoded>, StoreError> {
+    fn next_in_block(&mut self) -> Result<Option<EncodedEntry>, StoreError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        let entry = self.buf.get(..self.rest.end).and_then(|block| Encoded::at(block, self.rest.start));
+        let entry = self.buf.get(..self.rest.end).and_then(|block| EncodedEntry::at(block, self.rest.start));
         let Some(entry) = entry else { return Err(self.nonsense()) };
         self.rest.start = entry.end;
         Ok(Some(entry))
@@ -201,26 +201,26 @@ impl RunCursor {
     #[cold]
     fn nonsense(&self) -> StoreError {
         let block = self.run.index.block(self.block());
-        self.run.damaged(block.start, "the block passes its checksum and makes no sense")
+        self.run.damaged(block.start, "the block matches its checksum but cannot be decoded")
     }
 }
 
-/// An entry as it stands in a block: its parts are places in the block.
-struct Encoded {
+/// An entry in a block. Its parts are ranges of the block.
+struct EncodedEntry {
     /// Bytes its key shares with the one before it.
     shared: usize,
     /// The rest of its key.
     suffix: Range<usize>,
-    /// Its value; `None` for a removal.
+    /// Its value; `None` for a tombstone.
     value: Option<Range<usize>>,
     /// Where it ends.
     end: usize,
 }
 
-impl Encoded {
-    /// The entry at `start`, if there is a whole one.
+impl EncodedEntry {
+    /// The entry at `start`, if it is complete.
     #[inline]
-    fn at(block: &[u8], start: usize) -> Option<Encoded> {
+    fn at(block: &[u8], start: usize) -> Option<EncodedEntry> {
         let mut cursor = Cursor::new(block.get(start..)?);
         let shared = usize::try_from(cursor.u64()?).ok()?;
         let suffix_len = cursor.bytes(run::KEY_BYTES_MAX)?.len();
@@ -231,6 +231,6 @@ impl Encoded {
         cursor.take(value_len)?;
         let end = value_start + value_len;
         let value = (coded > 0).then_some(value_start..end);
-        Some(Encoded { shared, suffix: suffix_end - suffix_len..suffix_end, value, end })
+        Some(EncodedEntry { shared, suffix: suffix_end - suffix_len..suffix_end, value, end })
     }
 }

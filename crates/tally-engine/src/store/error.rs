@@ -1,19 +1,20 @@
-//! What can go wrong in the store.
+//! Errors of the store.
 
 use std::borrow::Cow;
 use std::io;
 
 use crate::disk;
+use crate::host::MalformedRecord;
 
-/// Why the store could not do what it was asked.
+/// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The disk refused. [`StoreError::is_full`] tells a full disk from a broken one.
+    /// The disk failed or is full; see [`StoreError::is_full`].
     #[error("{file}: {source}")]
     Io {
         /// The file concerned.
         file: String,
-        /// What the disk said.
+        /// The error of the disk.
         source: io::Error,
     },
     /// Bytes are not what was written.
@@ -21,50 +22,52 @@ pub enum StoreError {
     Damaged {
         /// The file concerned.
         file: String,
-        /// Where the damaged part begins.
+        /// Offset of the damaged section.
         offset: u64,
-        /// What does not fit.
+        /// What is wrong.
         what: Cow<'static, str>,
     },
-    /// The file is sound and was written by another version of this program.
-    #[error("{file} has format version {found}; this program reads version {known}")]
+    /// The file is intact and was written by another version.
+    #[error("{file} has format version {found}, but this version of Tally reads up to {known}; use a newer version")]
     Version {
         /// The file concerned.
         file: String,
-        /// The version it says it has.
+        /// Its version.
         found: u32,
-        /// The version that can be read.
+        /// The newest version that can be read.
         known: u32,
     },
-    /// A record is sound and means nothing to this version.
-    #[error("the record {key} does not decode; it may have been written by a later version")]
+    /// A record is intact but cannot be decoded.
+    #[error("the record {key} cannot be decoded; it may have been written by a newer version of Tally")]
     Malformed {
         /// Its key, printable.
         key: String,
     },
-    /// The caller broke the contract; nothing was changed.
-    #[error("the store refuses: {what}")]
+    /// The request is invalid. Nothing was changed.
+    #[error("{what}")]
     Refused {
-        /// Which part of the contract.
+        /// Why.
         what: &'static str,
     },
 }
 
+impl From<MalformedRecord> for StoreError {
+    fn from(record: MalformedRecord) -> Self {
+        StoreError::Malformed { key: record.key }
+    }
+}
+
 impl StoreError {
-    /// Whether there is no room on the disk, as opposed to a fault. The store is unchanged and stays usable.
+    /// Whether the disk is full, as opposed to faulty. The store is unchanged and stays usable.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if disk::is_full(source))
     }
 
-    /// Whether stored bytes are not what was written, so that no retry can help.
+    /// Whether stored data is unusable, so that no retry can help.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         matches!(self, StoreError::Damaged { .. } | StoreError::Version { .. } | StoreError::Malformed { .. })
-    }
-
-    pub(crate) fn malformed(key: &[u8]) -> StoreError {
-        StoreError::Malformed { key: key.escape_ascii().to_string() }
     }
 
     pub(super) fn io(file: &str, source: io::Error) -> StoreError {
@@ -75,7 +78,7 @@ impl StoreError {
         StoreError::Damaged { file: file.into(), offset, what: what.into() }
     }
 
-    /// An error of reading at `offset`: an end before its time is damage, not a fault of the disk.
+    /// The error of a read at `offset`. A file that ends too early is damage, not a disk fault.
     pub(super) fn reading(file: &str, offset: u64, source: io::Error) -> StoreError {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => StoreError::damaged(file, offset, "the file ends early"),

@@ -1,14 +1,12 @@
-//! The Bloom filter of a run: says "certainly not here" without touching the disk.
+//! The Bloom filter of a run.
 //!
-//! A blocked filter: the hash of a key picks one line of 64 bytes, a cache line, and sets one bit in each of its
-//! eight words. A lookup therefore costs one cache miss however large the filter is. With ten bits per key
-//! about one absent key in a hundred is let through (an unblocked filter of that size lets 0.8 in a hundred
-//! through); letting one through costs a read, never a wrong answer.
+//! A blocked Bloom filter: the hash of a key selects one cache line of 64 bytes and sets one bit in each of its eight
+//! words, so a lookup costs one cache miss. With ten bits per key the false positive rate is about 1 % (0.8 % for an
+//! unblocked filter of that size). A false positive costs a read, never a wrong answer.
 //!
-//! A filter is sized before its keys are known: a merge knows only the sum of its inputs, and keys that occur in
-//! several of them count once. So a filter can be *folded*. The line of a hash is `hash * lines / 2^64`, hence
-//! with half as many lines it is half as large, rounded down: combining each two neighbouring lines gives
-//! exactly the filter that would have been built at half the size.
+//! A filter is sized before the number of keys is known: a merge knows only the sum of its inputs, which may share
+//! keys. So a filter can be *folded*. The line of a hash is `hash * lines / 2^64`, so with half as many lines its
+//! number is halved: combining pairs of neighbouring lines gives exactly the filter of half the size.
 
 use tally_core::varint::Cursor;
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,18 +15,18 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(super) const LINE_BYTES: usize = 64;
 /// Bits per key that a filter is sized for.
 const BITS_PER_KEY: u64 = 10;
-/// Line counts of large filters are multiples of this, so that they can be folded this often.
+/// Line counts of large filters are multiples of this power of two, so that they can be folded repeatedly.
 const FOLDS_MAX: u64 = 1 << 10;
 
 /// Eight words in one cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct CacheLine([u64; 8]);
 
-/// A set of hashes that may say yes too often and never says no wrongly.
+/// A set of hashes with false positives and no false negatives.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Filter {
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 /// The hash that filters are built from.
@@ -48,13 +46,13 @@ fn masks(hash: u64) -> [u64; 8] {
 }
 
 impl Filter {
-    /// An empty filter for up to this many keys. More may be inserted; it only becomes less selective.
+    /// An empty filter for this many keys. With more keys the false positive rate rises.
     pub(super) fn for_keys(keys: u64) -> Filter {
         let needed = lines_needed(keys);
         // Rounding up costs an eighth at most.
         let unit = (needed / 8).max(1).next_power_of_two().min(FOLDS_MAX);
         let lines = usize::try_from(needed.next_multiple_of(unit)).unwrap_or(usize::MAX);
-        Filter { lines: vec![Line::default(); lines] }
+        Filter { lines: vec![CacheLine::default(); lines] }
     }
 
     fn line_of(&self, hash: u64) -> usize {
@@ -63,7 +61,7 @@ impl Filter {
 
     pub(super) fn insert(&mut self, hash: u64) {
         let line = self.line_of(hash);
-        if let Some(Line(words)) = self.lines.get_mut(line) {
+        if let Some(CacheLine(words)) = self.lines.get_mut(line) {
             for (word, mask) in words.iter_mut().zip(masks(hash)) {
                 *word |= mask;
             }
@@ -72,19 +70,19 @@ impl Filter {
 
     /// Whether the hash may have been inserted.
     pub(super) fn may_contain(&self, hash: u64) -> bool {
-        self.lines.get(self.line_of(hash)).is_none_or(|Line(words)| {
+        self.lines.get(self.line_of(hash)).is_none_or(|CacheLine(words)| {
             let missing = words.iter().zip(masks(hash)).fold(0, |missing, (word, mask)| missing | (!word & mask));
             missing == 0
         })
     }
 
-    /// Gives back the room that turned out not to be needed for this many keys.
+    /// Shrinks the filter to what this many keys need.
     pub(super) fn fold(&mut self, keys: u64) {
         let needed = lines_needed(keys) as usize;
         while self.lines.len().is_multiple_of(2) && self.lines.len() / 2 >= needed {
             let folded = self.lines.chunks_exact(2).map(|pair| match pair {
-                [Line(a), Line(b)] => Line(std::array::from_fn(|word| a[word] | b[word])),
-                _ => Line::default(),
+                [CacheLine(a), CacheLine(b)] => CacheLine(std::array::from_fn(|word| a[word] | b[word])),
+                _ => CacheLine::default(),
             });
             self.lines = folded.collect();
         }
@@ -95,9 +93,9 @@ impl Filter {
         self.lines.len() * LINE_BYTES
     }
 
-    /// The lines as they stand on disk.
+    /// The encoded lines.
     pub(super) fn encoded(&self) -> impl Iterator<Item = [u8; LINE_BYTES]> {
-        self.lines.iter().map(|Line(words)| {
+        self.lines.iter().map(|CacheLine(words)| {
             let mut bytes = [0; LINE_BYTES];
             for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
                 slot.copy_from_slice(&word.to_le_bytes());
@@ -111,11 +109,11 @@ impl Filter {
         Filter { lines: Vec::with_capacity(bytes / LINE_BYTES) }
     }
 
-    /// Appends encoded lines; a remainder that is no whole line is ignored.
+    /// Appends encoded lines. Ignores an incomplete one at the end.
     pub(super) fn decode(&mut self, encoded: &[u8]) {
         self.lines.extend(encoded.chunks_exact(LINE_BYTES).map(|line| {
             let mut cursor = Cursor::new(line);
-            Line(std::array::from_fn(|_| u64::from_le_bytes(cursor.array().unwrap_or_default())))
+            CacheLine(std::array::from_fn(|_| u64::from_le_bytes(cursor.array().unwrap_or_default())))
         }));
     }
 }
@@ -135,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn every_inserted_key_is_found_and_few_others_are() {
+    fn every_inserted_key_is_found_and_false_positives_are_rare() {
         for count in [1, 7, 100, 5_000, 200_000] {
             let filter = filled(count, count);
             assert!(keys(0..count).all(|hash| filter.may_contain(hash)));
             let wrong = keys(1_000_000..1_100_000).filter(|&hash| filter.may_contain(hash)).count();
-            assert!(wrong < 1_600, "{wrong} of 100000 absent keys are let through by a filter of {count}");
+            assert!(wrong < 1_600, "{wrong} false positives of 100000 in a filter of {count}");
         }
     }
 
@@ -156,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_survives_the_disk() {
+    fn a_filter_decodes_to_what_was_encoded() {
         let filter = filled(1_000, 1_000);
         let mut again = Filter::with_room(filter.bytes());
         filter.encoded().for_each(|line| again.decode(&line));

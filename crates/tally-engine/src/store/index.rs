@@ -1,9 +1,9 @@
-//! Where the blocks of a run lie and which keys each of them can hold.
+//! The index of a run: offset and key range of each block.
 //!
-//! A block is known by its *separator*: the shortest bytes that are greater than every key of the block before
-//! and not greater than any key of the block itself. Block `i` holds the keys from separator `i` up to, and not
-//! including, separator `i + 1`; the first separator is empty. All separators lie in one arena, so that the
-//! two hundred thousand blocks of a run of ten million entries cost a few megabytes and three allocations.
+//! The *separator* of a block is the shortest prefix that is greater than every key of the previous block and not
+//! greater than any key of the block itself. Block `i` has the keys from separator `i` to separator `i + 1`, exclusive;
+//! the first separator is empty. All separators are in one arena: the two hundred thousand blocks of a run with ten
+//! million entries take a few megabytes and three allocations.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ impl Index {
         Index { separators: Vec::new(), separator_ends: Vec::new(), block_ends: Vec::new(), start }
     }
 
-    /// Announces a block. `None` when four gibibytes of separators do not suffice.
+    /// Begins a block. `None` if the separators exceed 4 GiB.
     pub(super) fn begin_block(&mut self, separator: &[u8]) -> Option<()> {
         let end = u32::try_from(self.separators.len() + separator.len()).ok()?;
         self.separators.extend_from_slice(separator);
@@ -37,7 +37,7 @@ impl Index {
         Some(())
     }
 
-    /// Says where the announced block ends.
+    /// Ends the block.
     pub(super) fn end_block(&mut self, end: u64) {
         self.block_ends.push(end);
     }
@@ -57,14 +57,14 @@ impl Index {
         self.separators.capacity() + self.separator_ends.capacity() * 4 + self.block_ends.capacity() * 8
     }
 
-    /// Gives back room that growing left over.
+    /// Releases unused capacity.
     pub(super) fn shrink(&mut self) {
         self.separators.shrink_to_fit();
         self.separator_ends.shrink_to_fit();
         self.block_ends.shrink_to_fit();
     }
 
-    /// Where in the file a block lies; empty at the end of the blocks for one that does not exist.
+    /// The range of a block in the file; empty if it does not exist.
     pub(super) fn block(&self, block: usize) -> Range<u64> {
         let end_of = |block: usize| self.block_ends.get(block).copied();
         let start = match block.checked_sub(1) {
@@ -74,15 +74,15 @@ impl Index {
         start..end_of(block).unwrap_or(self.end())
     }
 
-    /// The separator of a block; empty for one that does not exist.
+    /// The separator of a block; empty if it does not exist.
     pub(super) fn separator(&self, block: usize) -> &[u8] {
         let end_of = |block: usize| self.separator_ends.get(block).copied().unwrap_or(0) as usize;
         let start = block.checked_sub(1).map_or(0, end_of);
         self.separators.get(start..end_of(block)).unwrap_or_default()
     }
 
-    /// The only block from `from` on that can hold `key`. Looks close by first: who looks for many keys in order finds the
-    /// next one near the last.
+    /// The only block from `from` on that can contain `key`. A galloping search, because ascending lookups end close
+    /// by.
     pub(super) fn find(&self, key: &[u8], from: usize) -> usize {
         let (mut low, mut high, mut step) = (from, self.len(), 1);
         while low + step < high {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_lies_in_the_last_block_whose_separator_is_not_greater() {
+    fn a_key_is_in_the_last_block_whose_separator_is_not_greater() {
         for (key, block) in [("", 0), ("a", 0), ("ezzz", 0), ("f", 1), ("flz", 1), ("fm", 2), ("w", 2), ("xx", 3)] {
             for from in 0..=block {
                 assert_eq!(index().find(key.as_bytes(), from), block, "{key} from {from}");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_adjoin() {
+    fn blocks_are_contiguous() {
         assert_eq!(
             (0..5).map(|block| index().block(block)).collect::<Vec<_>>(),
             [24..100, 100..250, 250..300, 300..420, 420..420]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_holds_the_blocks_that_end_within_it_and_at_least_one() {
+    fn a_read_covers_the_blocks_that_end_within_it_and_at_least_one() {
         for (from, offset, last) in
             [(0, 0, 0), (0, 99, 0), (0, 100, 0), (0, 299, 1), (0, 300, 2), (1, 420, 3), (3, 0, 3)]
         {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_survives_the_disk() {
+    fn an_index_decodes_to_what_was_encoded() {
         let mut encoded = Vec::new();
         index().encode(&mut encoded);
         let again = Index::decode(&mut Cursor::new(&encoded), 4, 24).unwrap();

@@ -1,4 +1,4 @@
-//! The manifest: the one small file that says which runs are the store and at which position it stands.
+//! The manifest: lists the runs of the store and its position.
 //!
 //! ```text
 //! magic "TALLYMAN", version u32, number of runs u32, directory id u64, position u64, next file number u64
@@ -6,19 +6,18 @@
 //! CRC-32 of all before it
 //! ```
 //!
-//! The first start writes one that names no run, before any other file. So where there is a run or a segment there is a
-//! manifest, and one that is missing is damage.
+//! The first start writes an empty one before any other file. So if there is a run or a segment, a missing manifest is
+//! damage.
 //!
-//! Version 1 has no directory id, and of runs neither format nor digest. It is read, and replaced at the first start.
+//! Version 1 has no directory id, and no format and digest of runs. It can be read, and the first start replaces it.
 //!
-//! It is replaced in four steps, and whichever of them a crash interrupts, a whole manifest remains, whose runs
-//! are all there:
+//! It is replaced in four steps. After a crash at any point there is a complete manifest, and all its runs exist:
 //! 1. `manifest.new` is written and synced;
-//! 2. names are synced, so that the runs it speaks of cannot vanish while it stays;
+//! 2. names are synced, so that its runs are durable before it is;
 //! 3. it is renamed to `manifest`;
-//! 4. names are synced, so that the old manifest cannot come back and find its runs removed.
+//! 4. names are synced, so that the old manifest cannot come back after its runs are deleted.
 //!
-//! Magic, version and checksum keep their places in every version of the format.
+//! Magic, version and checksum have the same offsets in every version.
 
 use std::io;
 
@@ -30,17 +29,17 @@ use super::run::RunRef;
 use crate::disk::Disk;
 use crate::identity::DirId;
 
-/// The manifest in force.
+/// Name of the manifest.
 pub(super) const FILE: &str = "manifest";
-/// The one that will replace it.
+/// Name of the one that will replace it.
 pub(super) const FILE_NEW: &str = "manifest.new";
 
 const MAGIC: [u8; 8] = *b"TALLYMAN";
 const VERSION: u32 = 2;
-/// Far more than there are ever runs; what is longer is no manifest.
+/// Upper bound of the size of a valid manifest.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// What the file says. Where there is none, that of an empty store.
+/// The content of the file. The default is that of an empty store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Manifest {
     /// None in version 1.
@@ -52,7 +51,7 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest in force; `None` where there is none yet.
+    /// Reads the manifest; `None` if there is none.
     pub(super) fn read(disk: &dyn Disk) -> Result<Option<Manifest>, StoreError> {
         let file = match disk.open(FILE) {
             Ok(file) => file,
@@ -68,7 +67,7 @@ impl Manifest {
         Manifest::decode(&bytes).map(Some)
     }
 
-    /// Steps 1 and 2: after an error the old manifest is surely in force.
+    /// Steps 1 and 2. After an error the old manifest is valid.
     pub(super) fn prepare(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let write = || {
             let file = disk.create(FILE_NEW)?;
@@ -79,7 +78,7 @@ impl Manifest {
         write().map_err(|error| StoreError::io(FILE_NEW, error))
     }
 
-    /// Steps 3 and 4: after an error either manifest may be in force.
+    /// Steps 3 and 4. After an error either manifest may be on disk.
     pub(super) fn publish(disk: &dyn Disk) -> Result<(), StoreError> {
         disk.rename(FILE_NEW, FILE).and_then(|()| disk.sync_names()).map_err(|error| StoreError::io(FILE, error))
     }
@@ -116,7 +115,7 @@ impl Manifest {
         }
         match cursor.array().map(u32::from_le_bytes) {
             Some(version @ 1..=VERSION) => Manifest::decode_fields(&mut cursor, version)
-                .ok_or_else(|| StoreError::damaged(FILE, 0, "the file passes its checksum and makes no sense")),
+                .ok_or_else(|| StoreError::damaged(FILE, 0, "the file matches its checksum but cannot be decoded")),
             found => Err(StoreError::Version { file: FILE.into(), found: found.unwrap_or_default(), known: VERSION }),
         }
     }
@@ -160,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_survives_the_disk() {
+    fn a_manifest_decodes_to_what_was_encoded() {
         assert_eq!(Manifest::decode(&manifest().encode()).unwrap(), manifest());
     }
 
     #[test]
-    fn a_manifest_cut_anywhere_is_damaged() {
+    fn a_truncated_manifest_is_damaged() {
         let bytes = manifest().encode();
         for len in 0..bytes.len() {
             let error = Manifest::decode(&bytes[..len]).unwrap_err();
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_of_version_1_is_read() {
+    fn a_manifest_of_version_1_can_be_read() {
         let mut bytes = MAGIC.to_vec();
         for number in [1u32, 1] {
             bytes.extend_from_slice(&number.to_le_bytes());
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_of_another_version_is_not_called_damaged() {
+    fn a_manifest_of_a_newer_version_is_not_reported_as_damage() {
         let mut bytes = manifest().encode();
         bytes[8] = 3;
         let content = bytes.len() - 4;

@@ -1,16 +1,16 @@
-//! Merging: which runs to merge, and walking several runs as if they were one.
+//! Merging: which runs to merge, and an iterator over several runs.
 //!
-//! Runs are kept newest first and only neighbours are merged, into their own place, so "the newer run wins"
-//! stays true without storing an age with each entry.
+//! Runs are ordered newest first, and only neighbours are merged, so the newer run wins without a sequence number per
+//! entry.
 //!
-//! The rule is size-tiered. A run's *tier* is how often 4 MiB must be multiplied by four to hold it. Going up from
-//! the lowest tier, a stretch of neighbours that are all of at most this tier and of which four or more are of
-//! exactly this tier is merged whole. Four runs of a tier make about one of the next (fewer if they hold the same
-//! keys), so an entry is rewritten about once per tier: log₄ of the store's size, over 4 MiB. Smaller runs
-//! between them ride along at little cost, which keeps them from being locked in between large ones.
+//! Compaction is size-tiered. A run's *tier* is how often 4 MiB must be multiplied by four to reach its size. From the
+//! lowest tier up, a range of neighbours of at most that tier, four or more of them of exactly that tier, is merged.
+//! Four runs of a tier make about one of the next, so the write amplification is about log₄ of the store's size over 4
+//! MiB. Smaller runs in between are merged along, which costs little and keeps them from being stuck between large
+//! ones.
 //!
-//! Sizes can still arrive in an order that defeats the tiers. So beyond [`RUNS_IDLE_MAX`] runs the cheapest
-//! stretch that restores the bound is merged, whatever its tiers.
+//! Some orders of sizes defeat the tiers. So if there are more than [`RUNS_IDLE_MAX`] runs, the cheapest range that
+//! restores the limit is merged, whatever its tiers.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -64,65 +64,65 @@ fn choose_cheapest(sizes: &[u64]) -> Option<Range<usize>> {
     Some(start..start + width)
 }
 
-/// Several runs walked as one: every key once, in order, in its newest version, removals included.
-pub(super) struct Merged {
-    sources: BinaryHeap<Box<Source>>,
+/// Iterates over several runs: every key once, in order, with its newest entry, including tombstones.
+pub(super) struct MergeIterator {
+    inputs: BinaryHeap<Box<MergeInput>>,
     key: Vec<u8>,
     value: Vec<u8>,
     removed: bool,
 }
 
-/// A run being merged; the greatest is the one with the smallest key, of equal ones the newest.
-struct Source {
+/// A run being merged. The greatest has the smallest key; of equal keys, it is the newest.
+struct MergeInput {
     cursor: RunCursor,
-    /// Place among the runs, newest first.
+    /// Index among the runs, newest first.
     age: usize,
 }
 
-impl Ord for Source {
-    fn cmp(&self, other: &Source) -> Ordering {
+impl Ord for MergeInput {
+    fn cmp(&self, other: &MergeInput) -> Ordering {
         other.cursor.key().cmp(self.cursor.key()).then(other.age.cmp(&self.age))
     }
 }
 
-impl PartialOrd for Source {
-    fn partial_cmp(&self, other: &Source) -> Option<Ordering> {
+impl PartialOrd for MergeInput {
+    fn partial_cmp(&self, other: &MergeInput) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Source {
-    fn eq(&self, other: &Source) -> bool {
+impl PartialEq for MergeInput {
+    fn eq(&self, other: &MergeInput) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Source {}
+impl Eq for MergeInput {}
 
-/// Moves the foremost source on; one that is at its end leaves.
-fn step(mut foremost: PeekMut<'_, Box<Source>>) -> Result<(), StoreError> {
-    if !foremost.cursor.advance()? {
-        PeekMut::pop(foremost);
+/// Advances the first input, or removes it at its end.
+fn step(mut first: PeekMut<'_, Box<MergeInput>>) -> Result<(), StoreError> {
+    if !first.cursor.advance()? {
+        PeekMut::pop(first);
     }
     Ok(())
 }
 
-impl Merged {
-    /// Walks `runs`, newest first, from the first key that is not less than `start`.
-    pub(super) fn new(runs: &[Arc<Run>], start: &[u8], ahead: ReadAhead) -> Result<Merged, StoreError> {
-        let mut sources = BinaryHeap::with_capacity(runs.len());
+impl MergeIterator {
+    /// Iterates over `runs`, which are ordered newest first, from `start` on.
+    pub(super) fn new(runs: &[Arc<Run>], start: &[u8], ahead: ReadAhead) -> Result<MergeIterator, StoreError> {
+        let mut inputs = BinaryHeap::with_capacity(runs.len());
         for (age, run) in runs.iter().enumerate().filter(|(_, run)| *run.largest >= *start) {
             let mut cursor = RunCursor::new(Arc::clone(run), ahead);
             if cursor.seek(start)? {
-                sources.push(Box::new(Source { cursor, age }));
+                inputs.push(Box::new(MergeInput { cursor, age }));
             }
         }
-        Ok(Merged { sources, key: Vec::new(), value: Vec::new(), removed: false })
+        Ok(MergeIterator { inputs, key: Vec::new(), value: Vec::new(), removed: false })
     }
 
     /// Moves to the next key; `false` when there is none. After an error it must not be used further.
     pub(super) fn advance(&mut self) -> Result<bool, StoreError> {
-        let Some(newest) = self.sources.peek_mut() else { return Ok(false) };
+        let Some(newest) = self.inputs.peek_mut() else { return Ok(false) };
         self.key.clear();
         self.key.extend_from_slice(newest.cursor.key());
         self.value.clear();
@@ -134,7 +134,7 @@ impl Merged {
             None => true,
         };
         step(newest)?;
-        while let Some(older) = self.sources.peek_mut() {
+        while let Some(older) = self.inputs.peek_mut() {
             if older.cursor.key() != self.key {
                 break;
             }
@@ -143,12 +143,12 @@ impl Merged {
         Ok(true)
     }
 
-    /// The key moved to.
+    /// The current key.
     pub(super) fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// Its value; `None` for a removal.
+    /// Its value; `None` for a tombstone.
     pub(super) fn value(&self) -> Option<&[u8]> {
         (!self.removed).then_some(&self.value)
     }

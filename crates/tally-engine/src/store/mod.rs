@@ -1,15 +1,15 @@
 //! The store: the durable home of counters, request ids and ledger entries, always *at* a journal position.
 //!
-//! The journal already makes changes durable and memory already holds what is hot, so this is a log-structured
-//! merge tree without a write-ahead log and without a memtable. A checkpoint hands over sorted entries, which
-//! become immutable files, *runs*; a *manifest* names the runs and the position and is replaced atomically;
-//! merging in the background keeps the runs few. Keys and values are bytes to it.
+//! A log-structured merge tree without a write-ahead log and without a memtable: the journal already makes changes
+//! durable, and the partition already holds what is hot. A checkpoint writes sorted entries to immutable files, *runs*.
+//! A *manifest* lists the runs and the position, and is replaced atomically. Merges in the background keep the number
+//! of runs small. Keys and values are opaque bytes.
 //!
-//! Who may wait for whom: readers take a snapshot of the list of runs under a lock held for an instant, and wait for
-//! nothing else. Checkpoints and merges write their runs side by side; only their commits, a few small
-//! writes each, take turns. A run file is removed once no durable manifest names it; who still reads it has it open.
+//! Concurrency: readers copy a pointer to the list of runs under a lock and wait for nothing else. A checkpoint and a
+//! merge can write runs at the same time; only their commits exclude each other. A run is deleted once no durable
+//! manifest lists it; readers that still use it keep the file open.
 //!
-//! Opening changes nothing. What a crash left behind is removed once the start is sure to succeed.
+//! Opening changes nothing. Leftovers of a crash are removed once the start is certain to succeed.
 
 mod checkpoint;
 mod cursor;
@@ -27,17 +27,17 @@ mod writer;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tally_core::missing_keys::MissingKeys;
 use tally_core::time::Position;
 
-use self::checkpoint::Pending;
+use self::checkpoint::PendingRuns;
 pub use self::checkpoint::{CheckpointWriter, Entry};
 use self::cursor::ReadAhead;
 pub use self::error::StoreError;
 use self::manifest::Manifest;
-use self::merge::Merged;
+use self::merge::MergeIterator;
 pub(crate) use self::merge::RUNS_IDLE_MAX;
 pub use self::read::Scan;
 use self::run::Run;
@@ -45,44 +45,46 @@ pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use self::verify::Summary;
 use self::writer::RunWriter;
 use crate::disk::Disk;
+use crate::host::{RecordSnapshot, RecordStore};
 use crate::identity::DirId;
+use crate::signal::lock;
 
-/// A merge looks this often, in entries, whether it should stop.
+/// A merge checks whether it should stop after this many entries.
 const STOP_CHECK_ENTRIES: u64 = 1 << 12;
 
 /// The store of one disk. There must be only one writing store per disk at a time.
 pub struct Store {
     disk: Arc<dyn Disk>,
-    access: Access,
+    mode: StoreMode,
     id: DirId,
-    /// Whether the manifest in force has the present format.
+    /// Whether the manifest on disk has the current format.
     has_manifest: AtomicBool,
-    /// What readers see. CounterState only to copy or replace the pointer.
-    current: Mutex<Arc<Version>>,
-    /// CounterState while a commit is under way. Names files to remove once a durable manifest does not name them.
-    doomed: Mutex<Vec<String>>,
-    /// CounterState while a merge is under way.
+    /// What readers see. Locked only to copy or replace the pointer.
+    current: Mutex<Arc<StoreVersion>>,
+    /// Files to delete once a durable manifest does not list them. Locked during a commit.
+    obsolete: Mutex<Vec<String>>,
+    /// Locked during a merge.
     merging: Mutex<()>,
     stopping: AtomicBool,
     next_file: AtomicU64,
 }
 
-/// What an open store may do to the disk.
+/// Whether an open store may change the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+enum StoreMode {
     ReadWrite,
     ReadOnly,
 }
 
-/// The store at one moment. Immutable.
-struct Version {
+/// An immutable list of runs.
+struct StoreVersion {
     position: Position,
     /// Newest first.
     runs: Vec<Arc<Run>>,
 }
 
-/// The store at one moment. What is committed or merged later does not show in it.
-pub struct Snapshot(Arc<Version>);
+/// The store at one moment. Later commits and merges do not change it.
+pub struct Snapshot(Arc<StoreVersion>);
 
 impl Snapshot {
     /// The position of the checkpoint it reflects.
@@ -96,72 +98,67 @@ impl Snapshot {
         if keys.is_empty() { Ok(0) } else { self.0.get_many(keys, found) }
     }
 
-    /// Walks the live entries in key order, from `start` on.
+    /// Iterates over the live entries in key order, from `start` on.
     #[must_use]
     pub fn scan(&self, start: &[u8]) -> Scan {
         Scan::new(Arc::clone(&self.0), start)
     }
 
-    /// Whether the store may hold each of the keys: false means that it does not.
+    /// Whether each of the keys may exist, according to the filters. `false` is certain.
     #[must_use]
     pub fn may_hold_each(&self, keys: &[impl AsRef<[u8]>]) -> Vec<bool> {
         self.0.holders(&keys.iter().map(AsRef::as_ref)).into_iter().map(|holders| holders != 0).collect()
     }
 }
 
-/// The locks guard nothing that a panic could leave half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Removes a file that nothing names, and says whether it is gone. If not, the next open will try again.
+/// Deletes an unused file. Returns whether it is gone; if not, the next start tries again.
 fn remove(disk: &dyn Disk, name: &str) -> bool {
     match disk.remove(name) {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => {
-            tracing::warn!(file = name, %error, "cannot remove a file that is no longer needed");
+            tracing::warn!(file = name, %error, "an unused file could not be deleted; retrying later");
             false
         }
     }
 }
 
 impl Store {
-    /// Opens what the manifest names and changes nothing. An empty disk is an empty store at position 0. Where no
-    /// manifest says which directory this is, it becomes `fresh` with the next one written.
+    /// Opens the runs that the manifest lists, and changes nothing. An empty disk is an empty store at position 0. A
+    /// directory without an identity gets `fresh` with the next manifest.
     ///
-    /// Once the start is sure to succeed, [`Store::remove_leftovers`] and [`Store::ensure_manifest`] put it in order.
+    /// Once the start is certain to succeed, call [`Store::remove_leftovers`] and [`Store::ensure_manifest`].
     pub fn open(disk: Arc<dyn Disk>, fresh: DirId) -> Result<Store, StoreError> {
-        Store::load(disk, Access::ReadWrite, fresh)
+        Store::load(disk, StoreMode::ReadWrite, fresh)
     }
 
-    /// Opens what the manifest names and never writes or removes anything; checkpoints and merges are refused.
+    /// Opens for reading only; checkpoints and merges are refused.
     pub fn open_read_only(disk: Arc<dyn Disk>) -> Result<Store, StoreError> {
-        Store::load(disk, Access::ReadOnly, DirId::default())
+        Store::load(disk, StoreMode::ReadOnly, DirId::default())
     }
 
-    fn load(disk: Arc<dyn Disk>, access: Access, fresh: DirId) -> Result<Store, StoreError> {
+    fn load(disk: Arc<dyn Disk>, mode: StoreMode, fresh: DirId) -> Result<Store, StoreError> {
         let manifest = Manifest::read(disk.as_ref())?.unwrap_or_default();
         let id = manifest.id.unwrap_or(fresh);
         let runs = manifest.runs.iter().map(|&named| Run::open(disk.as_ref(), id, named).map(Arc::new));
-        let version = Version { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
-        // Leftovers count: their removal is not durable at once, and a number is never used twice.
+        let version = StoreVersion { position: manifest.position, runs: runs.collect::<Result<_, _>>()? };
+        // Including leftovers: their removal may not be durable, and a number must not be used twice.
         let found = run_files(disk.as_ref())?.into_iter().map(|number| number.saturating_add(1)).max();
         Ok(Store {
             disk,
-            access,
+            mode,
             id,
             has_manifest: AtomicBool::new(manifest.id.is_some()),
             current: Mutex::new(Arc::new(version)),
-            doomed: Mutex::default(),
+            obsolete: Mutex::default(),
             merging: Mutex::default(),
             stopping: AtomicBool::new(false),
             next_file: AtomicU64::new(manifest.next_file.max(found.unwrap_or(0)).max(1)),
         })
     }
 
-    /// Removes what a crash left behind: runs that the manifest does not name, and a manifest that was not published.
-    /// Files with names that are not the store's stay. To be called before the first checkpoint or merge.
+    /// Deletes leftovers of a crash: runs that the manifest does not list, and an unpublished manifest. Call it before
+    /// the first checkpoint or merge.
     pub fn remove_leftovers(&self) -> Result<(), StoreError> {
         let version = self.version();
         let names = self.disk.names().map_err(|error| StoreError::io(manifest::FILE, error))?;
@@ -177,10 +174,10 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a manifest of the present format if the one in force is older or there is none. Before the first run or
-    /// segment of this format, so that such a file is never without it.
+    /// Writes a manifest of the current format unless there is one. Call it before the first run or segment is written:
+    /// those must never exist without a manifest.
     pub fn ensure_manifest(&self) -> Result<(), StoreError> {
-        let _turn = lock(&self.doomed);
+        let _turn = lock(&self.obsolete);
         if !self.has_manifest.load(Ordering::Acquire) {
             self.prepare(&self.version())?;
             self.publish()?;
@@ -194,19 +191,19 @@ impl Store {
         self.id
     }
 
-    /// Writes the manifest of a version, beside the one in force.
-    fn prepare(&self, version: &Version) -> Result<(), StoreError> {
+    /// Writes the new manifest next to the current one.
+    fn prepare(&self, version: &StoreVersion) -> Result<(), StoreError> {
         version.manifest(self.id, self.next_file.load(Ordering::Relaxed)).prepare(self.disk.as_ref())
     }
 
-    /// Puts the manifest that was prepared in force.
+    /// Makes the prepared manifest the current one.
     fn publish(&self) -> Result<(), StoreError> {
         Manifest::publish(self.disk.as_ref())?;
         self.has_manifest.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn version(&self) -> Arc<Version> {
+    fn version(&self) -> Arc<StoreVersion> {
         Arc::clone(&lock(&self.current))
     }
 
@@ -221,45 +218,45 @@ impl Store {
         self.version().get(key)
     }
 
-    /// Looks up many keys, in any order and some perhaps more than once. Calls `found` once for each that has a value,
-    /// in the order of keys. Blocks are read and decoded at most once, so the closer the keys the cheaper each. Says how many
-    /// keys it had to look for in runs: those that no run can hold cost little.
+    /// Looks up many keys, in any order and with repetitions. Calls `found` once for each that exists, in key order.
+    /// Each block is read at most once. Returns how many keys were looked up in runs, that is, not ruled out by
+    /// filters.
     pub fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
         if keys.is_empty() { Ok(0) } else { self.version().get_many(keys, found) }
     }
 
-    /// The store as it is now, to read it without locking anything.
+    /// The store as it is now, to be read without locks.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot(self.version())
     }
 
-    /// Whether nothing was committed or merged since the snapshot was taken.
+    /// Whether there was no commit or merge since the snapshot.
     #[must_use]
     pub fn is_current(&self, snapshot: &Snapshot) -> bool {
         Arc::ptr_eq(&lock(&self.current), &snapshot.0)
     }
 
-    /// Walks the live entries in key order, from `start` on, as they are now. What is committed or merged
-    /// meanwhile does not show, and does not wait; the files walked keep their disk space until the walk is dropped.
+    /// Iterates over the live entries in key order, from `start` on, as of now. Later commits and merges do not show
+    /// and do not wait. Files in use keep their disk space until the scan is dropped.
     #[must_use]
     pub fn scan(&self, start: &[u8]) -> Scan {
         Scan::new(self.version(), start)
     }
 
-    /// Starts a checkpoint.
+    /// Begins a checkpoint.
     #[must_use]
     pub fn checkpoint(&self) -> CheckpointWriter<'_> {
         CheckpointWriter::new(self)
     }
 
-    /// Does one merge if one is due, and says whether it did. To be called again until it says no; then at most
-    /// 16 runs are left. Meant for a thread of its own: checkpoints and reads go on meanwhile, another merge waits.
+    /// Does one merge if one is due, and returns whether it did. Call it until it returns `false`; then there are at
+    /// most 16 runs. Checkpoints and reads continue during a merge; another merge waits.
     ///
-    /// `forget` says which entries need not be kept. It must be one-way: once true of an entry it stays true, and
-    /// it is true of every older version of that key. Whether such an entry is still found is not defined.
+    /// `forget` selects entries that may be dropped. Once true for an entry, it must stay true, also for older versions
+    /// of that key. Such an entry may or may not be found afterwards.
     ///
-    /// After an error, a full disk for instance, the store is as before.
+    /// After an error, such as a full disk, the store is unchanged.
     pub fn merge_once(&self, forget: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<bool, StoreError> {
         let _turn = lock(&self.merging);
         let version = self.version();
@@ -268,27 +265,27 @@ impl Store {
             return Ok(false);
         };
         let inputs = version.runs.get(window.clone()).unwrap_or_default();
-        // A removal must stay as long as there is an older run that may hold the key. Checkpoints only add newer ones.
-        let keep_removes = window.end < version.runs.len();
-        let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_removes, |value| !forget(key, value));
+        // A tombstone is needed as long as an older run may contain the key. Checkpoints only add newer runs.
+        let keep_tombstones = window.end < version.runs.len();
+        let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_tombstones, |value| !forget(key, value));
         let Some(output) = self.write_merged(inputs, keep)? else { return Ok(false) };
         self.install_merge(output, inputs)?;
         Ok(true)
     }
 
-    /// Makes a merge under way give up soon and later ones do nothing, so that the store can be closed quickly.
+    /// Cancels a running merge and all later ones, so that the store can be closed quickly.
     pub fn stop_merging(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Writes the entries of `inputs` to `keep` as one run; `None` when told to stop.
+    /// Writes the entries of `inputs` that are to be kept as one run; `None` if cancelled.
     fn write_merged(
         &self,
         inputs: &[Arc<Run>],
         keep: impl Fn(&[u8], Option<&[u8]>) -> bool,
-    ) -> Result<Option<Pending<'_>>, StoreError> {
+    ) -> Result<Option<PendingRuns<'_>>, StoreError> {
         let mut writer = self.run_writer(inputs.iter().map(|run| run.entries).sum())?;
-        let mut merged = Merged::new(inputs, &[], ReadAhead::Full)?;
+        let mut merged = MergeIterator::new(inputs, &[], ReadAhead::Full)?;
         let mut seen = 0u64;
         while merged.advance()? {
             if keep(merged.key(), merged.value()) {
@@ -299,70 +296,69 @@ impl Store {
                 return Ok(None);
             }
         }
-        let mut pending = Pending { store: self, runs: Vec::new() };
+        let mut pending = PendingRuns { store: self, runs: Vec::new() };
         pending.finish(writer)?;
         Ok(Some(pending))
     }
 
     fn run_writer(&self, entries_max: u64) -> Result<RunWriter<'_>, StoreError> {
-        match self.access {
-            Access::ReadOnly => Err(StoreError::Refused { what: "it was opened for reading only" }),
-            Access::ReadWrite => {
+        match self.mode {
+            StoreMode::ReadOnly => Err(StoreError::Refused { what: "the store is open for reading only" }),
+            StoreMode::ReadWrite => {
                 let number = self.next_file.fetch_add(1, Ordering::Relaxed);
                 RunWriter::create(self.disk.as_ref(), self.id, number, entries_max)
             }
         }
     }
 
-    fn install_checkpoint(&self, pending: Pending<'_>, position: Position) -> Result<(), StoreError> {
+    fn install_checkpoint(&self, pending: PendingRuns<'_>, position: Position) -> Result<(), StoreError> {
         self.install(pending, &[], |current, added| {
             let runs = added.iter().rev().chain(&current.runs).cloned().collect();
-            Version { position, runs }
+            StoreVersion { position, runs }
         })
     }
 
-    /// Puts the output of a merge where its inputs are now: newer runs may have come in front of them.
-    fn install_merge(&self, output: Pending<'_>, inputs: &[Arc<Run>]) -> Result<(), StoreError> {
+    /// Replaces the inputs of a merge by its output. Newer runs may have been added meanwhile.
+    fn install_merge(&self, output: PendingRuns<'_>, inputs: &[Arc<Run>]) -> Result<(), StoreError> {
         self.install(output, inputs, |current, added| {
             let is_input = |run: &&Arc<Run>| inputs.iter().any(|input| Arc::ptr_eq(input, run));
             let newer = current.runs.iter().take_while(|run| !is_input(run));
             let older = current.runs.iter().skip_while(|run| !is_input(run)).skip_while(is_input);
-            Version { position: current.position, runs: newer.chain(added).chain(older).cloned().collect() }
+            StoreVersion { position: current.position, runs: newer.chain(added).chain(older).cloned().collect() }
         })
     }
 
-    /// Makes the next version durable, then visible, then removes the runs it no longer needs.
+    /// Makes the next version durable, then visible, then deletes the runs that it does not need.
     fn install(
         &self,
-        pending: Pending<'_>,
+        pending: PendingRuns<'_>,
         retired: &[Arc<Run>],
-        next: impl FnOnce(&Version, &[Arc<Run>]) -> Version,
+        next: impl FnOnce(&StoreVersion, &[Arc<Run>]) -> StoreVersion,
     ) -> Result<(), StoreError> {
-        if self.access == Access::ReadOnly {
-            return Err(StoreError::Refused { what: "it was opened for reading only" });
+        if self.mode == StoreMode::ReadOnly {
+            return Err(StoreError::Refused { what: "the store is open for reading only" });
         }
-        let mut doomed = lock(&self.doomed);
+        let mut obsolete = lock(&self.obsolete);
         let version = next(&self.version(), &pending.runs);
         self.prepare(&version)?;
         let added = pending.keep();
         if let Err(error) = self.publish() {
-            // Either manifest may be in force: the runs of both must stay until a later one is.
-            doomed.extend(added.iter().map(|run| run.name.clone()));
+            // Either manifest may be on disk: keep the runs of both until a later one is durable.
+            obsolete.extend(added.iter().map(|run| run.name.clone()));
             return Err(error);
         }
         *lock(&self.current) = Arc::new(version);
-        doomed.extend(retired.iter().map(|run| run.name.clone()));
-        doomed.retain(|name| !remove(self.disk.as_ref(), name));
+        obsolete.extend(retired.iter().map(|run| run.name.clone()));
+        obsolete.retain(|name| !remove(self.disk.as_ref(), name));
         Ok(())
     }
 
-    /// Reads everything, every block of every run, without changing anything, and reports what there is or the first
-    /// damage. `progress` hears how many of how many bytes are done.
+    /// Reads and verifies every block of every run. `progress` is called with the bytes done and their total.
     pub fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
         verify::verify(disk, progress)
     }
 
-    /// Bytes of filters and indexes held in memory.
+    /// Memory used by filters and indexes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.version().runs.iter().map(|run| run.memory_bytes()).sum()
@@ -374,41 +370,66 @@ impl Store {
         self.version().runs.iter().map(|run| run.bytes).sum()
     }
 
-    /// Number of runs: what a read may have to look into.
+    /// Number of runs.
     #[must_use]
     pub fn runs(&self) -> usize {
         self.version().runs.len()
     }
 }
 
-impl Version {
+impl RecordStore for Store {
+    type Error = StoreError;
+    type Snapshot = Snapshot;
+
+    fn snapshot(&self) -> Snapshot {
+        Store::snapshot(self)
+    }
+
+    fn is_current(&self, snapshot: &Snapshot) -> bool {
+        Store::is_current(self, snapshot)
+    }
+}
+
+impl RecordSnapshot for Snapshot {
+    type Error = StoreError;
+
+    fn position(&self) -> Position {
+        Snapshot::position(self)
+    }
+
+    fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreError> {
+        Snapshot::get_many(self, keys, found)
+    }
+}
+
+impl StoreVersion {
     fn manifest(&self, id: DirId, next_file: u64) -> Manifest {
         let runs = self.runs.iter().map(|run| run.named()).collect();
         Manifest { id: Some(id), position: self.position, next_file, runs }
     }
 }
 
-/// The numbers of all run files, named by a manifest or not.
+/// The numbers of all run files, whether the manifest lists them or not.
 fn run_files(disk: &dyn Disk) -> Result<Vec<u64>, StoreError> {
     let names = disk.names().map_err(|error| StoreError::io(manifest::FILE, error))?;
     Ok(names.iter().filter_map(|name| run::file_number(name)).collect())
 }
 
-/// What can be told of a store whose manifest is missing.
+/// What the run files say if the manifest is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Survey {
+pub(crate) struct RunHeaders {
     /// Number of run files.
     pub(crate) runs: usize,
-    /// The newest format that the header of a run names; headers that cannot be read do not count.
+    /// The newest format of a valid run header.
     pub(crate) newest_format: u32,
 }
 
-/// Looks for a manifest and, where there is none, at the headers of the runs.
-pub(crate) fn survey(disk: &dyn Disk) -> Result<Option<Survey>, StoreError> {
+/// Reads the headers of the runs if there is no manifest; `None` if there is one.
+pub(crate) fn runs_without_manifest(disk: &dyn Disk) -> Result<Option<RunHeaders>, StoreError> {
     if Manifest::read(disk)?.is_some() {
         return Ok(None);
     }
-    let mut found = Survey::default();
+    let mut found = RunHeaders::default();
     for number in run_files(disk)? {
         let name = run::file_name(number);
         let format = run::version_of(disk, &name).map_err(|error| StoreError::io(&name, error))?;

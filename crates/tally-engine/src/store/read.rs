@@ -7,11 +7,11 @@ use tally_core::record::sort_by_bytes;
 
 use super::cursor::{ReadAhead, RunCursor};
 use super::filter::hash;
-use super::merge::Merged;
+use super::merge::MergeIterator;
 use super::run::Run;
-use super::{StoreError, Version};
+use super::{StoreError, StoreVersion};
 
-impl Version {
+impl StoreVersion {
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let hash = hash(key);
         for run in self.runs.iter().filter(|run| run.may_hold(key, hash)) {
@@ -32,12 +32,12 @@ impl Version {
         let mut wanted: Vec<(usize, RunSet)> = holders.into_iter().enumerate().filter(|(_, of)| *of != 0).collect();
         sort_by_bytes(&mut wanted, keys, |(number, _), keys| keys.key(*number));
         wanted.dedup_by_key(|(number, _)| keys.key(*number));
-        let mut readers: Vec<Reader<'_>> = self.runs.iter().map(|run| Reader { run, cursor: None }).collect();
+        let mut readers: Vec<RunReader<'_>> = self.runs.iter().map(|run| RunReader { run, cursor: None }).collect();
         for (number, holders) in &wanted {
             let key = keys.key(*number);
             for (_, reader) in readers.iter_mut().enumerate().filter(|(number, _)| holders & one_run(*number) != 0) {
                 if let Some(cursor) = reader.find(key)? {
-                    // The newest run that knows the key decides, even if it says that it is gone.
+                    // The newest entry of a key wins, even if it is a tombstone.
                     if let Some(value) = cursor.value() {
                         found(key, value);
                     }
@@ -48,8 +48,8 @@ impl Version {
         Ok(wanted.len())
     }
 
-    /// Which runs may hold each of the keys, as far as can be told without the disk. Goes run by run, so that what has to
-    /// come from memory comes for many keys at once.
+    /// The runs that may contain each of the keys, according to ranges and filters. Goes run by run, for cache
+    /// locality.
     pub(super) fn holders<'k>(&self, keys: &(impl Iterator<Item = &'k [u8]> + Clone)) -> Vec<RunSet> {
         let smallest = keys.clone().min().unwrap_or_default();
         let largest = keys.clone().max().unwrap_or_default();
@@ -71,7 +71,7 @@ impl Version {
     }
 }
 
-/// A set of runs. Those that have no bit of their own share the last.
+/// A set of runs, one bit each. Runs beyond the last bit share it.
 pub(super) type RunSet = u32;
 
 /// The set of one run.
@@ -79,13 +79,13 @@ fn one_run(number: usize) -> RunSet {
     1 << number.min(RunSet::BITS as usize - 1)
 }
 
-/// A run in which ascending keys are looked for; its cursor is made when first needed.
-struct Reader<'a> {
+/// Looks up ascending keys in a run. The cursor is created on first use.
+struct RunReader<'a> {
     run: &'a Arc<Run>,
     cursor: Option<RunCursor>,
 }
 
-impl Reader<'_> {
+impl RunReader<'_> {
     /// The cursor, on the entry of `key`, if the run has one.
     fn find(&mut self, key: &[u8]) -> Result<Option<&RunCursor>, StoreError> {
         let cursor = self.cursor.get_or_insert_with(|| RunCursor::new(Arc::clone(self.run), ReadAhead::Never));
@@ -94,18 +94,18 @@ impl Reader<'_> {
     }
 }
 
-/// An ordered walk over the live entries of the store as it was when the walk began.
+/// An ordered scan of the live entries, as of when it began.
 ///
-/// As an iterator it hands out owned entries; [`Scan::next_entry`] lends them. It ends after an error.
+/// As an iterator it returns owned entries; [`Scan::next_entry`] lends them. It ends after an error.
 pub struct Scan {
-    /// What to walk and from which key, until the first step.
-    start: Option<(Arc<Version>, Vec<u8>)>,
-    /// The walk, until its end.
-    merged: Option<Merged>,
+    /// The runs and the start key, until the first step.
+    start: Option<(Arc<StoreVersion>, Vec<u8>)>,
+    /// The iterator, until its end.
+    merged: Option<MergeIterator>,
 }
 
 impl Scan {
-    pub(super) fn new(version: Arc<Version>, start: &[u8]) -> Scan {
+    pub(super) fn new(version: Arc<StoreVersion>, start: &[u8]) -> Scan {
         Scan { start: Some((version, start.to_vec())), merged: None }
     }
 
@@ -116,10 +116,10 @@ impl Scan {
         Ok(self.merged.as_ref().and_then(|merged| Some((merged.key(), merged.value()?))))
     }
 
-    /// Goes to the next entry that is no removal.
+    /// Moves to the next entry that is not a tombstone.
     fn advance(&mut self) -> Result<(), StoreError> {
         if let Some((version, start)) = self.start.take() {
-            self.merged = Some(Merged::new(&version.runs, &start, ReadAhead::Growing)?);
+            self.merged = Some(MergeIterator::new(&version.runs, &start, ReadAhead::Growing)?);
         }
         while let Some(merged) = &mut self.merged {
             match merged.advance() {

@@ -1,6 +1,6 @@
-//! A run: an immutable file of entries sorted by key, and what of it is held in memory.
+//! A run: an immutable file of entries sorted by key, with its filter and index in memory.
 //!
-//! A run is the sorted table of a log-structured merge tree (O'Neil et al. 1996), laid out much like LevelDB's:
+//! A run is the sorted string table of a log-structured merge tree (O'Neil et al. 1996), laid out much like LevelDB's:
 //!
 //! ```text
 //! header   magic "TALLYRUN", version u32, file number u64, checksum                       24 bytes
@@ -9,7 +9,7 @@
 //! block 1  …
 //! filter   lines of 64 bytes (see `filter`), checksum                          10 to 20 bits per key
 //! index    smallest key, largest key, then of each block its separator and length, checksum
-//! footer   offset of the filter, offset of the index, entries, removals, blocks, digest (u64 each), checksum   52 bytes
+//! footer   offset of the filter, offset of the index, entries, tombstones, blocks, digest (u64 each), checksum   52 bytes
 //! ```
 //!
 //! An entry is
@@ -17,24 +17,23 @@
 //! ```text
 //! varint  bytes shared with the key before it; 0 for the first of a block
 //! varint  bytes that follow of the key, and these bytes
-//! varint  0 for a removal, else 1 + length of the value, and the value
+//! varint  0 for a tombstone, else 1 + length of the value, and the value
 //! ```
 //!
-//! Fixed numbers are little-endian, varints LEB128. Parts adjoin without gaps, so every byte lies under exactly
-//! one checksum, and a flipped bit anywhere is found by reading that part. A checksum is the CRC-32 of the part
-//! started from the offset at which the part begins: a part that the disk delivers from the wrong place does
-//! not pass either. The header keeps its shape in every version of the format.
+//! Fixed numbers are little-endian, varints LEB128. Sections are contiguous, so every byte is covered by exactly one
+//! checksum. A checksum is the CRC-32 of the section, with the offset of the section as initial value, so a section
+//! that the disk returns from the wrong offset does not match. The header is the same in every version of the format.
 //!
-//! The digest is the XXH3 of all checksums before the footer, in order. The manifest has it too, so a part that is sound
-//! and comes from elsewhere does not pass: opening compares the two numbers, and `check` computes the digest anew.
-//! Version 1 has neither origin nor digest. It is read, and goes with the next merge.
+//! The digest is the XXH3 of all checksums before the footer, in order. The manifest has it too, so an intact section
+//! of another run is detected: opening compares the two, and `tally check` computes the digest again. Version 1 has
+//! neither origin nor digest. It can be read, and the next merge replaces it.
 //!
-//! The trade-offs:
-//! * Keys of one namespace share prefixes, and entries are small; sharing prefixes halves the file. The price is
-//!   that a block is searched from its start, some forty entries on average, a fraction of what reading it costs.
-//! * Blocks are small because a read of a cold counter wants one entry. Scans and merges read many at once.
-//! * Filter and index are held in memory, about 12 bits per entry. A lookup reads at most one block of a run,
-//!   and of a run that lacks the key almost always none.
+//! Trade-offs:
+//! * Keys share prefixes and entries are small, so prefix compression halves the file. In return a block is searched
+//!   linearly, about forty entries on average, which costs a fraction of reading it.
+//! * Blocks are small because a point lookup needs one entry. Scans and merges read many at once.
+//! * Filter and index are kept in memory, about 12 bits per entry. A lookup reads at most one block of a run, and
+//!   almost always none of a run without the key.
 
 use std::io;
 use std::sync::Arc;
@@ -79,10 +78,10 @@ pub(super) struct Run {
     pub(super) file: Arc<dyn DiskFile>,
     /// Length of the file.
     pub(super) bytes: u64,
-    /// Entries, removals among them.
+    /// Number of entries, including tombstones.
     pub(super) entries: u64,
-    /// Entries that are removals.
-    pub(super) removes: u64,
+    /// Number of tombstones.
+    pub(super) tombstones: u64,
     /// Of all its checksums; none in version 1.
     pub(super) digest: Option<u64>,
     pub(super) smallest: Box<[u8]>,
@@ -91,7 +90,7 @@ pub(super) struct Run {
     pub(super) filter: Filter,
 }
 
-/// What the manifest says of a run, and what opening it checks.
+/// A run as listed in the manifest. Opening it checks these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunRef {
     pub(super) number: u64,
@@ -101,7 +100,7 @@ pub(super) struct RunRef {
     pub(super) digest: Option<u64>,
 }
 
-/// A digest under way: takes the checksums of a run's parts, in order.
+/// Computes the digest of a run from the checksums of its sections, in order.
 #[derive(Default)]
 pub(super) struct Digest(xxhash_rust::xxh3::Xxh3);
 
@@ -120,32 +119,32 @@ pub(super) fn file_name(number: u64) -> String {
     format!("run-{number:016}.run")
 }
 
-/// The number of the run file with this name; `None` for a file that is none.
+/// The number of the run file with this name; `None` for other files.
 pub(super) fn file_number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("run-")?.strip_suffix(".run")?;
     let number = digits.parse().ok()?;
     (file_name(number) == name).then_some(number)
 }
 
-/// A checksum under way, of a part that begins at `offset`.
+/// A hasher for the checksum of a section that begins at `offset`.
 pub(super) fn checksum_at(offset: u64) -> crc32fast::Hasher {
     crc32fast::Hasher::new_with_initial(offset as u32 ^ (offset >> 32) as u32)
 }
 
-/// The checksum of a part that begins at `offset`.
+/// The checksum of a section that begins at `offset`.
 pub(super) fn checksum(offset: u64, part: &[u8]) -> u32 {
     let mut hasher = checksum_at(offset);
     hasher.update(part);
     hasher.finalize()
 }
 
-/// The content of a part that begins at `offset` and ends with its checksum; `None` if it does not match.
+/// The content of a section that begins at `offset` and ends with its checksum; `None` if that does not match.
 pub(super) fn checked(offset: u64, part: &[u8]) -> Option<&[u8]> {
     let (content, &stored) = part.split_last_chunk()?;
     (checksum(offset, content) == u32::from_le_bytes(stored)).then_some(content)
 }
 
-/// How many bytes the keys begin with in common.
+/// Length of the common prefix.
 pub(super) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     let words = a.chunks_exact(8).zip(b.chunks_exact(8)).take_while(|(a, b)| a == b).count();
     let rest = a.iter().zip(b).skip(8 * words);
@@ -165,7 +164,7 @@ pub(super) fn header(number: u64, id: DirId) -> (Vec<u8>, [u32; 2]) {
     (out, checksums)
 }
 
-/// The format version that a run's header names; `None` where there is no sound header.
+/// The format version in a run's header; `None` if the header is invalid.
 pub(super) fn version_of(disk: &dyn Disk, name: &str) -> io::Result<Option<u32>> {
     let mut bytes = [0; HEADER_BYTES];
     match disk.open(name)?.read_at(0, &mut bytes) {
@@ -176,13 +175,13 @@ pub(super) fn version_of(disk: &dyn Disk, name: &str) -> io::Result<Option<u32>>
     Ok(content.and_then(|content| Cursor::new(content).array().map(u32::from_le_bytes)))
 }
 
-/// Where the parts lie.
+/// The footer: offsets and counts.
 #[derive(Clone, Copy)]
 pub(super) struct Footer {
     pub(super) filter: u64,
     pub(super) index: u64,
     pub(super) entries: u64,
-    pub(super) removes: u64,
+    pub(super) tombstones: u64,
     pub(super) blocks: u64,
     /// None in version 1.
     pub(super) digest: Option<u64>,
@@ -193,7 +192,7 @@ impl Footer {
     pub(super) fn encode(&self, offset: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(FOOTER_BYTES);
         let digest = self.digest.unwrap_or_default();
-        for number in [self.filter, self.index, self.entries, self.removes, self.blocks, digest] {
+        for number in [self.filter, self.index, self.entries, self.tombstones, self.blocks, digest] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         out.extend_from_slice(&checksum(offset, &out).to_le_bytes());
@@ -204,28 +203,32 @@ impl Footer {
         let mut cursor = Cursor::new(content);
         let mut number = || cursor.array().map(u64::from_le_bytes);
         let (filter, index) = (number()?, number()?);
-        Some(Footer { filter, index, entries: number()?, removes: number()?, blocks: number()?, digest: number() })
+        Some(Footer { filter, index, entries: number()?, tombstones: number()?, blocks: number()?, digest: number() })
     }
 }
 
 impl Run {
-    /// Whether the key may be among the entries, by their range and the filter alone. `hash` is the key's.
+    /// Whether the run may contain the key, according to its range and filter. `hash` is the key's.
     pub(super) fn may_hold(&self, key: &[u8], hash: u64) -> bool {
         // The range first: the filter costs a cache miss.
         *self.smallest <= *key && *key <= *self.largest && self.filter.may_contain(hash)
     }
 
-    /// Opens a run that the manifest of the directory `id` names: everything but its blocks is read and checked.
+    /// Opens a run that the manifest of directory `id` lists. Reads and checks everything but the blocks.
     pub(super) fn open(disk: &dyn Disk, id: DirId, named: RunRef) -> Result<Run, StoreError> {
         let name = file_name(named.number);
         let file = disk.open(&name).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => StoreError::damaged(&name, 0, "the manifest names this file and it is missing"),
+            io::ErrorKind::NotFound => StoreError::damaged(
+                &name,
+                0,
+                "the file is missing, but the manifest lists it; restore it from a backup",
+            ),
             _ => StoreError::io(&name, error),
         })?;
-        Opening { name, file, id, named }.open()
+        RunOpener { name, file, id, named }.open()
     }
 
-    /// The checksums of the filter and of the index, as they stand in the file.
+    /// The checksums of the filter and the index in the file.
     pub(super) fn part_checksums(&self) -> Result<[u32; 2], StoreError> {
         let footer_bytes = if self.digest.is_some() { FOOTER_BYTES } else { FOOTER_BYTES_V1 };
         let footer_at = self.bytes - footer_bytes as u64;
@@ -240,12 +243,12 @@ impl Run {
         Ok(checksums)
     }
 
-    /// What the manifest says of this run.
+    /// The run as the manifest lists it.
     pub(super) fn named(&self) -> RunRef {
         RunRef { number: self.number, entries: self.entries, bytes: self.bytes, digest: self.digest }
     }
 
-    /// Bytes held in memory.
+    /// Bytes used in memory.
     pub(super) fn memory_bytes(&self) -> usize {
         self.filter.bytes() + self.index.bytes() + self.smallest.len() + self.largest.len() + size_of::<Run>()
     }
@@ -255,22 +258,22 @@ impl Run {
     }
 }
 
-/// What the part called index holds.
-struct IndexPart {
+/// The content of the index section.
+struct IndexSection {
     smallest: Box<[u8]>,
     largest: Box<[u8]>,
     index: Index,
 }
 
 /// A run being opened.
-struct Opening {
+struct RunOpener {
     name: String,
     file: Arc<dyn DiskFile>,
     id: DirId,
     named: RunRef,
 }
 
-impl Opening {
+impl RunOpener {
     fn damaged(&self, offset: u64, what: &'static str) -> StoreError {
         StoreError::damaged(&self.name, offset, what)
     }
@@ -287,20 +290,20 @@ impl Opening {
         };
         if len != self.named.bytes || len < (blocks_at + footer_bytes) as u64 {
             let offset = len.min(self.named.bytes);
-            return Err(self.damaged(offset, "the file is not as long as the manifest says"));
+            return Err(self.damaged(offset, "the length of the file is not the one in the manifest"));
         }
         self.check_header()?;
         let end = len - footer_bytes as u64;
         let footer = self.read_footer(blocks_at as u64, end, footer_bytes)?;
         let filter = self.read_filter(footer.filter, footer.index)?;
-        let IndexPart { smallest, largest, index } = self.read_index(blocks_at as u64, &footer, end)?;
+        let IndexSection { smallest, largest, index } = self.read_index(blocks_at as u64, &footer, end)?;
         Ok(Run {
             number: self.named.number,
             name: self.name,
             file: self.file,
             bytes: len,
             entries: footer.entries,
-            removes: footer.removes,
+            tombstones: footer.tombstones,
             digest: footer.digest,
             smallest,
             largest,
@@ -315,17 +318,17 @@ impl Opening {
         let content = checked(0, &bytes).ok_or_else(|| self.damaged(0, "the header does not match its checksum"))?;
         let mut cursor = Cursor::new(content);
         if cursor.array() != Some(MAGIC) {
-            return Err(self.damaged(0, "this is not a run"));
+            return Err(self.damaged(0, "the file is not a run"));
         }
         let version = cursor.array().map(u32::from_le_bytes).unwrap_or_default();
         if !(1..=VERSION).contains(&version) {
             return Err(StoreError::Version { file: self.name.clone(), found: version, known: VERSION });
         }
         if cursor.array().map(u64::from_le_bytes) != Some(self.named.number) {
-            return Err(self.damaged(0, "this is another run under this name"));
+            return Err(self.damaged(0, "the file is another run under this name"));
         }
         if (version == 1) != self.named.digest.is_none() {
-            return Err(self.damaged(0, "the run has another format version than the manifest says"));
+            return Err(self.damaged(0, "the format version is not the one in the manifest"));
         }
         if version == 1 { Ok(()) } else { self.check_origin() }
     }
@@ -352,12 +355,12 @@ impl Opening {
             return Err(self.damaged(offset, "the footer contradicts the file or the manifest"));
         }
         if footer.digest != self.named.digest {
-            return Err(self.damaged(offset, "the digest is not the one that the manifest names"));
+            return Err(self.damaged(offset, "the digest is not the one in the manifest"));
         }
         Ok(footer)
     }
 
-    /// Reads the filter in pieces: in one, a large one would take twice its memory while being read.
+    /// Reads the filter in chunks, so that a large one does not take twice its memory.
     fn read_filter(&self, start: u64, end: u64) -> Result<Filter, StoreError> {
         let mut left = (end - start) as usize;
         if left < LINE_BYTES + CHECKSUM_BYTES || !(left - CHECKSUM_BYTES).is_multiple_of(LINE_BYTES) {
@@ -384,7 +387,7 @@ impl Opening {
         Ok(filter)
     }
 
-    fn read_index(&self, blocks_at: u64, footer: &Footer, end: u64) -> Result<IndexPart, StoreError> {
+    fn read_index(&self, blocks_at: u64, footer: &Footer, end: u64) -> Result<IndexSection, StoreError> {
         let mut bytes = vec![0; (end - footer.index) as usize];
         self.read(footer.index, &mut bytes)?;
         let content = checked(footer.index, &bytes)
@@ -393,7 +396,7 @@ impl Opening {
             let smallest = cursor.bytes(KEY_BYTES_MAX)?.into();
             let largest = cursor.bytes(KEY_BYTES_MAX)?.into();
             let index = Index::decode(cursor, footer.blocks, blocks_at)?;
-            (cursor.is_done() && index.end() == footer.filter).then_some(IndexPart { smallest, largest, index })
+            (cursor.is_done() && index.end() == footer.filter).then_some(IndexSection { smallest, largest, index })
         };
         parse(&mut Cursor::new(content))
             .ok_or_else(|| self.damaged(footer.index, "the index contradicts itself or the footer"))

@@ -1,4 +1,4 @@
-//! Reading everything there is, to find damage before it is met.
+//! Verifies every byte of the store, for `tally check`.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use super::run::{self, Digest, Run};
 use crate::disk::Disk;
 use crate::identity::DirId;
 
-/// What a sound store holds.
+/// What a valid store contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// The identity of its directory; that of format 1 is 0.
+    /// The identity of its directory; 0 in format 1.
     pub id: DirId,
-    /// The position it stands at.
+    /// Its position.
     pub position: Position,
     /// Number of runs.
     pub runs: usize,
-    /// Entries in them, older versions and removals included.
+    /// Entries in them, including older versions and tombstones.
     pub entries: u64,
     /// Bytes of them.
     pub bytes: u64,
@@ -34,7 +34,7 @@ pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Res
     let mut summary = Summary { id, position: manifest.position, runs: manifest.runs.len(), ..Summary::default() };
     progress(0, total);
     for &named in &manifest.runs {
-        // One after the other: opening a run brings its index and filter into memory.
+        // One at a time: an open run keeps its index and filter in memory.
         let run = Arc::new(Run::open(disk, id, named)?);
         let done = summary.bytes;
         verify_run(&run, id, &mut |bytes| progress(done + bytes, total))?;
@@ -45,13 +45,13 @@ pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Res
     Ok(summary)
 }
 
-/// Reads every block. Beyond the checksums it checks what a lookup relies on: keys that ascend, an index and a filter
-/// that lead to them, and counts and a digest that are right.
+/// Reads every block. In addition to checksums it checks what lookups rely on: the order of keys, the index, the
+/// filter, the counts and the digest.
 fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
     let mut digest = Digest::default();
     run::header(run.number, id).1.into_iter().for_each(|checksum| digest.add(checksum));
     let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Full);
-    let (mut entries, mut removes, mut block) = (0, 0, usize::MAX);
+    let (mut entries, mut tombstones, mut block) = (0, 0, usize::MAX);
     let mut last: Option<Vec<u8>> = None;
     while cursor.advance()? {
         let key = cursor.key();
@@ -62,17 +62,17 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
         }
         check_entry(run, block, last.as_deref(), key)?;
         entries += 1;
-        removes += u64::from(cursor.value().is_none());
+        tombstones += u64::from(cursor.value().is_none());
         let last = last.get_or_insert_default();
         last.clear();
         last.extend_from_slice(key);
     }
-    if entries != run.entries || removes != run.removes || last.as_deref() != Some(&*run.largest) {
-        return Err(run.damaged(run.index.end(), "the run does not hold what its footer says"));
+    if entries != run.entries || tombstones != run.tombstones || last.as_deref() != Some(&*run.largest) {
+        return Err(run.damaged(run.index.end(), "the entries do not match the footer"));
     }
     run.part_checksums()?.into_iter().for_each(|checksum| digest.add(checksum));
     if run.digest.is_some_and(|stored| stored != digest.finish()) {
-        return Err(run.damaged(run.index.block(0).start, "a part of the run is not the one that the manifest names"));
+        return Err(run.damaged(run.index.block(0).start, "the digest of the sections is not the one in the manifest"));
     }
     Ok(())
 }
@@ -80,16 +80,16 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
 fn check_entry(run: &Run, block: usize, last: Option<&[u8]>, key: &[u8]) -> Result<(), StoreError> {
     let wrong = |what| Err(run.damaged(run.index.block(block).start, what));
     if last.is_some_and(|last| last >= key) {
-        return wrong("the keys do not ascend");
+        return wrong("the keys are not in ascending order");
     }
     if last.is_none() && key != &*run.smallest {
         return wrong("the run does not begin with its smallest key");
     }
     if run.index.find(key, 0) != block {
-        return wrong("the index leads elsewhere");
+        return wrong("the index points to another block");
     }
     if !run.filter.may_contain(hash(key)) {
-        return wrong("the filter denies a key");
+        return wrong("the filter lacks a key");
     }
     Ok(())
 }

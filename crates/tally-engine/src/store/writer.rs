@@ -1,4 +1,4 @@
-//! Writing a run: entries in order go in, blocks, filter, index and footer come out.
+//! Writing a run from entries in key order.
 
 use std::sync::Arc;
 
@@ -16,17 +16,16 @@ use crate::identity::DirId;
 
 /// Bytes gathered before they are written.
 const WRITE_BYTES: usize = 1 << 20;
-/// A long run is synced this often, so that the disk is not handed gigabytes at once at its end, with the
-/// journal's own small sync queued behind them.
+/// A long run is synced this often. One sync of gigabytes at its end would delay the small syncs of the journal.
 const SYNC_BYTES: u64 = 32 << 20;
 
-/// A run being written. Dropped unfinished, it removes its file.
+/// A run being written. Dropped unfinished, it deletes its file.
 pub(super) struct RunWriter<'a> {
     disk: &'a dyn Disk,
     file: Arc<dyn DiskFile>,
     number: u64,
     name: String,
-    /// What is not yet written; stands at `written` in the file.
+    /// Not written yet; belongs at offset `written`.
     out: Vec<u8>,
     written: u64,
     synced: u64,
@@ -35,7 +34,7 @@ pub(super) struct RunWriter<'a> {
     smallest: Box<[u8]>,
     last: Vec<u8>,
     entries: u64,
-    removes: u64,
+    tombstones: u64,
     digest: Digest,
     index: Index,
     filter: Filter,
@@ -43,7 +42,7 @@ pub(super) struct RunWriter<'a> {
 }
 
 impl<'a> RunWriter<'a> {
-    /// Creates the file. `entries_max` sizes the filter; more entries make it less selective, fewer are no loss.
+    /// Creates the file. `entries_max` sizes the filter; with more entries its false positive rate rises.
     pub(super) fn create(
         disk: &'a dyn Disk,
         id: DirId,
@@ -69,7 +68,7 @@ impl<'a> RunWriter<'a> {
             smallest: Box::default(),
             last: Vec::with_capacity(KEY_BYTES_MAX),
             entries: 0,
-            removes: 0,
+            tombstones: 0,
             digest,
             index: Index::new(BLOCKS_AT as u64),
             filter: Filter::for_keys(entries_max),
@@ -77,16 +76,16 @@ impl<'a> RunWriter<'a> {
         })
     }
 
-    /// Adds an entry, a removal if there is no value. Its key must be greater than all before.
+    /// Adds an entry; `None` is a tombstone. Keys must be strictly ascending.
     pub(super) fn push(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
         if key.len() > KEY_BYTES_MAX || value.is_some_and(|value| value.len() > VALUE_BYTES_MAX) {
-            return Err(StoreError::Refused { what: "a key or a value is longer than the store can hold" });
+            return Err(StoreError::Refused { what: "the key or the value is too long for the store" });
         }
         let mut shared = shared_prefix(&self.last, key);
         if self.entries == 0 {
             self.smallest = key.into();
         } else if self.last.get(shared) >= key.get(shared) {
-            return Err(StoreError::Refused { what: "the keys of a run must ascend" });
+            return Err(StoreError::Refused { what: "the keys of a run must be in ascending order" });
         }
         if self.block.is_none() {
             self.begin_block(key, shared)?;
@@ -113,19 +112,19 @@ impl<'a> RunWriter<'a> {
             }
             None => {
                 varint::put_u64(out, 0);
-                self.removes += 1;
+                self.tombstones += 1;
             }
         }
         self.entries += 1;
     }
 
-    /// Begins a block with `key`, of which `shared` bytes are those of the key before it.
+    /// Begins a block with `key`, which shares `shared` bytes with the previous key.
     fn begin_block(&mut self, key: &[u8], shared: usize) -> Result<(), StoreError> {
         let separator = match self.entries {
             0 => &[],
             _ => key.get(..=shared).unwrap_or(key),
         };
-        self.index.begin_block(separator).ok_or(StoreError::Refused { what: "the index of a run outgrows 4 GiB" })?;
+        self.index.begin_block(separator).ok_or(StoreError::Refused { what: "the index of the run exceeds 4 GiB" })?;
         self.block = Some(self.out.len());
         Ok(())
     }
@@ -137,19 +136,19 @@ impl<'a> RunWriter<'a> {
         self.write_if(WRITE_BYTES)
     }
 
-    /// Closes the part that begins at `start` of what is not yet written with its checksum.
+    /// Appends the checksum of the section that begins at `start` of `out`.
     fn end_part(&mut self, start: usize) {
         let checksum = run::checksum(self.written + start as u64, self.out.get(start..).unwrap_or_default());
         self.digest.add(checksum);
         self.out.extend_from_slice(&checksum.to_le_bytes());
     }
 
-    /// Where in the file the next byte will stand.
+    /// Offset of the next byte in the file.
     fn offset(&self) -> u64 {
         self.written + self.out.len() as u64
     }
 
-    /// Writes what has gathered if it is at least this much.
+    /// Writes the buffer if it has at least this many bytes.
     fn write_if(&mut self, at_least: usize) -> Result<(), StoreError> {
         if self.out.len() < at_least {
             return Ok(());
@@ -169,7 +168,7 @@ impl<'a> RunWriter<'a> {
         Ok(())
     }
 
-    /// Completes the file and makes its content durable; its name is left to the commit. `None`, and no file, if
+    /// Completes the file and makes its content durable; the commit makes its name durable. `None`, and no file, if
     /// there were no entries.
     pub(super) fn finish(mut self) -> Result<Option<Run>, StoreError> {
         if self.entries == 0 {
@@ -180,7 +179,7 @@ impl<'a> RunWriter<'a> {
         let index = self.put_index()?;
         let blocks = self.index.len() as u64;
         let digest = Some(self.digest.finish());
-        let footer = Footer { filter, index, entries: self.entries, removes: self.removes, blocks, digest };
+        let footer = Footer { filter, index, entries: self.entries, tombstones: self.tombstones, blocks, digest };
         self.out.extend_from_slice(&footer.encode(self.offset()));
         self.write_if(0)?;
         self.sync()?;
@@ -224,7 +223,7 @@ impl<'a> RunWriter<'a> {
             file: Arc::clone(&self.file),
             bytes: self.written,
             entries: self.entries,
-            removes: self.removes,
+            tombstones: self.tombstones,
             digest: Some(self.digest.finish()),
             smallest: std::mem::take(&mut self.smallest),
             largest: self.last.as_slice().into(),

@@ -11,10 +11,10 @@ use tempfile::TempDir;
 /// The engine that users get.
 pub struct AsShipped;
 
-/// The same engine, whose submissions are flushed by the thread that makes them.
+/// The same engine, with submissions flushed on the calling thread.
 pub struct FlushingHere;
 
-/// A data directory and the engine last started on it.
+/// A data directory and its latest engine.
 pub struct Place {
     dir: TempDir,
     started: Mutex<Option<Embedded>>,

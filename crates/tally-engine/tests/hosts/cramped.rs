@@ -1,7 +1,7 @@
-//! The engine's machine with the smallest settings that work, full to the brim: every behaviour then sees counters
-//! and request ids leave memory and come back, segments roll, and runs pile up and merge.
+//! The machine with the smallest possible settings and full memory: counters and request ids are constantly evicted and
+//! fetched, segments roll, runs accumulate and merge.
 //!
-//! No threads: whoever submits drives the machine. So it also shows that the machine needs none.
+//! There are no threads: the submitting thread drives the machine.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,18 +24,18 @@ use tempfile::TempDir;
 /// An engine whose memory is full.
 pub struct Cramped;
 
-/// Cells the table gets at a time: as many counters fill what the budget below allows.
+/// Cells that the table grows by. This many counters fill the budget below.
 const FILLING: usize = 5_140;
-/// What the filling's keys begin with: they sort last, and every listing ends before them.
+/// Prefix of the filler's keys. They sort last, and every listing ends before them.
 const FILLER: &[u8] = b"\xff\xff\xff filler ";
 
 const SETTINGS: Settings =
     Settings { memory_bytes: 950_000, segment_bytes: 1 << 20, checkpoint_journal_bytes: 1 << 16, seed: 7 };
 
-/// The machine and what its driver keeps in mind.
+/// The machine and its driver's state.
 pub struct Driven {
     machine: Machine,
-    /// Whoever holds it drives.
+    /// Locked by the thread that drives the machine.
     turn: Mutex<()>,
     turns: AtomicU64,
 }
@@ -47,7 +47,7 @@ impl Driven {
         Ok(Driven { machine, turn: Mutex::new(()), turns: AtomicU64::new(0) })
     }
 
-    /// Does what the threads of an engine would until nothing waits.
+    /// Does the work of the engine's threads until there is none.
     fn drive(&self) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.settle();
@@ -99,7 +99,7 @@ impl Driven {
     }
 }
 
-/// Drives whenever something was submitted or may be waited for.
+/// Drives the machine before every wait.
 impl Engine for Driven {
     fn events(&self) -> Events {
         self.machine.events()
@@ -156,14 +156,14 @@ impl Engine for Driven {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let mut found = None;
-        // Each number begins at another cell, so all of memory comes up.
+        // Each number begins at another cell, so all of memory is sampled.
         for number in (number..).take(2 * FILLING) {
             found = self.machine.sample(number).await?;
             if !found.as_ref().is_some_and(|key| key.as_bytes().starts_with(FILLER)) {
                 return Ok(found);
             }
         }
-        // Memory holds nothing but the filling, and then the store is not asked.
+        // If memory holds only the filler, the store is not sampled.
         let first = PageRequest { prefix: Vec::new(), after: None, limit: 1 };
         Ok(found.and(self.list(first).await?.items.pop().map(|(key, _)| key)))
     }
@@ -199,7 +199,7 @@ impl Host for Cramped {
 
     fn start(&self, dir: &TempDir) -> Result<Driven, Failure> {
         let engine = Driven::open(dir.path())?;
-        // Into memory with the filling, so that whatever comes pushes something out.
+        // Loads the filler, so that every other counter evicts something.
         let keys = (0..FILLING).map(|number| Key::new([FILLER, &(number as u16).to_be_bytes()].concat()));
         for some in keys.collect::<Result<Vec<_>, _>>()?.chunks(1000) {
             block_on(engine.read(some.to_vec(), ReadOptions::new(Consistency::BestEffort)))?;

@@ -1,4 +1,4 @@
-//! What the writer promises, on a real disk.
+//! Tests of the writer on a real disk.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,11 +47,11 @@ fn what_is_flushed_on_a_real_disk_is_replayed_across_rolls_trims_and_restarts() 
     let (_dir, disk) = temporary();
     let mut written = Vec::new();
     let mut end = Position(0);
-    for life in 0..4_u8 {
+    for restart in 0..4_u8 {
         let mut writer = Writer::create(disk.clone(), end, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         for number in 0..40_u8 {
-            let payload = vec![life ^ number; usize::from(number) * 3];
+            let payload = vec![restart ^ number; usize::from(number) * 3];
             tail.append(|out| out.extend_from_slice(&payload)).unwrap();
             end = flush(&mut writer, &mut tail);
             written.push((end, payload));
@@ -73,7 +73,7 @@ fn what_is_flushed_on_a_real_disk_is_replayed_across_rolls_trims_and_restarts() 
 fn one_group_may_roll_when_a_spare_is_ready() {
     let (_dir, disk) = temporary();
     let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
-    let mut tail = Tail::new(writer.plan());
+    let mut tail = Tail::new(writer.reservation());
     let placements: Vec<_> = (0..4).map(|_| tail.append(|out| out.resize(out.len() + 80, 1)).unwrap()).collect();
     assert_eq!(placements.iter().map(|placed| placed.rolls).collect::<Vec<_>>(), [false, false, true, false]);
     assert_eq!(flush(&mut writer, &mut tail), placements[3].end);
@@ -82,7 +82,7 @@ fn one_group_may_roll_when_a_spare_is_ready() {
 }
 
 #[test]
-fn restarting_without_a_frame_leaves_no_trail_of_files() {
+fn restarts_without_a_frame_do_not_accumulate_files() {
     let (_dir, disk) = temporary();
     for _ in 0..5 {
         let (payloads, end) = replay(&disk, Position(0));
@@ -105,7 +105,7 @@ fn frames_that_do_not_continue_the_journal_are_refused_and_so_is_everything_afte
     assert!(writer.prepare_next().is_err());
 }
 
-/// A disk whose files, once it is broken, refuse every sync with the name they were opened under.
+/// A disk whose syncs can be made to fail, with the name that the file was opened under.
 struct Breaking {
     disk: RealDisk,
     broken: Arc<AtomicBool>,
@@ -176,7 +176,7 @@ impl DiskFile for BreakingFile {
 }
 
 #[test]
-fn a_failed_flush_names_the_segment_by_the_name_it_has_now() {
+fn the_error_of_a_failed_flush_has_the_current_name_of_the_segment() {
     let dir = tempfile::tempdir().unwrap();
     let broken = Arc::new(AtomicBool::new(false));
     let disk = Arc::new(Breaking { disk: RealDisk::new(dir.path()).unwrap(), broken: Arc::clone(&broken) });
@@ -184,7 +184,7 @@ fn a_failed_flush_names_the_segment_by_the_name_it_has_now() {
         broken.store(false, Ordering::Relaxed);
         let base = Position(4096 * rolls);
         let mut writer = Writer::create(disk.clone(), base, SEGMENT, Salt::new(7), ID).unwrap();
-        let mut tail = Tail::new(writer.plan());
+        let mut tail = Tail::new(writer.reservation());
         let mut base = base;
         for _ in 0..rolls * 2 {
             if tail.append(|out| out.resize(out.len() + 120, 1)).unwrap().rolls {

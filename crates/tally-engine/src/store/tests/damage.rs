@@ -1,4 +1,4 @@
-//! A flipped bit is found wherever it is.
+//! Damage is detected wherever it is.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn damage(disk: &MemDisk) -> (String, u64) {
     }
 }
 
-/// Flips every bit; gives the places that were named, in order.
+/// Flips every bit and returns the reported offsets, in order.
 fn flip_every_bit(name: &str) -> Vec<u64> {
     let disk = disk();
     let mut places = Vec::new();
@@ -50,14 +50,14 @@ fn flip_every_bit(name: &str) -> Vec<u64> {
 }
 
 #[test]
-fn every_flipped_bit_of_a_run_is_found_and_placed() {
+fn every_flipped_bit_of_a_run_is_detected_and_located() {
     let places = flip_every_bit(RUN);
     assert!(places.is_sorted());
     assert_eq!(places.len(), 7, "header, origin, two blocks, filter, index, footer: {places:?}");
 }
 
 #[test]
-fn every_flipped_bit_of_the_manifest_is_found_and_refuses_to_open() {
+fn every_flipped_bit_of_the_manifest_is_detected_when_opening() {
     flip_every_bit("manifest");
     let disk = disk();
     disk.flip("manifest", 100);
@@ -67,7 +67,7 @@ fn every_flipped_bit_of_the_manifest_is_found_and_refuses_to_open() {
 }
 
 #[test]
-fn a_run_that_is_cut_extended_exchanged_or_missing_is_found() {
+fn a_run_that_is_truncated_extended_replaced_or_missing_is_detected() {
     let disk = disk();
     let content = disk.content(RUN);
     for len in [0, 10, 24, 100, content.len() - 1] {
@@ -102,7 +102,7 @@ fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
     assert!(scan.next().is_none());
 }
 
-/// The words for a disk whose run 1 was replaced by these bytes, in the manifest's length.
+/// The error of opening a disk whose run 1 was replaced by these bytes, cut to the length in the manifest.
 fn refusal(disk: &Arc<MemDisk>, bytes: Vec<u8>) -> String {
     disk.put(RUN, bytes);
     let opened = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).map(|_| ());
@@ -113,7 +113,7 @@ fn refusal(disk: &Arc<MemDisk>, bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn a_run_of_another_directory_is_refused_and_called_so() {
+fn a_run_of_another_directory_is_refused() {
     let refused = refusal(&disk(), disk_with("a value", DirId::new(6)).content(RUN));
     assert_eq!(refused, format!("{RUN} is damaged at byte 24: the file belongs to another data directory"));
 }
@@ -121,11 +121,11 @@ fn a_run_of_another_directory_is_refused_and_called_so() {
 #[test]
 fn another_run_of_the_same_directory_number_and_length_is_refused() {
     let refused = refusal(&disk(), disk_with("A VALUE", ID).content(RUN));
-    assert!(refused.contains("the digest is not the one that the manifest names"), "{refused}");
+    assert!(refused.contains("the digest is not the one in the manifest"), "{refused}");
 }
 
 #[test]
-fn a_sound_block_from_elsewhere_is_found_by_check() {
+fn an_intact_block_of_another_run_is_detected_by_check() {
     let (disk, other) = (disk(), disk_with("A VALUE", ID));
     let block = open(&disk).version().runs[0].index.block(0);
     let block = block.start as usize..block.end as usize;

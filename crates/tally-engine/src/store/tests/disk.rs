@@ -1,4 +1,4 @@
-//! A disk in memory that can fail at any call and knows what a power cut would leave.
+//! A disk in memory that can fail at any call and simulates power cuts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -63,7 +63,7 @@ impl MemDisk {
         self.faults.left.store(calls as i64, Ordering::Relaxed);
     }
 
-    /// Lets every call succeed again; whether the fault had struck.
+    /// Lets every call succeed again. Returns whether the fault occurred.
     pub fn disarm(&self) -> bool {
         self.faults.left.swap(i64::MAX, Ordering::Relaxed) < 0
     }
@@ -92,7 +92,7 @@ impl MemDisk {
         disk
     }
 
-    /// Puts a file there, durably.
+    /// Writes a file durably.
     pub fn put(&self, name: &str, content: Vec<u8>) {
         let file = MemFile {
             data: Mutex::new(content.clone()),

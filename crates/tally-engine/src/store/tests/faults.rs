@@ -1,4 +1,4 @@
-//! Whatever call fails, and whatever a crash keeps, the store is what it was or what it was to become.
+//! Whichever call fails, and whatever a crash keeps, the store is in the old or in the new state.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ fn opening_a_disk_that_fails_is_an_error_and_changes_nothing_it_holds() {
 }
 
 #[test]
-fn a_full_disk_is_told_from_a_broken_one_and_leaves_no_partial_file() {
+fn a_full_disk_is_distinguished_from_a_fault_and_leaves_no_partial_file() {
     let (disk, store) = prepared();
     let before = disk.file_names();
     for (kind, full) in [(FULL, true), (ErrorKind::QuotaExceeded, true), (ErrorKind::Other, false)] {

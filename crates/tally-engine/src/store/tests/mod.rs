@@ -1,4 +1,4 @@
-//! What the store promises, on a disk in memory and on a real one.
+//! Tests of the store, on a disk in memory and on a real one.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod damage;
@@ -24,7 +24,7 @@ const ID: DirId = DirId::new(5);
 type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Opens as a start that succeeds does.
+/// Opens like a successful start.
 fn open(disk: &Arc<MemDisk>) -> Store {
     let store = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).unwrap();
     store.remove_leftovers().unwrap();
@@ -65,7 +65,7 @@ fn merge_all(store: &Store) {
 }
 
 fn removals(store: &Store) -> u64 {
-    store.version().runs.iter().map(|run| run.removes).sum()
+    store.version().runs.iter().map(|run| run.tombstones).sum()
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_store_of_many_blocks_on_a_real_disk_finds_every_key_and_no_other() {
 }
 
 #[test]
-fn many_keys_are_found_however_many_runs_there_are_and_looked_for_only_where_they_may_be() {
+fn many_keys_are_found_in_any_number_of_runs_and_only_possible_runs_are_read() {
     let store = open(&MemDisk::new());
     for run in 0..70u32 {
         checkpoint(&store, &put([run, run + 1_000], &format!("of run {run}")), u64::from(run) + 1);
@@ -169,7 +169,7 @@ fn keys_that_do_not_ascend_are_refused_and_the_run_is_gone() {
 }
 
 #[test]
-fn a_checkpoint_that_goes_back_is_refused() {
+fn a_checkpoint_with_an_earlier_position_is_refused() {
     let store = open(&MemDisk::new());
     checkpoint(&store, &put([1], "one"), 10);
     let error = try_checkpoint(&store, &put([1], "two"), 1, 9).unwrap_err();
@@ -196,7 +196,7 @@ fn a_checkpoint_that_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn a_start_removes_what_a_crash_left_and_nothing_else_and_opening_alone_removes_nothing() {
+fn a_start_removes_only_leftovers_of_a_crash_and_opening_removes_nothing() {
     let disk = MemDisk::new();
     let store = open(&disk);
     checkpoint(&store, &put([1], "one"), 1);
@@ -253,7 +253,7 @@ fn merging_changes_nothing_that_is_read_and_leaves_one_run() {
 }
 
 #[test]
-fn few_runs_are_left_however_many_a_checkpoint_brings() {
+fn merging_leaves_few_runs_however_many_a_checkpoint_adds() {
     let store = open(&MemDisk::new());
     try_checkpoint(&store, &put(0..100, "value"), 40, 1).unwrap();
     assert_eq!(store.runs(), 40);
@@ -263,7 +263,7 @@ fn few_runs_are_left_however_many_a_checkpoint_brings() {
 }
 
 #[test]
-fn removals_stay_while_an_older_run_may_hold_the_key_and_vanish_with_the_oldest() {
+fn tombstones_stay_while_an_older_run_may_contain_the_key() {
     let store = open(&MemDisk::new());
     // More than four mebibytes, so that the small runs are merged without it first.
     let large = "x".repeat(60_000);
@@ -281,7 +281,7 @@ fn removals_stay_while_an_older_run_may_hold_the_key_and_vanish_with_the_oldest(
 }
 
 #[test]
-fn a_merge_of_nothing_but_removals_leaves_no_run() {
+fn a_merge_of_nothing_but_tombstones_leaves_no_run() {
     let disk = MemDisk::new();
     let store = open(&disk);
     for n in 0..4 {
@@ -294,7 +294,7 @@ fn a_merge_of_nothing_but_removals_leaves_no_run() {
 }
 
 #[test]
-fn a_merge_forgets_what_it_may_forget() {
+fn a_merge_drops_entries_that_may_be_forgotten() {
     let store = open(&MemDisk::new());
     for n in 0..4 {
         checkpoint(&store, &put([n], "kept"), 1);
@@ -328,7 +328,7 @@ fn a_checkpoint_that_commits_during_a_merge_stays_newer() {
 }
 
 #[test]
-fn a_stopped_store_gives_its_merge_up_and_leaves_nothing_of_it() {
+fn a_cancelled_merge_leaves_no_file() {
     let disk = MemDisk::new();
     let store = open(&disk);
     for n in 0..4 {
@@ -345,7 +345,7 @@ fn a_stopped_store_gives_its_merge_up_and_leaves_nothing_of_it() {
 }
 
 #[test]
-fn a_scan_goes_on_over_runs_that_were_merged_away() {
+fn a_scan_continues_over_runs_that_were_merged() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap()), ID).unwrap();
     for n in 0..4 {

@@ -1,4 +1,4 @@
-//! The store against the simplest thing that could be right: a sorted map.
+//! Compares the store with a model: a sorted map.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ enum Step {
     Reopen,
 }
 
-/// Few enough keys that they meet again, of many lengths, with long shared prefixes.
+/// Few keys, so that they repeat, of many lengths and with long common prefixes.
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => prop::collection::vec(prop::sample::select(vec![0u8, b'a', 255]), 0..4),
@@ -61,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn whatever_is_committed_merged_and_reopened_the_store_reads_like_a_sorted_map(
+    fn the_store_reads_like_a_sorted_map_after_any_commits_merges_and_restarts(
         steps in prop::collection::vec(step(), 1..25),
         probes in prop::collection::vec(key(), 8),
     ) {

@@ -1,0 +1,214 @@
+//! A partition that is a cache over a store: records that memory lacks are fetched with the partition unlocked.
+//!
+//! A slow disk must not delay calls whose records are in memory. So missing keys are listed with the partition locked,
+//! fetched from a snapshot of the store with it unlocked, and used with it locked again. Two things may happen in
+//! between. A checkpoint may commit: a counter may then have changed, reached the store and been evicted, so everything
+//! is fetched again. And counters that were in memory may be evicted: those are fetched as well.
+
+use std::cmp::Ordering::{Equal, Greater, Less};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use tally_core::counter::CounterState;
+use tally_core::key::KeyRef;
+use tally_core::missing_keys::MissingKeys;
+use tally_core::partition::{Headroom, Partition};
+use tally_core::record;
+use tally_core::time::Position;
+
+/// Where a partition keeps the records that are not in memory.
+pub trait RecordStore {
+    /// Why a record could not be read.
+    type Error: From<MalformedRecord>;
+    /// The store at one moment.
+    type Snapshot: RecordSnapshot<Error = Self::Error>;
+
+    /// The store as it is now. Called with the partition locked, so it must be quick.
+    fn snapshot(&self) -> Self::Snapshot;
+    /// Whether the store has not changed since the snapshot. Called with the partition locked.
+    fn is_current(&self, snapshot: &Self::Snapshot) -> bool;
+}
+
+/// A [`RecordStore`] at one moment.
+pub trait RecordSnapshot {
+    /// Why a record could not be read.
+    type Error;
+
+    /// The position of the checkpoint that it reflects.
+    fn position(&self) -> Position;
+    /// Calls `found` with key and value of each record that exists, once and in key order. Returns how many keys were
+    /// actually looked up, that is, were not ruled out by a filter.
+    fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, Self::Error>;
+}
+
+/// A stored record that this version cannot decode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MalformedRecord {
+    /// Its key, printable.
+    pub key: String,
+}
+
+impl MalformedRecord {
+    /// The record with this key.
+    #[must_use]
+    pub fn new(key: &[u8]) -> MalformedRecord {
+        MalformedRecord { key: key.escape_ascii().to_string() }
+    }
+}
+
+/// A partition behind a lock. `J` is what the engine must change together with it, such as its queue to the journal.
+pub struct ResidentPartition<J> {
+    /// A parking_lot mutex, so that a capture can unlock fairly between slices.
+    hosted: Mutex<Hosted<J>>,
+    store_reads: AtomicU64,
+}
+
+/// A partition, and what changes under the same lock.
+pub struct Hosted<J> {
+    /// The state machine.
+    pub partition: Partition,
+    /// End of the last batch that was applied.
+    pub applied: Position,
+    /// The engine's own state.
+    pub journal: J,
+}
+
+impl<J> ResidentPartition<J> {
+    /// A partition that reflects the journal up to `hosted.applied`.
+    pub fn new(hosted: Hosted<J>) -> Self {
+        ResidentPartition { hosted: Mutex::new(hosted), store_reads: AtomicU64::new(0) }
+    }
+
+    /// Locks the partition.
+    pub fn lock(&self) -> MutexGuard<'_, Hosted<J>> {
+        self.hosted.lock()
+    }
+
+    /// Locks the partition unless another thread holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Hosted<J>>> {
+        self.hosted.try_lock()
+    }
+
+    /// How many records were looked up in the store because memory lacked them.
+    pub fn store_reads(&self) -> u64 {
+        self.store_reads.load(Relaxed)
+    }
+
+    /// Locks the partition with every record that `list` names either in memory or among the fetched ones. `list` gets
+    /// the partition and the position of the store.
+    pub fn lock_with<S: RecordStore>(
+        &self,
+        store: &S,
+        list: impl Fn(&Partition, Position, &mut MissingKeys),
+    ) -> Result<(MutexGuard<'_, Hosted<J>>, Fetched), S::Error> {
+        let mut fetched = Fetched::default();
+        let mut hosted = self.hosted.lock();
+        loop {
+            let snapshot = store.snapshot();
+            let mut missing = MissingKeys::default();
+            list(&hosted.partition, snapshot.position(), &mut missing);
+            if !fetched.passes.is_empty() {
+                missing = fetched.without_known(&missing);
+            }
+            if missing.is_empty() {
+                return Ok((hosted, fetched));
+            }
+            let evictions = hosted.partition.evictions();
+            drop(hosted);
+            let looked_up = fetched.add_pass(&snapshot, missing)?;
+            self.store_reads.fetch_add(looked_up as u64, Relaxed);
+            hosted = self.hosted.lock();
+            if !store.is_current(&snapshot) {
+                fetched = Fetched::default();
+            } else if hosted.partition.evictions() == evictions {
+                return Ok((hosted, fetched));
+            }
+        }
+    }
+}
+
+/// Records fetched from the store, not yet in memory.
+#[derive(Default)]
+pub struct Fetched {
+    passes: Vec<Pass>,
+}
+
+/// One lookup of many keys: those it looked for, and the records it found, in key order.
+#[derive(Default)]
+struct Pass {
+    wanted: MissingKeys,
+    keys: MissingKeys,
+    values: MissingKeys,
+}
+
+impl Pass {
+    fn find(&self, store_key: &[u8]) -> Option<&[u8]> {
+        let (mut from, mut to) = (0, self.keys.len());
+        while from < to {
+            let middle = (from + to) / 2;
+            match self.keys.key(middle).cmp(store_key) {
+                Less => from = middle + 1,
+                Equal => return Some(self.values.key(middle)),
+                Greater => to = middle,
+            }
+        }
+        None
+    }
+}
+
+impl Fetched {
+    /// Store keys and values.
+    fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.passes.iter().flat_map(|pass| pass.keys.iter().zip(pass.values.iter()))
+    }
+
+    /// The counter, if it was fetched.
+    pub fn counter(&self, key: KeyRef<'_>) -> Result<Option<CounterState>, MalformedRecord> {
+        if self.passes.is_empty() {
+            return Ok(None);
+        }
+        let store_key = record::counter_key(key.as_bytes());
+        let Some(value) = self.passes.iter().find_map(|pass| pass.find(&store_key)) else {
+            return Ok(None);
+        };
+        record::read_counter(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
+    }
+
+    /// Puts every record into memory. The caller has made room.
+    pub fn restore(&self, partition: &mut Partition) -> Result<(), MalformedRecord> {
+        for (key, value) in self.iter() {
+            partition.restore(key, value).map_err(|_| MalformedRecord::new(key))?;
+        }
+        Ok(())
+    }
+
+    /// Puts counters into memory as far as the budget allows. That may evict others, so answer reads first.
+    pub fn restore_within(&self, partition: &mut Partition, budget_bytes: usize) -> Result<(), MalformedRecord> {
+        for (store_key, value) in self.iter() {
+            let Some(key) = record::counter_of(store_key) else {
+                continue;
+            };
+            if partition.make_room_for_one(key, budget_bytes) == Headroom::Enough {
+                partition.restore(store_key, value).map_err(|_| MalformedRecord::new(store_key))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_pass<S: RecordSnapshot>(&mut self, snapshot: &S, wanted: MissingKeys) -> Result<usize, S::Error> {
+        let mut pass = Pass { wanted, ..Pass::default() };
+        let looked_up = snapshot.get_many(&pass.wanted, &mut |key, value| {
+            pass.keys.push(key);
+            pass.values.push(value);
+        })?;
+        self.passes.push(pass);
+        Ok(looked_up)
+    }
+
+    /// The keys that no pass has looked for.
+    fn without_known(&self, missing: &MissingKeys) -> MissingKeys {
+        let known: BTreeSet<&[u8]> = self.passes.iter().flat_map(|pass| pass.wanted.iter()).collect();
+        missing.iter().filter(|key| !known.contains(key)).collect()
+    }
+}
