@@ -56,7 +56,7 @@ fn damaged(args: &CheckArgs, file: &str, offset: u64, what: &str) -> ExitCode {
     match args.output {
         Output::Json => output::json(&json!({ "sound": false, "file": file, "offset": offset, "what": what })),
         Output::Table => output::error(&format!(
-            "{} is damaged: {file} at byte {offset}: {what}\nNothing was changed. Keep a copy.",
+            "{}: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy.",
             args.dir.display()
         )),
     }
