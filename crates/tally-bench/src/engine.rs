@@ -3,20 +3,20 @@
 use tally_core::limits::MEMORY_BYTES_DEFAULT;
 use tally_engine::{Config, Embedded};
 
-use crate::in_process::{Workload, throughput};
+use crate::in_process::{EventPattern, throughput};
 use crate::progress::BenchProgress;
 use crate::report::{Row, Target};
 use crate::usage::cpu_seconds;
 use crate::{BenchError, Options};
 
-/// Name, workload, target in increments per second.
-type EngineLoad = (&'static str, Workload, Option<f64>);
+/// Name, events, target in increments per second.
+type EngineLoad = (&'static str, EventPattern, Option<f64>);
 
 const LOADS: [EngineLoad; 4] = [
-    ("one hot key", Workload::Hot, Some(10e6)),
-    ("100 k random keys", Workload::Random(100_000), None),
-    ("1 M random keys", Workload::Random(1_000_000), Some(1.5e6)),
-    ("distinct request ids", Workload::Ids(1_000_000), Some(0.7e6)),
+    ("one hot key", EventPattern::Hot, Some(10e6)),
+    ("100 k random keys", EventPattern::Random(100_000), None),
+    ("1 M random keys", EventPattern::Random(1_000_000), Some(1.5e6)),
+    ("distinct request ids", EventPattern::Ids(1_000_000), Some(0.7e6)),
 ];
 
 /// The loads to run.

@@ -19,9 +19,9 @@ use tally_sim::Rng;
 use crate::BenchError;
 use crate::timer::Timer;
 
-/// The workload.
+/// The keys and request ids of the events.
 #[derive(Clone, Copy, Debug)]
-pub enum Workload {
+pub enum EventPattern {
     /// One key.
     Hot,
     /// Uniformly random keys out of this many.
@@ -47,7 +47,7 @@ pub fn key_of(number: u64, key: &mut [u8; 20]) {
 }
 
 /// Events per second over `seconds`, each acknowledged after its flush.
-pub fn throughput(engine: &Embedded, work: Workload, seconds: f64, seed: u64) -> Result<f64, BenchError> {
+pub fn throughput(engine: &Embedded, work: EventPattern, seconds: f64, seed: u64) -> Result<f64, BenchError> {
     let stop = AtomicBool::new(false);
     let done = AtomicU64::new(0);
     let timer = Timer::start();
@@ -71,7 +71,7 @@ type Call<'a> = Pin<Box<dyn Future<Output = Result<(), BenchError>> + Send + 'a>
 
 fn submit_until(
     engine: &Embedded,
-    work: Workload,
+    work: EventPattern,
     seed: u64,
     stop: &AtomicBool,
     done: &AtomicU64,
@@ -110,19 +110,19 @@ fn submit(engine: &Embedded, events: Events) -> Call<'_> {
     })
 }
 
-fn fill(engine: &Embedded, work: Workload, numbers: &mut Rng) -> Events {
+fn fill(engine: &Embedded, work: EventPattern, numbers: &mut Rng) -> Events {
     let mut events = engine.events();
     let mut key = [0; 20];
     for _ in 0..CALL_EVENTS {
         let number = match work {
-            Workload::Hot => 0,
-            Workload::Random(keys) | Workload::Ids(keys) => numbers.below(keys),
+            EventPattern::Hot => 0,
+            EventPattern::Random(keys) | EventPattern::Ids(keys) => numbers.below(keys),
         };
         key_of(number, &mut key);
         let Ok(key) = KeyRef::new(&key) else { continue };
         match work {
-            Workload::Hot | Workload::Random(_) => events.add(key, 1),
-            Workload::Ids(_) => {
+            EventPattern::Hot | EventPattern::Random(_) => events.add(key, 1),
+            EventPattern::Ids(_) => {
                 let id = [numbers.next_u64().to_le_bytes(), numbers.next_u64().to_le_bytes()].concat();
                 let id = RequestId::new(key, &id).ok();
                 events.push(key, Change::Add(1), id, None);

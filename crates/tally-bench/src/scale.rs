@@ -16,7 +16,7 @@ use tally_engine::disk::{Disk, RealDisk};
 use tally_engine::{Embedded, Machine, Nudge, Settings, Step};
 
 use crate::engine::open;
-use crate::in_process::{CALL_EVENTS, Workload, key_of, throughput};
+use crate::in_process::{CALL_EVENTS, EventPattern, key_of, throughput};
 use crate::progress::BenchProgress;
 use crate::report::{Row, Target};
 use crate::timer::Timer;
@@ -70,8 +70,11 @@ pub fn child(args: &ChildArgs) -> Result<(), BenchError> {
     let (empty_bytes, _) = resident_bytes(std::process::id());
     fill(&engine, args.counters)?;
     let (filled_bytes, _) = resident_bytes(std::process::id());
-    let per_second =
-        if args.seconds > 0.0 { throughput(&engine, Workload::Random(args.counters), args.seconds, 1)? } else { 0.0 };
+    let per_second = if args.seconds > 0.0 {
+        throughput(&engine, EventPattern::Random(args.counters), args.seconds, 1)?
+    } else {
+        0.0
+    };
     let (_, peak_bytes) = resident_bytes(std::process::id());
     let found = ChildResult { empty_bytes, filled_bytes, peak_bytes, per_second };
     println!("{}", serde_json::to_string(&found).map_err(|error| BenchError::new(&error))?);
