@@ -15,7 +15,7 @@ use std::path::Path;
 pub use baseline::{BaselineArgs, serve as serve_baseline};
 use load::{LoadResult, RedisLoad};
 use paced::{Percentiles, Request};
-use servers::{RedisServer, ServerKind};
+use servers::{ComparedServer, ServerKind};
 
 use crate::progress::BenchProgress;
 use crate::report::{Row, Target};
@@ -108,26 +108,26 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
     }
     let mut measured = Measurements::default();
     for round in 0..options.rounds {
-        let say = |what: &str| progress.show(&format!("redis: {what} (round {} of {})", round + 1, options.rounds));
+        let show = |what: &str| progress.show(&format!("redis: {what} (round {} of {})", round + 1, options.rounds));
         for (at, Comparison { load, .. }) in COMPARISONS.iter().enumerate() {
             for turn in 0..servers_in(at) {
-                let at_server = (round + turn) % servers_in(at);
-                say(&format!("{}, {}", load.name, servers[at_server].kind.name()));
-                measured.results[at][at_server].push(load::run(&servers[at_server], load, requests[at_server][at])?);
+                let index = (round + turn) % servers_in(at);
+                show(&format!("{}, {}", load.name, servers[index].kind.name()));
+                measured.results[at][index].push(load::run(&servers[index], load, requests[index][at])?);
                 progress.step();
             }
         }
         for (latencies, (name, comparison, request, _)) in measured.latencies.iter_mut().zip(PACED) {
             let peak = measured.results[comparison][0].last().map_or(f64::NAN, |result| result.per_second);
             for turn in 0..PACED_KINDS.len() {
-                let at_server = (round + turn) % PACED_KINDS.len();
-                say(&format!("{name}, {}", PACED_KINDS[at_server].name()));
-                latencies[at_server].push(paced::run(servers[at_server].port, request, peak / 2.0, options.seconds)?);
+                let index = (round + turn) % PACED_KINDS.len();
+                show(&format!("{name}, {}", PACED_KINDS[index].name()));
+                latencies[index].push(paced::run(servers[index].port, request, peak / 2.0, options.seconds)?);
                 progress.step();
             }
         }
         for (memory, kind) in measured.memory.iter_mut().zip(MEASURED_FOR_MEMORY) {
-            say(&format!("memory, {}", kind.name()));
+            show(&format!("memory, {}", kind.name()));
             let data = dir.path().join(format!("memory-{round}-{}", kind.name()));
             memory.push(bytes_per_counter(kind, &data)?);
             progress.step();
@@ -137,8 +137,8 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
 }
 
 /// Starts a server, creates its keys, and determines the number of requests per load.
-fn prepare(kind: ServerKind, data: &Path, options: &Options) -> Result<(RedisServer, Vec<f64>), BenchError> {
-    let server = RedisServer::start(kind, data)?;
+fn prepare(kind: ServerKind, data: &Path, options: &Options) -> Result<(ComparedServer, Vec<f64>), BenchError> {
+    let server = ComparedServer::start(kind, data)?;
     let mut client = server.connect()?;
     client.call(&INCREMENT)?;
     // The keys that redis-benchmark generates from `key:__rand_int__`.
@@ -156,7 +156,7 @@ fn prepare(kind: ServerKind, data: &Path, options: &Options) -> Result<(RedisSer
 }
 
 /// The number of requests of each comparison that takes about `options.seconds`.
-fn requests_of(server: &RedisServer, comparisons: &[Comparison], options: &Options) -> Result<Vec<f64>, BenchError> {
+fn requests_of(server: &ComparedServer, comparisons: &[Comparison], options: &Options) -> Result<Vec<f64>, BenchError> {
     let few = |load: &RedisLoad| 20_000.0 + 10_000.0 * load.pipeline as f64;
     comparisons
         .iter()
@@ -166,7 +166,7 @@ fn requests_of(server: &RedisServer, comparisons: &[Comparison], options: &Optio
 
 /// Memory that a million counters with 14-byte keys add to a fresh server, per counter.
 fn bytes_per_counter(kind: ServerKind, data: &Path) -> Result<f64, BenchError> {
-    let server = RedisServer::start(kind, data)?;
+    let server = ComparedServer::start(kind, data)?;
     let mut client = server.connect()?;
     let empty = server.resident_bytes();
     client.increment_all(KEYS, |number| format!("key:{number:010}"))?;

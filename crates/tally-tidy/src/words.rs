@@ -21,7 +21,7 @@ pub const BANNED: &[Wording] = &[
     ("which cannot work", "what the limit is"),
 ];
 
-/// Still in use outside of [`CLEAN`]. `looks up` is fine, so `looks` alone is not listed.
+/// Still in use outside of [`CLEAN`]. `looks up` is fine, so `looks` is not listed by itself.
 pub const PENDING: &[Wording] = &[
     ("a look", "a read, a lookup"),
     ("fares", "the health, the state"),

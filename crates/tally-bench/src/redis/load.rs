@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::servers::RedisServer;
+use super::servers::ComparedServer;
 use crate::BenchError;
 use crate::server::ChildGuard;
 use crate::timer::Timer;
@@ -41,7 +41,7 @@ pub struct LoadResult {
 }
 
 /// Sends about `requests` requests and waits for the replies.
-pub fn run(server: &RedisServer, load: &RedisLoad, requests: f64) -> Result<LoadResult, BenchError> {
+pub fn run(server: &ComparedServer, load: &RedisLoad, requests: f64) -> Result<LoadResult, BenchError> {
     // Every connection sends whole pipelines.
     let pipelines = CONNECTIONS * load.pipeline;
     let requests = (requests as u64).div_ceil(pipelines).max(1) * pipelines;
@@ -80,7 +80,7 @@ pub fn run(server: &RedisServer, load: &RedisLoad, requests: f64) -> Result<Load
     })
 }
 
-fn start(server: &RedisServer, load: &RedisLoad, requests: u64) -> Result<ChildGuard, BenchError> {
+fn start(server: &ComparedServer, load: &RedisLoad, requests: u64) -> Result<ChildGuard, BenchError> {
     let process = Command::new("redis-benchmark")
         .args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "--csv", "--threads", "2"])
         .args(["-c", &CONNECTIONS.to_string(), "-n", &requests.to_string()])

@@ -57,7 +57,7 @@ impl ServerKind {
 
 /// A running server; killed when dropped.
 #[derive(Debug)]
-pub struct RedisServer {
+pub struct ComparedServer {
     /// The kind of server.
     pub kind: ServerKind,
     /// The RESP port.
@@ -65,17 +65,17 @@ pub struct RedisServer {
     process: ChildGuard,
 }
 
-impl RedisServer {
+impl ComparedServer {
     /// Starts a server that keeps its data in `dir`, and waits until it answers.
-    pub fn start(kind: ServerKind, dir: &Path) -> Result<RedisServer, BenchError> {
+    pub fn start(kind: ServerKind, dir: &Path) -> Result<ComparedServer, BenchError> {
         std::fs::create_dir_all(dir).map_err(|error| BenchError::new(&format!("{}: {error}", dir.display())))?;
         let append: &[&str] = match kind {
             ServerKind::Tally => {
                 let Tally { process, resp_port, .. } = Tally::start(&dir.join("data"))?;
-                return Ok(RedisServer { kind, port: resp_port, process });
+                return Ok(ComparedServer { kind, port: resp_port, process });
             }
-            ServerKind::Baseline => return RedisServer::start_baseline(kind, dir, &[]),
-            ServerKind::BaselineCounting => return RedisServer::start_baseline(kind, dir, &["--counting"]),
+            ServerKind::Baseline => return ComparedServer::start_baseline(kind, dir, &[]),
+            ServerKind::BaselineCounting => return ComparedServer::start_baseline(kind, dir, &["--counting"]),
             ServerKind::RedisMemory => &["--appendonly", "no"],
             ServerKind::RedisFsync => &["--appendonly", "yes", "--appendfsync", "always"],
         };
@@ -93,13 +93,13 @@ impl RedisServer {
                     "cannot start redis-server ({error}); install it with `make bench-redis` or `apt-get install redis-server`"
                 ))
             })?;
-        let mut server = RedisServer { kind, port, process: ChildGuard(process) };
+        let mut server = ComparedServer { kind, port, process: ChildGuard(process) };
         server.wait_until_ready()?;
         Ok(server)
     }
 
     /// Starts this program as a baseline server.
-    fn start_baseline(kind: ServerKind, dir: &Path, args: &[&str]) -> Result<RedisServer, BenchError> {
+    fn start_baseline(kind: ServerKind, dir: &Path, args: &[&str]) -> Result<ComparedServer, BenchError> {
         let started = std::env::current_exe().and_then(|program| {
             Command::new(program)
                 .arg("baseline")
@@ -114,7 +114,7 @@ impl RedisServer {
         let said = process.0.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut line));
         let port = line.trim_end().rsplit(':').next().and_then(|port| port.parse().ok());
         match (said, port) {
-            (Some(Ok(_)), Some(port)) => Ok(RedisServer { kind, port, process }),
+            (Some(Ok(_)), Some(port)) => Ok(ComparedServer { kind, port, process }),
             _ => Err(BenchError::new(&"the baseline server did not print its address")),
         }
     }

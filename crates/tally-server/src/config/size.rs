@@ -4,8 +4,9 @@
 
 /// The number of bytes; `None` if the text is not a size or does not fit 64 bits.
 pub fn parse(text: &str) -> Option<u64> {
+    let text = text.trim();
     let config = parse_size::Config::new();
-    let is_bare = !text.trim_end().ends_with(['b', 'B']);
+    let is_bare = !text.ends_with(['b', 'B']);
     let config = if is_bare { config.with_binary() } else { config.with_decimal() };
     config.parse_size(text).ok()
 }

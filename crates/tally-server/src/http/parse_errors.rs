@@ -4,7 +4,7 @@
 //! no hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
 //! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`HttpConnection`] watches
 //! what is written instead: the service and its answers hold an [`Answering`] until hyper has taken the whole body. What
-//! is written while nobody holds one, and everything before was flushed, can only be hyper's own answer, and it is the
+//! is written while none is held, and everything before was flushed, can only be hyper's own answer, and it is the
 //! last one of the connection. If hyper still buffers an earlier answer, because the client does not read, its own goes
 //! out without a body.
 
