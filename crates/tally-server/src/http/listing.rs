@@ -35,8 +35,8 @@ struct CountersAnswer<'a> {
 ///
 /// `keys` reads the counters named, in that order; they are separated by commas, and a comma within a key is `%2C`.
 /// `key`, repeated for each counter, does the same, and a comma is part of the key however it is encoded. Without either,
-/// counters are listed by `prefix` in key order, page by page; a listing takes no `token` and no `max_staleness_ms`. A key that is not UTF-8 is listed with `key: null` and its
-/// bytes in `key_hex`.
+/// counters are listed by `prefix` in key order, page by page; a listing takes neither `token` nor `max_staleness_ms`. A
+/// key that is not UTF-8 is listed with `key: null` and its bytes in `key_hex`.
 #[utoipa::path(
     get, path = "/api/v1/counters", tag = "counters",
     params(ListingQuery, FreshnessQuery),
