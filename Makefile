@@ -74,8 +74,8 @@ bench: bench-tools ## Benchmarks: `make bench ARGS=…` hands arguments on
 	@cargo build --release --locked
 	@cargo run --release -p tally-bench --locked -- $(ARGS)
 
-bench-redis: redis-tools ## Tally beside Redis, loaded by redis-benchmark; takes ARGS as bench does
-	$(call say,benchmarks beside Redis)
+bench-redis: redis-tools ## Tally compared with Redis, loaded by redis-benchmark; takes ARGS like bench
+	$(call say,benchmarks: Tally and Redis)
 	@cargo build --release --locked
 	@cargo run --release -p tally-bench --locked -- --only redis --seconds 3 $(ARGS)
 
@@ -107,7 +107,7 @@ rust-tools:
 test-tools: rust-tools $(REDIS_PY)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
 
-# The Redis client of Python, for the tests alone: beside what is built, not among the machine's own packages.
+# The Python client of Redis, for the tests only; installed below target, not system-wide.
 $(REDIS_PY):
 	$(call need,python3:python3 pip3:python3-pip)
 	$(call say,redis-py $(REDIS_PY_VERSION))

@@ -1,35 +1,39 @@
-//! The server over HTTP, loaded by wrk: an external client that costs little and is nobody's friend.
+//! The server over HTTP, loaded by wrk.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::report::{Row, Target};
 use crate::server::Tally;
-use crate::{Failure, Options};
+use crate::{BenchError, Options};
 
 const CONNECTIONS: usize = 64;
 const BATCH: usize = 1_000;
 
-/// What wrk sends: a Lua script for everything but a plain GET.
-struct Load {
+/// A wrk load; everything but a plain GET needs a Lua script.
+struct HttpLoad {
     name: &'static str,
     path: &'static str,
     script: Option<String>,
 }
 
-fn loads() -> [Load; 4] {
+fn loads() -> [HttpLoad; 4] {
     let items: Vec<String> = (0..BATCH).map(|i| format!(r#"{{"key":"bench:{}","amount":1}}"#, i * 7919)).collect();
     let batch = format!(r#"{{"increments":[{}]}}"#, items.join(","));
     [
-        Load { name: "GET /livez", path: "/livez", script: None },
-        Load {
+        HttpLoad { name: "GET /livez", path: "/livez", script: None },
+        HttpLoad {
             name: "single increments, one key",
             path: "/",
             script: Some(post("/api/v1/counters/hot/increment", "")),
         },
-        Load { name: "reads, one key", path: "/api/v1/counters/hot", script: None },
-        Load { name: "batches of 1,000", path: "/", script: Some(post("/api/v1/counters/batch-increment", &batch)) },
+        HttpLoad { name: "reads, one key", path: "/api/v1/counters/hot", script: None },
+        HttpLoad {
+            name: "batches of 1,000",
+            path: "/",
+            script: Some(post("/api/v1/counters/batch-increment", &batch)),
+        },
     ]
 }
 
@@ -39,15 +43,15 @@ fn post(path: &str, body: &str) -> String {
     )
 }
 
-/// Runs the suite, rounds interleaved.
-pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> {
+/// Runs the suite with interleaved rounds.
+pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, BenchError> {
     let dir = options.scratch()?;
     let loads = loads();
-    let mut rounds: Vec<Vec<Outcome>> = loads.iter().map(|_| Vec::new()).collect();
+    let mut rounds: Vec<Vec<WrkResult>> = loads.iter().map(|_| Vec::new()).collect();
     let server = Tally::start(&dir.path().join("data"))?;
     for round in 0..options.rounds {
         for (load, results) in loads.iter().zip(&mut rounds) {
-            progress.say(&format!("http: {} (round {} of {})", load.name, round + 1, options.rounds));
+            progress.show(&format!("http: {} (round {} of {})", load.name, round + 1, options.rounds));
             results.push(wrk(options, dir.path(), &server.url, load)?);
             progress.step();
         }
@@ -55,12 +59,12 @@ pub fn run(options: &Options, progress: &Progress) -> Result<Vec<Row>, Failure> 
     Ok(rows(&loads, &rounds))
 }
 
-fn rows(loads: &[Load; 4], rounds: &[Vec<Outcome>]) -> Vec<Row> {
-    let rates = |at: usize| rounds[at].iter().map(|outcome| outcome.per_second).collect::<Vec<f64>>();
+fn rows(loads: &[HttpLoad; 4], rounds: &[Vec<WrkResult>]) -> Vec<Row> {
+    let rates = |at: usize| rounds[at].iter().map(|result| result.per_second).collect::<Vec<f64>>();
     let [livez, single, reads, batches] = [0, 1, 2, 3].map(rates);
     let ratios = single.iter().zip(&livez).map(|(single, livez)| single / livez).collect();
     let batched = batches.iter().map(|rate| rate * BATCH as f64).collect();
-    let p99 = |at: usize| rounds[at].iter().map(|outcome| outcome.p99_ms).collect::<Vec<f64>>();
+    let p99 = |at: usize| rounds[at].iter().map(|result| result.p99_ms).collect::<Vec<f64>>();
     vec![
         Row::new("http", loads[0].name, "requests/s", livez),
         Row::new("http", loads[1].name, "increments/s", single),
@@ -73,25 +77,25 @@ fn rows(loads: &[Load; 4], rounds: &[Vec<Outcome>]) -> Vec<Row> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Outcome {
+struct WrkResult {
     per_second: f64,
     p99_ms: f64,
 }
 
-fn wrk(options: &Options, dir: &Path, url: &str, load: &Load) -> Result<Outcome, Failure> {
+fn wrk(options: &Options, dir: &Path, url: &str, load: &HttpLoad) -> Result<WrkResult, BenchError> {
     let mut command = Command::new("wrk");
     command.args(["--latency", "-t2", &format!("-c{CONNECTIONS}"), &format!("-d{}s", options.seconds.ceil())]);
     if let Some(script) = &load.script {
         let path = dir.join("load.lua");
-        std::fs::write(&path, script).map_err(|error| Failure::new(&error))?;
+        std::fs::write(&path, script).map_err(|error| BenchError::new(&error))?;
         command.arg("-s").arg(path);
     }
     let output = command.arg(format!("{url}{}", load.path)).output().map_err(|error| {
-        Failure::new(&format!("wrk could not be started ({error}); `make bench` installs it, or: apt-get install wrk"))
+        BenchError::new(&format!("cannot start wrk ({error}); install it with `make bench` or `apt-get install wrk`"))
     })?;
     let text = String::from_utf8_lossy(&output.stdout);
     if text.contains("Non-2xx") || text.contains("Socket errors") {
-        return Err(Failure::new(&format!("{}: some requests failed:\n{text}", load.name)));
+        return Err(BenchError::new(&format!("{}: some requests failed:\n{text}", load.name)));
     }
     let field = |name: &str| {
         let line = text.lines().map(str::trim).find(|line| line.starts_with(name))?;
@@ -100,8 +104,8 @@ fn wrk(options: &Options, dir: &Path, url: &str, load: &Load) -> Result<Outcome,
     let per_second = field("Requests/sec:").and_then(|rate| rate.parse().ok());
     let p99_ms = field("99%").and_then(|latency| milliseconds(&latency));
     match (per_second, p99_ms) {
-        (Some(per_second), Some(p99_ms)) => Ok(Outcome { per_second, p99_ms }),
-        _ => Err(Failure::new(&format!("wrk said nothing that makes sense:\n{text}"))),
+        (Some(per_second), Some(p99_ms)) => Ok(WrkResult { per_second, p99_ms }),
+        _ => Err(BenchError::new(&format!("cannot parse the output of wrk:\n{text}"))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `tally-bench`: what Tally does per second, in how much memory, on this machine.
+//! `tally-bench`: throughput, latency and memory of Tally on this machine.
 
 mod engine;
 mod http;
@@ -8,7 +8,7 @@ mod redis;
 mod report;
 mod scale;
 mod server;
-mod stopwatch;
+mod timer;
 mod usage;
 
 use std::fmt;
@@ -16,47 +16,47 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use progress::Progress;
+use progress::BenchProgress;
 use report::{Row, table, write_json};
 
-/// The server's own, so that memory is measured as the server takes it.
+/// The same allocator as the server's, so that memory use is comparable.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measures Tally and prints a table; every acknowledgement is counted after its flush.
+/// Benchmarks Tally and prints a table. Every increment is acknowledged after its flush.
 #[derive(Debug, Parser)]
 #[command(
     after_help = "Examples:\n  tally-bench\n  tally-bench --only engine --rounds 9\n  tally-bench --only scale --counters 1000000"
 )]
-struct Args {
+struct BenchArgs {
     #[command(flatten)]
     options: Options,
     #[command(subcommand)]
     command: Option<Hidden>,
 }
 
-/// How to measure.
+/// Options of a run.
 #[derive(Clone, Debug, clap::Args)]
 struct Options {
-    /// Only these suites. Without it, all but redis, which needs Redis installed.
+    /// Suites to run; all except redis by default, which needs Redis installed.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
-    /// Only the engine's loads whose name contains this.
+    /// Run only engine loads whose name contains this.
     #[arg(long, default_value = "")]
     load: String,
-    /// Rounds; the median counts.
+    /// Number of rounds; the median is reported.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of load per round.
     #[arg(long, default_value_t = 4.0, overrides_with = "seconds")]
     seconds: f64,
-    /// Counters of the scale suite.
+    /// Number of counters in the scale suite.
     #[arg(long, default_value_t = 10_000_000)]
     counters: u64,
-    /// Where to keep data meanwhile: a directory on the disk that is to be measured.
+    /// Directory for temporary data, on the disk to be measured.
     #[arg(long, default_value = "target")]
     dir: PathBuf,
-    /// Where to write the figures.
+    /// File for the results as JSON.
     #[arg(long, default_value = "target/bench.json")]
     json: PathBuf,
 }
@@ -69,22 +69,22 @@ enum Suite {
     Http,
     /// Ten million counters.
     Scale,
-    /// Tally beside Redis, loaded by redis-benchmark.
+    /// Tally compared with Redis, loaded by redis-benchmark.
     Redis,
 }
 
 #[derive(Debug, Subcommand)]
 enum Hidden {
-    /// What the scale suite runs in a process of its own.
+    /// A child process of the scale suite.
     #[command(hide = true)]
     Child(scale::ChildArgs),
-    /// What the redis suite compares with: a server that only receives, flushes and answers, or these and counts.
+    /// The baseline server of the redis suite: only receives, flushes and answers, and counts with `--counting`.
     #[command(hide = true)]
-    Bare(redis::BareArgs),
+    Baseline(redis::BaselineArgs),
 }
 
 impl Options {
-    fn wants(&self, suite: Suite) -> bool {
+    fn includes(&self, suite: Suite) -> bool {
         if self.only.is_empty() { suite != Suite::Redis } else { self.only.contains(&suite) }
     }
 
@@ -95,45 +95,45 @@ impl Options {
             Suite::Scale => 5,
             Suite::Redis => redis::steps(self),
         };
-        Suite::value_variants().iter().filter(|suite| self.wants(**suite)).map(|suite| steps_of(*suite)).sum()
+        Suite::value_variants().iter().filter(|suite| self.includes(**suite)).map(|suite| steps_of(*suite)).sum()
     }
 
-    fn scratch(&self) -> Result<tempfile::TempDir, Failure> {
+    fn scratch(&self) -> Result<tempfile::TempDir, BenchError> {
         let made = std::fs::create_dir_all(&self.dir).and_then(|()| tempfile::tempdir_in(&self.dir));
-        made.map_err(|error| Failure::new(&format!("{}: {error}; choose another --dir", self.dir.display())))
+        made.map_err(|error| BenchError::new(&format!("{}: {error}; choose another --dir", self.dir.display())))
     }
 }
 
-/// Why a benchmark stopped.
+/// Why a benchmark failed.
 #[derive(Debug)]
-pub struct Failure(String);
+pub struct BenchError(String);
 
-impl Failure {
+impl BenchError {
     fn new(what: &dyn fmt::Display) -> Self {
-        Failure(what.to_string())
+        BenchError(what.to_string())
     }
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = BenchArgs::parse();
     let result = match &args.command {
         Some(Hidden::Child(child)) => scale::child(child),
-        Some(Hidden::Bare(args)) => redis::serve_bare(args),
+        Some(Hidden::Baseline(args)) => redis::serve_baseline(args),
         None => measure(&args.options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure(what)) => {
+        Err(BenchError(what)) => {
             eprintln!("tally-bench: {what}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn measure(options: &Options) -> Result<(), Failure> {
-    let progress = Progress::new(options.steps());
+fn measure(options: &Options) -> Result<(), BenchError> {
+    let progress = BenchProgress::new(options.steps());
     let mut rows: Vec<Row> = Vec::new();
-    for suite in Suite::value_variants().iter().filter(|suite| options.wants(**suite)) {
+    for suite in Suite::value_variants().iter().filter(|suite| options.includes(**suite)) {
         rows.extend(match suite {
             Suite::Engine => engine::run(options, &progress)?,
             Suite::Http => http::run(options, &progress)?,
@@ -144,6 +144,6 @@ fn measure(options: &Options) -> Result<(), Failure> {
     progress.finish();
     print!("{}", table(&rows));
     write_json(&options.json, &rows)?;
-    println!("figures written to {}", options.json.display());
+    println!("results written to {}", options.json.display());
     Ok(())
 }

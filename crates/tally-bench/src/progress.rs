@@ -1,31 +1,31 @@
-//! One progress bar over everything a run measures.
+//! The progress bar of a run.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The bar; silent when nobody watches.
-pub struct Progress(ProgressBar);
+/// A progress bar; hidden if there is no terminal.
+pub struct BenchProgress(ProgressBar);
 
-impl Progress {
-    /// A bar of so many steps.
-    pub fn new(steps: u64) -> Progress {
+impl BenchProgress {
+    /// A bar with this many steps.
+    pub fn new(steps: u64) -> BenchProgress {
         let bar = ProgressBar::new(steps);
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed}  {msg}") {
             bar.set_style(style);
         }
-        Progress(bar)
+        BenchProgress(bar)
     }
 
-    /// Says what is being measured.
-    pub fn say(&self, what: &str) {
+    /// Shows what is being measured.
+    pub fn show(&self, what: &str) {
         self.0.set_message(what.to_owned());
     }
 
-    /// One step is done.
+    /// Completes a step.
     pub fn step(&self) {
         self.0.inc(1);
     }
 
-    /// Everything is done.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.0.finish_and_clear();
     }

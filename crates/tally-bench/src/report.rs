@@ -1,26 +1,26 @@
-//! Results: a table for people, JSON for programs.
+//! Results, as a table and as JSON.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
 
-use crate::Failure;
+use crate::BenchError;
 
-/// One measured thing.
+/// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Which group of measurements.
+    /// The suite.
     pub suite: &'static str,
     /// What was measured.
     pub name: String,
-    /// In what.
+    /// The unit.
     pub unit: &'static str,
     /// Every round, in order.
     pub rounds: Vec<f64>,
     /// The median of the rounds.
     pub median: f64,
-    /// What is asked of it, if anything.
+    /// The target, if there is one.
     pub target: Option<Target>,
 }
 
@@ -67,12 +67,13 @@ impl Row {
 
 /// The rows as a table.
 pub fn table(rows: &[Row]) -> String {
-    let cells: Vec<[String; 5]> = std::iter::once(["what", "median", "unit", "spread", "target"].map(str::to_owned))
-        .chain(rows.iter().map(|row| {
-            let name = format!("{}: {}", row.suite, row.name);
-            [name, number(row.median), row.unit.to_owned(), row.spread(), row.verdict()]
-        }))
-        .collect();
+    let cells: Vec<[String; 5]> =
+        std::iter::once(["benchmark", "median", "unit", "spread", "target"].map(str::to_owned))
+            .chain(rows.iter().map(|row| {
+                let name = format!("{}: {}", row.suite, row.name);
+                [name, number(row.median), row.unit.to_owned(), row.spread(), row.verdict()]
+            }))
+            .collect();
     let widths: [usize; 5] =
         std::array::from_fn(|i| cells.iter().map(|row| row[i].chars().count()).max().unwrap_or_default());
     let mut out = String::new();
@@ -89,29 +90,29 @@ pub fn table(rows: &[Row]) -> String {
     out
 }
 
-/// Writes the rows and what machine they are from.
-pub fn write_json(path: &Path, rows: &[Row]) -> Result<(), Failure> {
+/// Writes the rows and a description of the machine.
+pub fn write_json(path: &Path, rows: &[Row]) -> Result<(), BenchError> {
     #[derive(Serialize)]
-    struct Document<'a> {
-        machine: Machine,
+    struct BenchReport<'a> {
+        machine: HostInfo,
         rows: &'a [Row],
     }
-    let document = Document { machine: Machine::this(), rows };
-    let text = serde_json::to_string_pretty(&document).map_err(|error| Failure::new(&error))?;
-    std::fs::write(path, text + "\n").map_err(|error| Failure::new(&format!("{}: {error}", path.display())))
+    let document = BenchReport { machine: HostInfo::this(), rows };
+    let text = serde_json::to_string_pretty(&document).map_err(|error| BenchError::new(&error))?;
+    std::fs::write(path, text + "\n").map_err(|error| BenchError::new(&format!("{}: {error}", path.display())))
 }
 
-/// What the figures depend on.
+/// The machine the results are from.
 #[derive(Serialize)]
-struct Machine {
+struct HostInfo {
     processor: String,
     cores: usize,
     memory_bytes: u64,
     kernel: String,
 }
 
-impl Machine {
-    fn this() -> Machine {
+impl HostInfo {
+    fn this() -> HostInfo {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let after_colon = |text: &str, field: &str| {
             let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
@@ -119,7 +120,7 @@ impl Machine {
         };
         let memory = after_colon(&read("/proc/meminfo"), "MemTotal");
         let kib: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or_default();
-        Machine {
+        HostInfo {
             processor: after_colon(&read("/proc/cpuinfo"), "model name"),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: kib * 1024,
@@ -128,7 +129,7 @@ impl Machine {
     }
 }
 
-/// Three or four digits that matter.
+/// Three or four significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1e6 => format!("{:.2} M", value / 1e6),

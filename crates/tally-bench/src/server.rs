@@ -1,37 +1,37 @@
-//! A Tally server of our own, as `make bench` builds it.
+//! Starts a Tally server, as built by `make bench`.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::Failure;
+use crate::BenchError;
 
-/// A process that ends when dropped.
+/// A child process; killed when dropped.
 #[derive(Debug)]
-pub struct Owned(pub Child);
+pub struct ChildGuard(pub Child);
 
-impl Drop for Owned {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // It is ours and holds nothing that outlives the benchmark.
+        // Its data is temporary.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// `tally serve` with its defaults, on free ports.
+/// `tally serve` with default settings, on free ports.
 #[derive(Debug)]
 pub struct Tally {
     /// The process.
-    pub process: Owned,
-    /// Where HTTP is, without a slash at the end.
+    pub process: ChildGuard,
+    /// The base URL, without a trailing slash.
     pub url: String,
-    /// The port of the Redis protocol.
+    /// The RESP port.
     pub resp_port: u16,
 }
 
 impl Tally {
     /// Starts it on a data directory and waits until it is ready.
-    pub fn start(data: &Path) -> Result<Tally, Failure> {
+    pub fn start(data: &Path) -> Result<Tally, BenchError> {
         let binary = server_binary()?;
         let process = Command::new(&binary)
             .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--data"])
@@ -39,9 +39,9 @@ impl Tally {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| Failure::new(&format!("{}: {error}", binary.display())))?;
-        let mut process = Owned(process);
-        let stdout = process.0.stdout.take().ok_or_else(|| Failure::new(&"the server has no output"))?;
+            .map_err(|error| BenchError::new(&format!("{}: {error}", binary.display())))?;
+        let mut process = ChildGuard(process);
+        let stdout = process.0.stdout.take().ok_or_else(|| BenchError::new(&"the server has no standard output"))?;
         let mut url = None;
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             let word = line.split_whitespace().last().unwrap_or_default();
@@ -53,17 +53,17 @@ impl Tally {
                 return Ok(Tally { process, url: url.clone(), resp_port });
             }
         }
-        Err(Failure::new(&"the server did not say where it listens"))
+        Err(BenchError::new(&"the server did not print its addresses"))
     }
 }
 
-/// `make bench` builds the server beside this program.
-fn server_binary() -> Result<PathBuf, Failure> {
-    let here = std::env::current_exe().map_err(|error| Failure::new(&error))?;
+/// `make bench` builds the server into the same directory as this program.
+fn server_binary() -> Result<PathBuf, BenchError> {
+    let here = std::env::current_exe().map_err(|error| BenchError::new(&error))?;
     let binary = here.with_file_name("tally");
     if binary.exists() {
         Ok(binary)
     } else {
-        Err(Failure::new(&format!("{} is missing: build it with `cargo build --release`", binary.display())))
+        Err(BenchError::new(&format!("{} is missing: build it with `cargo build --release`", binary.display())))
     }
 }

@@ -1,8 +1,8 @@
-//! What a process has used, from /proc.
+//! CPU time and memory of a process, from /proc.
 
-/// Processor seconds of a process, user and system.
+/// CPU seconds of a process, user and system.
 pub fn cpu_seconds(pid: u32) -> f64 {
-    /// Linux counts in hundredths of a second everywhere.
+    /// `USER_HZ` is 100 on every Linux platform.
     const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
@@ -10,7 +10,7 @@ pub fn cpu_seconds(pid: u32) -> f64 {
     (ticks(11) + ticks(12)) / TICKS_PER_SECOND
 }
 
-/// Resident memory of a process in bytes, now and at its highest.
+/// Resident memory of a process in bytes: current and peak.
 pub fn resident_bytes(pid: u32) -> (f64, f64) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| {

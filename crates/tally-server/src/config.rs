@@ -1,7 +1,7 @@
-//! Configuration in two stages: settings as typed, each with where it came from; then validated and derived.
+//! Configuration in two stages: raw settings, each with its source; then validated and derived.
 //!
-//! A flag wins over the environment, the environment over the file, the file over the default. A value that cannot
-//! work stops the start and names the setting, its source, and what would work.
+//! Precedence: flag, environment, file, default. An invalid value stops the start with an error that names the setting,
+//! the value, and what would be valid.
 
 mod environment;
 mod file;
@@ -16,16 +16,16 @@ use tally_engine::StoredClock;
 use tracing::level_filters::LevelFilter;
 
 use crate::hint::did_you_mean;
-use crate::host::Host;
+use crate::host::HttpHost;
 use crate::limits::RESP_THREADS_MAX;
 use crate::policy::{Consistency, Policies};
 
 pub use environment::warnings as environment_warnings;
 pub use file::read as read_file;
 
-/// Where a setting was typed.
+/// Where a setting was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SettingSource {
     /// On the command line.
     Flag,
     /// In the environment.
@@ -34,47 +34,47 @@ pub enum Source {
     File(PathBuf),
 }
 
-/// One setting as typed.
+/// One setting, not validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// What was typed.
+    /// Its value.
     pub text: String,
-    /// Where.
-    pub source: Source,
+    /// Where it was given.
+    pub source: SettingSource,
 }
 
-/// The settings as typed; `None` where nothing was.
+/// All settings, not validated; `None` if not given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Typed {
+pub struct RawSettings {
     /// The data directory.
     pub data: Option<Setting>,
     /// The HTTP address.
     pub http: Option<Setting>,
-    /// The address of the Redis protocol.
+    /// The RESP address.
     pub resp: Option<Setting>,
     /// The memory budget.
     pub memory: Option<Setting>,
-    /// The format of the log.
+    /// The log format.
     pub log: Option<Setting>,
-    /// The level of the log.
+    /// The log level.
     pub log_level: Option<Setting>,
-    /// Whether to serve others without authentication.
+    /// Whether to serve other machines without authentication.
     pub insecure: Option<Setting>,
-    /// Threads of the Redis protocol.
+    /// The number of RESP threads.
     pub threads: Option<Setting>,
-    /// Whether to take a stored clock back to the system's.
+    /// Whether to set a stored clock that is ahead back to the system's.
     pub reset_clock: Option<Setting>,
-    /// Hosts to answer to besides those of the machine, each by itself.
+    /// Additional hosts to answer to, one setting each.
     pub allowed_hosts: Vec<Setting>,
     /// The consistency of each namespace, by name.
     pub namespaces: Vec<(String, Setting)>,
 }
 
-impl Typed {
-    /// These settings, with those of `lower` where nothing was typed.
+impl RawSettings {
+    /// These settings, with `lower` for those not given.
     #[must_use]
-    pub fn over(self, lower: Typed) -> Typed {
-        Typed {
+    pub fn over(self, lower: RawSettings) -> RawSettings {
+        RawSettings {
             data: self.data.or(lower.data),
             http: self.http.or(lower.http),
             resp: self.resp.or(lower.resp),
@@ -85,47 +85,47 @@ impl Typed {
             threads: self.threads.or(lower.threads),
             reset_clock: self.reset_clock.or(lower.reset_clock),
             allowed_hosts: if self.allowed_hosts.is_empty() { lower.allowed_hosts } else { self.allowed_hosts },
-            // Only the file can name namespaces.
+            // Namespaces are configured only in the file.
             namespaces: lower.namespaces,
         }
     }
 }
 
-/// How the log is written.
+/// The log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable.
     Text,
-    /// For programs: one object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Settings that work.
+/// Validated settings.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerConfig {
     /// The data directory.
     pub data: PathBuf,
-    /// Where HTTP listens: what the address stands for, in order of preference.
+    /// HTTP addresses: the first that can be bound is used.
     pub http: Vec<SocketAddr>,
-    /// Where the Redis protocol listens; nowhere when empty.
+    /// RESP addresses, in the same way; empty if RESP is off.
     pub resp: Vec<SocketAddr>,
     /// The memory budget.
     pub memory_bytes: u64,
-    /// Hosts to answer to besides those of the machine, when only the machine itself can reach the server.
-    pub allowed_hosts: Vec<Host<'static>>,
-    /// The format of the log.
+    /// Additional hosts to answer to when listening on a loopback address.
+    pub allowed_hosts: Vec<HttpHost<'static>>,
+    /// The log format.
     pub log: LogFormat,
-    /// The level of the log.
+    /// The log level.
     pub log_level: LevelFilter,
     /// The policy of each namespace.
     pub policies: Policies,
-    /// Threads of the Redis protocol; `None` leaves the number to the server.
+    /// The number of RESP threads; `None` for the default.
     pub threads: Option<usize>,
     /// What to do about a stored clock that is ahead of the system's.
     pub stored_clock: StoredClock,
 }
 
-/// A setting that stops the start.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
 
@@ -140,156 +140,165 @@ impl std::error::Error for ConfigError {}
 const DATA_DEFAULT: &str = "./tally-data";
 const HTTP_DEFAULT: &str = "127.0.0.1:7300";
 const RESP_DEFAULT: &str = "127.0.0.1:7379";
-/// What is typed instead of an address to have no Redis protocol.
+/// Turns RESP off, in place of an address.
 const RESP_OFF: &str = "off";
 const ALLOWED_HOSTS: &str = "allowed_hosts";
 
-/// Checks every setting and fills in the defaults.
-pub fn validate(typed: &Typed) -> Result<Config, ConfigError> {
-    let exposure = validate_insecure(typed.insecure.as_ref())?;
-    let is_off = typed.resp.as_ref().is_some_and(|setting| setting.text.eq_ignore_ascii_case(RESP_OFF));
-    let resp = if is_off { Vec::new() } else { validate_address("resp", typed.resp.as_ref(), RESP_DEFAULT, exposure)? };
-    Ok(Config {
-        data: validate_data(typed.data.as_ref())?,
-        http: validate_address("http", typed.http.as_ref(), HTTP_DEFAULT, exposure)?,
+/// Validates every setting and fills in the defaults.
+pub fn validate(raw: &RawSettings) -> Result<ServerConfig, ConfigError> {
+    let exposure = validate_insecure(raw.insecure.as_ref())?;
+    let is_off = raw.resp.as_ref().is_some_and(|setting| setting.text.eq_ignore_ascii_case(RESP_OFF));
+    let resp = if is_off { Vec::new() } else { validate_address("resp", raw.resp.as_ref(), RESP_DEFAULT, exposure)? };
+    Ok(ServerConfig {
+        data: validate_data(raw.data.as_ref())?,
+        http: validate_address("http", raw.http.as_ref(), HTTP_DEFAULT, exposure)?,
         resp,
-        memory_bytes: validate_memory(typed.memory.as_ref())?,
-        allowed_hosts: typed.allowed_hosts.iter().map(validate_allowed_host).collect::<Result<_, _>>()?,
-        log: validate_log(typed.log.as_ref())?,
-        log_level: validate_log_level(typed.log_level.as_ref())?,
-        policies: validate_namespaces(&typed.namespaces)?,
-        threads: typed.threads.as_ref().map(validate_threads).transpose()?,
-        stored_clock: match validate_switch("reset_clock", typed.reset_clock.as_ref())? {
+        memory_bytes: validate_memory(raw.memory.as_ref())?,
+        allowed_hosts: raw.allowed_hosts.iter().map(validate_allowed_host).collect::<Result<_, _>>()?,
+        log: validate_log(raw.log.as_ref())?,
+        log_level: validate_log_level(raw.log_level.as_ref())?,
+        policies: validate_namespaces(&raw.namespaces)?,
+        threads: raw.threads.as_ref().map(validate_threads).transpose()?,
+        stored_clock: match validate_switch("reset_clock", raw.reset_clock.as_ref())? {
             true => StoredClock::Reset,
             false => StoredClock::Keep,
         },
     })
 }
 
-/// The error of one setting: its name, what was typed where, and what would work.
-fn unusable(key: &str, setting: &Setting, hint: &str) -> ConfigError {
-    let variable = format!("TALLY_{}", key.to_uppercase());
-    let place = match &setting.source {
-        // A list is one setting and takes its flag once for each item.
-        Source::Flag if key == ALLOWED_HOSTS => "--allowed-host".to_owned(),
-        Source::Flag => format!("--{}", key.replace('_', "-")),
-        Source::Environment => format!("{variable} in the environment"),
-        Source::File(path) => format!("`{key}` in {}", path.display()),
-    };
-    ConfigError(format!("{place} is `{}`, which cannot work: {hint}", setting.text))
+/// The error for a value: `problem` says what is wrong with it and what would be valid.
+fn invalid(key: &str, setting: &Setting, problem: &str) -> ConfigError {
+    ConfigError(format!("{}: `{}` {problem}", place(key, setting), setting.text))
 }
 
-fn validate_data(typed: Option<&Setting>) -> Result<PathBuf, ConfigError> {
-    match typed {
-        Some(setting) if setting.text.is_empty() => Err(unusable("data", setting, "name a directory")),
+/// Where a setting was given, by name.
+fn place(key: &str, setting: &Setting) -> String {
+    match &setting.source {
+        // A list is one setting; its flag is repeated for each item.
+        SettingSource::Flag if key == ALLOWED_HOSTS => "`--allowed-host`".to_owned(),
+        SettingSource::Flag => format!("`--{}`", key.replace('_', "-")),
+        SettingSource::Environment => format!("`TALLY_{}`", key.to_uppercase()),
+        SettingSource::File(path) => format!("`{key}` in {}", path.display()),
+    }
+}
+
+fn validate_data(given: Option<&Setting>) -> Result<PathBuf, ConfigError> {
+    match given {
+        Some(setting) if setting.text.is_empty() => {
+            Err(ConfigError(format!("{} is empty; name a directory", place("data", setting))))
+        }
         Some(setting) => Ok(PathBuf::from(&setting.text)),
         None => Ok(PathBuf::from(DATA_DEFAULT)),
     }
 }
 
-/// Whether others may be served without authentication.
+/// Whether other machines may be served without authentication.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exposure {
     LoopbackOnly,
     Insecure,
 }
 
-fn validate_insecure(typed: Option<&Setting>) -> Result<Exposure, ConfigError> {
-    Ok(if validate_switch("insecure", typed)? { Exposure::Insecure } else { Exposure::LoopbackOnly })
+fn validate_insecure(given: Option<&Setting>) -> Result<Exposure, ConfigError> {
+    Ok(if validate_switch("insecure", given)? { Exposure::Insecure } else { Exposure::LoopbackOnly })
 }
 
-/// A setting that is on or off; off unless it is typed.
-fn validate_switch(key: &str, typed: Option<&Setting>) -> Result<bool, ConfigError> {
-    match typed.map(|setting| (setting, setting.text.as_str())) {
+/// A boolean setting; `false` by default.
+fn validate_switch(key: &str, given: Option<&Setting>) -> Result<bool, ConfigError> {
+    match given.map(|setting| (setting, setting.text.as_str())) {
         Some((_, "true" | "1" | "yes" | "on")) => Ok(true),
         None | Some((_, "false" | "0" | "no" | "off")) => Ok(false),
-        Some((setting, _)) => Err(unusable(key, setting, "write true or false")),
+        Some((setting, _)) => Err(invalid(key, setting, "is not a boolean; use true or false")),
     }
 }
 
 fn validate_threads(setting: &Setting) -> Result<usize, ConfigError> {
     let threads = setting.text.trim().parse().ok().filter(|threads| (1..=RESP_THREADS_MAX).contains(threads));
-    threads.ok_or_else(|| unusable("threads", setting, &format!("write a number from 1 to {RESP_THREADS_MAX}")))
+    threads.ok_or_else(|| invalid("threads", setting, &format!("is not a number from 1 to {RESP_THREADS_MAX}")))
 }
 
 fn validate_address(
     key: &str,
-    typed: Option<&Setting>,
+    given: Option<&Setting>,
     default: &str,
     exposure: Exposure,
 ) -> Result<Vec<SocketAddr>, ConfigError> {
-    let unset = Setting { text: default.into(), source: Source::Flag };
-    let setting = typed.unwrap_or(&unset);
+    let unset = Setting { text: default.into(), source: SettingSource::Flag };
+    let setting = given.unwrap_or(&unset);
     let or_off = if key == "resp" { ", or off" } else { "" };
-    let hint = &format!("write an address and a port, such as {default}, without a scheme{or_off}");
+    let expected = format!("use a host and a port without a scheme, such as {default}{or_off}");
     let addresses: Vec<SocketAddr> = match setting.text.to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
-        Err(error) => return Err(unusable(key, setting, &format!("{error}; {hint}"))),
+        Err(error) => return Err(invalid(key, setting, &format!("is not an address ({error}); {expected}"))),
     };
+    if addresses.is_empty() {
+        return Err(invalid(key, setting, &format!("has no address; {expected}")));
+    }
     let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) else {
-        return if addresses.is_empty() { Err(unusable(key, setting, hint)) } else { Ok(addresses) };
+        return Ok(addresses);
     };
     match exposure {
         Exposure::Insecure => Ok(addresses),
         Exposure::LoopbackOnly => {
-            let hint = format!(
-                "{} can be reached from other machines, and there is no authentication yet, so anyone there could \
-                 change every counter. Listen on 127.0.0.1:{}, or add --insecure if the network is trusted",
-                open.ip(),
+            let problem = format!(
+                "can be reached from other machines, and there is no authentication yet: anyone there could change \
+                 every counter; listen on 127.0.0.1:{}, or add --insecure if the network is trusted",
                 open.port()
             );
-            Err(unusable(key, setting, &hint))
+            Err(invalid(key, setting, &problem))
         }
     }
 }
 
-fn validate_allowed_host(setting: &Setting) -> Result<Host<'static>, ConfigError> {
-    let hint = "write a host alone, without scheme, port or wildcard, such as tally.internal";
-    Host::of_setting(setting.text.trim()).ok_or_else(|| unusable(ALLOWED_HOSTS, setting, hint))
+fn validate_allowed_host(setting: &Setting) -> Result<HttpHost<'static>, ConfigError> {
+    let problem = "is not a host; use a name or an address without scheme, port or wildcard, such as tally.internal";
+    HttpHost::of_setting(setting.text.trim()).ok_or_else(|| invalid(ALLOWED_HOSTS, setting, problem))
 }
 
-fn validate_memory(typed: Option<&Setting>) -> Result<u64, ConfigError> {
-    let Some(setting) = typed else { return Ok(MEMORY_BYTES_DEFAULT) };
-    let hint = "write a size such as 512MiB or 2GiB";
-    let bytes = size::parse(&setting.text).ok_or_else(|| unusable("memory", setting, hint))?;
+fn validate_memory(given: Option<&Setting>) -> Result<u64, ConfigError> {
+    let Some(setting) = given else { return Ok(MEMORY_BYTES_DEFAULT) };
+    let problem = "is not a size; use one such as 512MiB or 2GiB";
+    let bytes = size::parse(&setting.text).ok_or_else(|| invalid("memory", setting, problem))?;
     if bytes < MEMORY_BYTES_MIN {
-        let hint = format!("at least {}MiB are needed", MEMORY_BYTES_MIN >> 20);
-        return Err(unusable("memory", setting, &hint));
+        let problem = format!("is below the minimum of {}MiB", MEMORY_BYTES_MIN >> 20);
+        return Err(invalid("memory", setting, &problem));
     }
     Ok(bytes)
 }
 
-fn validate_log(typed: Option<&Setting>) -> Result<LogFormat, ConfigError> {
-    match typed.map(|setting| (setting, setting.text.as_str())) {
+fn validate_log(given: Option<&Setting>) -> Result<LogFormat, ConfigError> {
+    match given.map(|setting| (setting, setting.text.as_str())) {
         None | Some((_, "text")) => Ok(LogFormat::Text),
         Some((_, "json")) => Ok(LogFormat::Json),
-        Some((setting, _)) => Err(unusable("log", setting, "write text or json")),
+        Some((setting, _)) => Err(invalid("log", setting, "is not a log format; use text or json")),
     }
 }
 
-fn validate_log_level(typed: Option<&Setting>) -> Result<LevelFilter, ConfigError> {
-    let Some(setting) = typed else { return Ok(LevelFilter::INFO) };
+fn validate_log_level(given: Option<&Setting>) -> Result<LevelFilter, ConfigError> {
+    let Some(setting) = given else { return Ok(LevelFilter::INFO) };
     match setting.text.as_str() {
         "error" => Ok(LevelFilter::ERROR),
         "warn" => Ok(LevelFilter::WARN),
         "info" => Ok(LevelFilter::INFO),
         "debug" => Ok(LevelFilter::DEBUG),
         "trace" => Ok(LevelFilter::TRACE),
-        _ => Err(unusable("log_level", setting, "write error, warn, info, debug or trace")),
+        _ => Err(invalid("log_level", setting, "is not a log level; use error, warn, info, debug or trace")),
     }
 }
 
-fn validate_namespaces(typed: &[(String, Setting)]) -> Result<Policies, ConfigError> {
+fn validate_namespaces(given: &[(String, Setting)]) -> Result<Policies, ConfigError> {
     let mut policies = Policies::default();
-    for (namespace, setting) in typed {
+    for (namespace, setting) in given {
         let key = format!("namespaces.{namespace}.consistency");
         if namespace.is_empty() || namespace.contains(':') {
-            let hint = "a namespace is what stands before the first `:` of a key, so it is not empty and has none";
-            return Err(unusable(&key, setting, hint));
+            let place = place(&key, setting);
+            return Err(ConfigError(format!(
+                "{place}: `{namespace}` is not a namespace; a namespace is the part of a key before its first `:`"
+            )));
         }
         let consistency = Consistency::from_name(&setting.text).ok_or_else(|| {
             let hint = did_you_mean(&setting.text, Consistency::ALL.iter().map(|consistency| consistency.name()));
-            unusable(&key, setting, &hint)
+            invalid(&key, setting, &format!("is not a consistency; {hint}"))
         })?;
         policies.set_consistency(namespace, consistency);
     }
@@ -301,54 +310,79 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn typed(text: &str) -> Option<Setting> {
-        Some(Setting { text: text.into(), source: Source::Flag })
+    fn given(text: &str) -> Option<Setting> {
+        Some(Setting { text: text.into(), source: SettingSource::Flag })
     }
 
     #[test]
-    fn nothing_typed_gives_the_defaults() {
-        let config = validate(&Typed::default()).unwrap();
+    fn without_settings_the_defaults_apply() {
+        let config = validate(&RawSettings::default()).unwrap();
         assert_eq!(config.data, PathBuf::from("./tally-data"));
         assert_eq!(config.http, ["127.0.0.1:7300".parse().unwrap()]);
         assert_eq!(config.memory_bytes, 1 << 30);
     }
 
     #[test]
-    fn an_address_others_can_reach_needs_insecure() {
+    fn an_address_off_loopback_needs_insecure() {
         for open in ["0.0.0.0:1", "[::]:1", "192.0.2.1:1", "[::ffff:192.0.2.1]:1"] {
-            let refused = validate(&Typed { http: typed(open), ..Typed::default() }).unwrap_err();
+            let refused = validate(&RawSettings { http: given(open), ..RawSettings::default() }).unwrap_err();
             assert!(refused.0.contains("--insecure"), "{refused}");
-            assert!(validate(&Typed { http: typed(open), insecure: typed("true"), ..Typed::default() }).is_ok());
+            assert!(
+                validate(&RawSettings { http: given(open), insecure: given("true"), ..RawSettings::default() }).is_ok()
+            );
         }
         for own in ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert!(validate(&Typed { http: typed(own), ..Typed::default() }).is_ok(), "{own}");
+            assert!(validate(&RawSettings { http: given(own), ..RawSettings::default() }).is_ok(), "{own}");
         }
     }
 
     #[test]
-    fn a_flag_wins_over_the_file() {
-        let file = Typed { memory: typed("1GiB"), log: typed("json"), ..Typed::default() };
-        let flag = Typed { memory: typed("2GiB"), ..Typed::default() };
+    fn a_flag_takes_precedence_over_the_file() {
+        let file = RawSettings { memory: given("1GiB"), log: given("json"), ..RawSettings::default() };
+        let flag = RawSettings { memory: given("2GiB"), ..RawSettings::default() };
         let config = validate(&flag.over(file)).unwrap();
         assert_eq!((config.memory_bytes, config.log), (2 << 30, LogFormat::Json));
     }
 
     #[test]
-    fn allowed_hosts_come_from_one_place_alone() {
-        let hosts = |text: &str| Typed { allowed_hosts: typed(text).into_iter().collect(), ..Typed::default() };
-        let allowed = |typed: Typed| validate(&typed).unwrap().allowed_hosts;
-        assert_eq!(allowed(hosts("a.example").over(hosts("b.example"))), [Host::Name("a.example".into())]);
-        assert_eq!(allowed(Typed::default().over(hosts(" b.example"))), [Host::Name("b.example".into())]);
+    fn allowed_hosts_come_from_one_source() {
+        let hosts =
+            |text: &str| RawSettings { allowed_hosts: given(text).into_iter().collect(), ..RawSettings::default() };
+        let allowed = |raw: RawSettings| validate(&raw).unwrap().allowed_hosts;
+        assert_eq!(allowed(hosts("a.example").over(hosts("b.example"))), [HttpHost::Name("a.example".into())]);
+        assert_eq!(allowed(RawSettings::default().over(hosts(" b.example"))), [HttpHost::Name("b.example".into())]);
         let refused = validate(&hosts("https://a.example")).unwrap_err();
-        assert!(refused.0.contains("--allowed-host is `https://a.example`"), "{refused}");
+        assert!(refused.0.contains("`--allowed-host`: `https://a.example` is not a host"), "{refused}");
     }
 
     #[test]
-    fn what_cannot_work_is_named_with_a_hint() {
-        let refused = |typed: Typed| validate(&typed).unwrap_err().0;
-        assert!(refused(Typed { memory: typed("1MiB"), ..Typed::default() }).contains("--memory is `1MiB`"));
-        assert!(refused(Typed { log_level: typed("loud"), ..Typed::default() }).contains("--log-level is `loud`"));
-        let exactly = vec![("likes".into(), Setting { text: "exactly".into(), source: Source::Flag })];
-        assert!(refused(Typed { namespaces: exactly, ..Typed::default() }).contains("did you mean `exact`?"));
+    fn an_invalid_value_is_named_with_what_would_be_valid() {
+        let refused = |raw: RawSettings| validate(&raw).unwrap_err().0;
+        let memory = |text: &str| refused(RawSettings { memory: given(text), ..RawSettings::default() });
+        assert_eq!(memory("3"), "`--memory`: `3` is below the minimum of 64MiB");
+        assert_eq!(memory("lots"), "`--memory`: `lots` is not a size; use one such as 512MiB or 2GiB");
+        assert_eq!(
+            refused(RawSettings { log_level: given("loud"), ..RawSettings::default() }),
+            "`--log-level`: `loud` is not a log level; use error, warn, info, debug or trace"
+        );
+        assert_eq!(
+            refused(RawSettings { threads: given("0"), ..RawSettings::default() }),
+            "`--threads`: `0` is not a number from 1 to 64"
+        );
+        assert_eq!(
+            refused(RawSettings { data: given(""), ..RawSettings::default() }),
+            "`--data` is empty; name a directory"
+        );
+        let in_file = |text: &str| Setting { text: text.into(), source: SettingSource::File("tally.toml".into()) };
+        let namespace = |name: &str, text: &str| vec![(name.into(), in_file(text))];
+        assert_eq!(
+            refused(RawSettings { namespaces: namespace("likes", "exactly"), ..RawSettings::default() }),
+            "`namespaces.likes.consistency` in tally.toml: `exactly` is not a consistency; did you mean `exact`?"
+        );
+        assert_eq!(
+            refused(RawSettings { namespaces: namespace("a:b", "exact"), ..RawSettings::default() }),
+            "`namespaces.a:b.consistency` in tally.toml: `a:b` is not a namespace; a namespace is the part of a key \
+             before its first `:`"
+        );
     }
 }

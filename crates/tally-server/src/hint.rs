@@ -1,6 +1,6 @@
-//! Hints: what somebody who mistyped a name probably meant.
+//! Hints for error messages: suggestions for a misspelt name, and shortened input.
 
-/// "did you mean …?" when a known name is close, else the names there are.
+/// "did you mean …?" if a known name is similar, otherwise all known names.
 pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let closest = known
         .clone()
@@ -11,12 +11,12 @@ pub fn did_you_mean<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone
         Some((_, candidate)) => format!("did you mean `{candidate}`?"),
         None => {
             let names: Vec<_> = known.map(|candidate| format!("`{candidate}`")).collect();
-            format!("known are {}", names.join(", "))
+            format!("use one of {}", names.join(", "))
         }
     }
 }
 
-/// At most `chars_max` characters of what a caller sent, for messages.
+/// At most `chars_max` characters of user input, for messages.
 pub fn shorten(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         None => text.to_owned(),
@@ -29,9 +29,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_close_name_is_suggested_and_a_far_one_lists_all() {
+    fn a_similar_name_is_suggested_otherwise_all_are_listed() {
         let known = ["memory", "data"];
         assert_eq!(did_you_mean("memroy", known.into_iter()), "did you mean `memory`?");
-        assert_eq!(did_you_mean("zzz", known.into_iter()), "known are `memory`, `data`");
+        assert_eq!(did_you_mean("zzz", known.into_iter()), "use one of `memory`, `data`");
     }
 }

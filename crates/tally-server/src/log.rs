@@ -1,10 +1,10 @@
-//! The log: structured, to stderr, for people or for programs.
+//! The log: structured, on stderr, as text or JSON.
 
 use tracing::level_filters::LevelFilter;
 
 use crate::config::LogFormat;
 
-/// Starts the log. A second start is ignored: the first one stands.
+/// Starts the log. Ignored if it was already started.
 pub fn start(format: LogFormat, level: LevelFilter) {
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
     let started = match format {
@@ -12,6 +12,6 @@ pub fn start(format: LogFormat, level: LevelFilter) {
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
     if let Err(error) = started {
-        tracing::debug!(%error, "the log was started before");
+        tracing::debug!(%error, "the log was already started");
     }
 }

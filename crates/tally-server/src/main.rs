@@ -16,7 +16,7 @@ mod resp;
 mod serve;
 mod service;
 
-/// Requests allocate small things on one thread and free them on another, which this allocator is made for.
+/// Requests often allocate on one thread and free on another; mimalloc handles that well.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

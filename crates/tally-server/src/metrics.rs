@@ -1,7 +1,7 @@
-//! What the process measures about itself, and how it is shown to Prometheus.
+//! Metrics in the OpenMetrics format.
 //!
-//! A request costs two relaxed atomic adds, on a series that exists from the start: one for its latency bucket, one
-//! for the sum. Everything else is worked out when somebody asks. No label ever holds a counter key.
+//! Recording a request takes two relaxed atomic adds: its latency bucket and the sum. Everything else is computed when
+//! the metrics are scraped. A counter key is never a label.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use tally_core::surface::{Figure, Measure};
 
 use crate::service::Service;
 
-/// What a request asked for, as a label.
+/// The kind of a request: the label `verb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Add.
     Increment,
-    /// Take away.
+    /// Subtract.
     Decrement,
     /// Add to many.
     BatchIncrement,
@@ -37,22 +37,22 @@ pub enum Verb {
     Stats,
     /// Set the value.
     Set,
-    /// Back to zero.
+    /// Reset to zero.
     Reset,
     /// Add as a correction.
     Adjust,
-    /// Show corrections.
+    /// List corrections.
     Ledger,
     /// Remove.
     Delete,
-    /// Let go at a moment, or not.
+    /// Set or clear an expiry.
     Expire,
-    /// Health, documentation, and what does not exist.
+    /// Health, documentation, and unknown paths.
     Other,
 }
 
 impl Verb {
-    /// Every verb, in the order of declaration.
+    /// Every verb, in order of declaration.
     pub const ALL: [Verb; 15] = [
         Verb::Increment,
         Verb::Decrement,
@@ -95,17 +95,17 @@ impl Verb {
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const VERBS: usize = Verb::ALL.len();
 
-/// Takes the time of one request.
+/// Measures the latency of a request.
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
-    #[allow(clippy::disallowed_methods, reason = "latency is only measured: nothing a counter holds depends on it")]
+    /// Starts measuring.
+    #[allow(clippy::disallowed_methods, reason = "only for latency metrics; no counter depends on it")]
     pub fn start() -> Self {
         Stopwatch(Instant::now())
     }
 
-    /// How long ago that was.
+    /// The time since the start.
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }
@@ -117,14 +117,14 @@ const BOUNDS_US: [u64; 16] = [
     10_000_000,
 ];
 
-/// One latency distribution. The last bucket holds what exceeds every bound.
+/// A latency histogram. The last bucket has no upper bound.
 #[derive(Default)]
-struct Latency {
+struct LatencyHistogram {
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
 
-impl Latency {
+impl LatencyHistogram {
     fn observe(&self, took: Duration, count: u64) {
         let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS_US.partition_point(|&bound_us| bound_us * 1_000 < took_ns);
@@ -144,17 +144,17 @@ impl Latency {
     }
 }
 
-/// What one protocol measures.
+/// The metrics of one protocol.
 pub struct ProtocolMetrics {
     label: Label,
-    requests: [[Latency; CLASSES.len()]; VERBS],
+    requests: [[LatencyHistogram; CLASSES.len()]; VERBS],
     connections_opened: AtomicU64,
     connections_closed: AtomicU64,
     connections_refused: AtomicU64,
 }
 
 impl ProtocolMetrics {
-    /// Nothing measured yet; `name` is the value of the label `protocol`.
+    /// All zero; `name` is the label `protocol`.
     pub fn new(name: &'static str) -> Arc<Self> {
         Arc::new(ProtocolMetrics {
             label: ("protocol", name),
@@ -165,24 +165,24 @@ impl ProtocolMetrics {
         })
     }
 
-    /// Counts requests that were answered together.
+    /// Records requests that were answered together.
     pub fn requests(&self, verb: Verb, status: u16, count: u64, stopwatch: &Stopwatch) {
         if let Some(latency) = self.latency(verb, status) {
             latency.observe(stopwatch.elapsed(), count);
         }
     }
 
-    /// Connections turned away because too many were open.
+    /// Connections refused because too many were open.
     pub fn refused(&self) -> u64 {
         self.connections_refused.load(Relaxed)
     }
 
-    fn latency(&self, verb: Verb, status: u16) -> Option<&Latency> {
+    fn latency(&self, verb: Verb, status: u16) -> Option<&LatencyHistogram> {
         let class = usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1);
         self.requests.get(verb as usize).and_then(|classes| classes.get(class))
     }
 
-    /// Counts one answered request.
+    /// Records one request.
     pub fn request(&self, verb: Verb, status: u16, stopwatch: &Stopwatch) {
         self.requests(verb, status, 1, stopwatch);
     }
@@ -193,7 +193,7 @@ impl ProtocolMetrics {
         OpenConnection(Arc::clone(self))
     }
 
-    /// Counts a connection turned away because too many were open.
+    /// Counts a connection refused because too many were open.
     pub fn connection_refused(&self) {
         self.connections_refused.fetch_add(1, Relaxed);
     }
@@ -203,8 +203,8 @@ impl ProtocolMetrics {
         self.connections_opened.load(Relaxed).saturating_sub(self.connections_closed.load(Relaxed))
     }
 
-    /// Every series that was ever used, with its labels.
-    fn series(&self) -> impl Iterator<Item = ([Label; 3], &Latency)> {
+    /// Every series with at least one request, with its labels.
+    fn series(&self) -> impl Iterator<Item = ([Label; 3], &LatencyHistogram)> {
         let protocol = self.label;
         let series = Verb::ALL.into_iter().zip(&self.requests).flat_map(move |(verb, classes)| {
             CLASSES
@@ -216,7 +216,7 @@ impl ProtocolMetrics {
     }
 }
 
-/// A connection that is open while this lives.
+/// Counts as an open connection until dropped.
 pub struct OpenConnection(Arc<ProtocolMetrics>);
 
 impl Drop for OpenConnection {
@@ -228,20 +228,20 @@ impl Drop for OpenConnection {
 type Label = (&'static str, &'static str);
 const NO_EXEMPLAR: Option<&prometheus_client::metrics::exemplar::Exemplar<[Label; 0], f64>> = None;
 
-/// What the process has used of the machine.
+/// Memory and CPU time of the process.
 pub struct ProcessUsage {
-    /// Memory in RAM.
+    /// Resident memory.
     pub resident_bytes: u64,
-    /// Processor time in the program.
+    /// User CPU time.
     pub user_seconds: f64,
-    /// Processor time in the kernel.
+    /// System CPU time.
     pub system_seconds: f64,
 }
 
-/// What the process has used, as the kernel tells it; `None` where it does not.
+/// Reads `/proc/self/stat`; `None` if there is none.
 pub fn process_usage() -> Option<ProcessUsage> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the program comes second, in brackets, and may hold anything.
+    // The second field is the name of the program in brackets, and may contain anything.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let ticks = rustix::param::clock_ticks_per_second() as f64;
@@ -252,7 +252,7 @@ pub fn process_usage() -> Option<ProcessUsage> {
     })
 }
 
-/// Everything there is to show, worked out on each scrape.
+/// Collects all metrics on each scrape.
 struct Scrape {
     protocols: Arc<[Arc<ProtocolMetrics>]>,
     service: Arc<Service>,
@@ -283,19 +283,19 @@ impl Collector for Scrape {
 }
 
 fn encode_build_info(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "The build that runs; always 1.";
+    let help = "Version and engine of this build; always 1.";
     let mut info = encoder.encode_descriptor("tally_build", help, None, MetricType::Info)?;
     info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", "embedded")])
 }
 
 fn encode_requests(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<ProtocolMetrics>]) -> fmt::Result {
-    let help = "Requests answered, by protocol, verb and class of status.";
+    let help = "Requests answered, by protocol, verb and status class.";
     let mut total = encoder.encode_descriptor("tally_requests", help, None, MetricType::Counter)?;
     for (labels, latency) in protocols.iter().flat_map(|protocol| protocol.series()) {
         let count: u64 = latency.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
         total.encode_family(&labels)?.encode_counter(&count, NO_EXEMPLAR)?;
     }
-    let help = "Time from the request's head to its answer, by protocol, verb and class of status.";
+    let help = "Time from request head to response, by protocol, verb and status class.";
     let name = "tally_request_duration_seconds";
     let mut durations = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     for (labels, latency) in protocols.iter().flat_map(|protocol| protocol.series()) {
@@ -312,7 +312,7 @@ fn encode_connections(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<Prot
     for protocol in protocols {
         open.encode_family(&[protocol.label])?.encode_gauge(&(protocol.connections() as f64))?;
     }
-    let help = "Connections turned away because too many were open.";
+    let help = "Connections refused because too many were open.";
     let mut refused = encoder.encode_descriptor("tally_connections_refused", help, None, MetricType::Counter)?;
     for protocol in protocols {
         refused.encode_family(&[protocol.label])?.encode_counter(&protocol.refused(), NO_EXEMPLAR)?;
@@ -320,10 +320,10 @@ fn encode_connections(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<Prot
     Ok(())
 }
 
-/// Shows what the engine reports, under the engine's own name.
+/// Encodes a metric of the engine.
 fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt::Result {
     let Measure { name, help, figure } = measure;
-    // The format adds `_total` to counters by itself.
+    // The encoder adds `_total` to counters.
     let (name, kind) = match figure {
         Figure::Counter(_) => (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter),
         Figure::Gauge(_) => (*name, MetricType::Gauge),
@@ -334,13 +334,13 @@ fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt
         Figure::Counter(count) => metric.encode_counter(count, NO_EXEMPLAR),
         Figure::Gauge(value) => metric.encode_gauge(value),
         Figure::Histogram { buckets, count, sum } => {
-            metric.encode_histogram::<[Label; 0]>(*sum, *count, &apart(buckets, *count), None)
+            metric.encode_histogram::<[Label; 0]>(*sum, *count, &to_separate(buckets, *count), None)
         }
     }
 }
 
-/// Cumulative counts taken apart, as the encoder adds them up itself; the rest goes to `+Inf`.
-fn apart(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
+/// Cumulative buckets as separate ones, because the encoder adds them up; the rest goes to `+Inf`.
+fn to_separate(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
     let mut below = 0;
     let finite = cumulative.iter().filter(|(bound, _)| bound.is_finite());
     let mut buckets: Vec<_> = finite
@@ -359,13 +359,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cumulative_histogram_comes_apart_and_keeps_what_exceeds_its_bounds() {
-        let buckets = apart(&[(0.1, 2), (1.0, 5), (f64::INFINITY, 9)], 9);
+    fn cumulative_buckets_become_separate_and_keep_the_overflow() {
+        let buckets = to_separate(&[(0.1, 2), (1.0, 5), (f64::INFINITY, 9)], 9);
         assert_eq!(buckets, [(0.1, 2), (1.0, 3), (f64::INFINITY, 4)]);
     }
 
     #[test]
-    fn every_verb_stands_at_its_own_place() {
+    fn verbs_are_listed_in_order_of_declaration() {
         for (place, verb) in Verb::ALL.into_iter().enumerate() {
             assert_eq!(verb as usize, place);
         }

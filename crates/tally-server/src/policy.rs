@@ -1,4 +1,4 @@
-//! Policies: what each namespace asks of an acknowledgement and of a reading.
+//! Policies: the consistency of each namespace.
 
 use std::collections::HashMap;
 
@@ -12,12 +12,12 @@ pub struct Policies {
 }
 
 impl Policies {
-    /// Gives a namespace its consistency.
+    /// Sets the consistency of a namespace.
     pub fn set_consistency(&mut self, namespace: &str, consistency: Consistency) {
         self.consistency.insert(namespace.as_bytes().into(), consistency);
     }
 
-    /// The consistency of the namespace a key belongs to.
+    /// The consistency of a key's namespace.
     #[inline]
     pub fn consistency(&self, key: KeyRef<'_>) -> Consistency {
         if self.consistency.is_empty() {
@@ -26,7 +26,7 @@ impl Policies {
         self.consistency.get(key.namespace()).copied().unwrap_or_default()
     }
 
-    /// The consistency of a call over several keys: the strongest that any of them asks for.
+    /// The consistency of a call over several keys: the strongest of theirs.
     pub fn strongest<'a>(&self, keys: impl IntoIterator<Item = KeyRef<'a>>) -> Consistency {
         keys.into_iter().map(|key| self.consistency(key)).max().unwrap_or_default()
     }

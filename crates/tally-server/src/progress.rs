@@ -1,4 +1,4 @@
-//! Progress: a bar on the terminal for work that takes a while, and nothing where there is no terminal.
+//! A progress bar on the terminal; hidden if there is no terminal.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn bytes(doing: &'static str) -> ProgressBar {
     bar
 }
 
-/// Shows how many of how many bytes are done.
+/// Updates the bar.
 pub fn show(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_length(total);
     bar.set_position(done);

@@ -1,7 +1,7 @@
 //! Starting and stopping: listen, recover, serve, drain, close.
 //!
-//! The listener is up before the engine has recovered, so that health can be asked from the first moment; calls are
-//! refused with 503 until then. Standard output says where to go once it is ready, and nothing if it never is.
+//! The server listens before the engine has recovered, so that health checks work from the start; other calls are
+//! refused with 503 until then. It prints its addresses to standard output once it is ready.
 
 use std::future::Future;
 use std::io::{self, Write};
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tally_core::surface::{Engine, EngineError};
+use tally_engine::limits::files_needed;
 use tally_engine::{Embedded, OpenError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::accept::Listening;
-use crate::config::Config;
+use crate::config::ServerConfig;
 use crate::http;
 use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
 use crate::metrics::{ProtocolMetrics, Stopwatch};
@@ -29,18 +30,18 @@ use crate::service::Service;
 
 /// The exit code after a failed flush: `EX_SOFTWARE` of sysexits.
 const EXIT_POISONED: u8 = 70;
-/// The exit code of a second signal: 128 and SIGINT, as shells have it.
+/// The exit code after a second signal: 128 + SIGINT, the shell convention.
 const EXIT_AT_ONCE: u8 = 130;
 
-/// Why the server did not start, or did not stop well.
+/// Why the server did not start, or did not stop cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address could not be had.
+    /// The address could not be bound.
     #[error("cannot listen on {address}: {source}. {hint} with --{flag}")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
         /// What to do about it.
         hint: &'static str,
@@ -52,30 +53,30 @@ pub enum ServeError {
     Open {
         /// The directory.
         data: String,
-        /// Why.
+        /// The cause.
         source: OpenError,
     },
-    /// The engine did not close well.
+    /// The engine did not close cleanly.
     #[error("the data was not closed cleanly: {0}")]
     Close(EngineError),
-    /// A part of the server is gone.
-    #[error("a part of the server stopped by itself: {0}")]
+    /// A task panicked.
+    #[error("a task of the server panicked: {0}")]
     Task(#[from] JoinError),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
 /// Serves until a signal or a failed flush.
-pub fn run(config: Config) -> Result<ExitCode, ServeError> {
+pub fn run(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(serve(config));
-    // A recovery or a closing that was interrupted is not waited for: the journal is safe to leave at any point.
+    // Does not wait for an interrupted recovery or shutdown: the journal is consistent at any point.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: Config) -> Result<ExitCode, ServeError> {
+async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let mut signals = Signals::new()?;
     let http = bind("http", &config.http).await?;
     let resp = match config.resp[..] {
@@ -87,45 +88,45 @@ async fn serve(config: Config) -> Result<ExitCode, ServeError> {
     let listeners = Listeners::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, resp = listeners.resp_shown(), data = %config.data.display(), "recovering; until it is done, calls are \
-        answered 503 and commands LOADING");
+    tracing::info!(%address, resp = listeners.resp_text(), data = %config.data.display(), "recovering; until then HTTP \
+        answers 503 and RESP answers LOADING");
     let engine = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
-            tracing::info!(signal = name, "stopping before recovery finished");
+            tracing::info!(signal = name, "stopping during recovery");
             service.begin_closing();
             listeners.stop(Duration::ZERO).await?;
             return Ok(ExitCode::SUCCESS);
         }
     };
     service.engine_ready(engine.clone());
-    announce(address, listeners.resp, &config);
+    print_banner(address, listeners.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, resp = listeners.resp_shown(), data = %config.data.display(), opened_ms, "ready");
+    tracing::info!(%address, resp = listeners.resp_text(), data = %config.data.display(), opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {
-            tracing::info!(signal = name, "draining; another signal stops at once");
+            tracing::info!(signal = name, "draining; a second signal stops at once");
             service.begin_closing();
             tokio::select! {
                 closed = close(engine, listeners) => closed,
                 name = signals.next() => {
-                    tracing::warn!(signal = name, "stopping at once; a restart recovers what was acknowledged");
+                    tracing::warn!(signal = name, "stopping at once; the next start recovers everything acknowledged");
                     Ok(ExitCode::from(EXIT_AT_ONCE))
                 }
             }
         }
         reason = engine.poisoned() => {
-            tracing::error!(reason, "the engine stopped, nothing more is acknowledged and the process ends; everything \
-                acknowledged is in the data directory");
+            tracing::error!(reason, "the engine stopped and the process exits; everything acknowledged is in the \
+                data directory");
             listeners.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }
     }
 }
 
-/// Recovers the data directory off the runtime, with a bar on the terminal.
-async fn open(config: &Config) -> Result<Embedded, ServeError> {
+/// Recovers the data directory on a blocking thread, with a progress bar.
+async fn open(config: &ServerConfig) -> Result<Embedded, ServeError> {
     let engine_config = tally_engine::Config {
         data: config.data.clone(),
         memory_bytes: config.memory_bytes,
@@ -140,10 +141,10 @@ async fn open(config: &Config) -> Result<Embedded, ServeError> {
     opened.await?.map_err(|source| ServeError::Open { data: config.data.display().to_string(), source })
 }
 
-/// Answers what is under way, then flushes, checkpoints and leaves.
+/// Drains the listeners, then flushes, checkpoints and closes the engine.
 async fn close(engine: Embedded, listeners: Listeners) -> Result<ExitCode, ServeError> {
     if listeners.stop(DRAIN_MAX).await? == Listening::CutOff {
-        tracing::warn!(seconds = DRAIN_MAX.as_secs(), "some requests were cut off: they took too long to finish");
+        tracing::warn!(seconds = DRAIN_MAX.as_secs(), "the drain timed out; remaining requests were cut off");
     }
     match tokio::task::spawn_blocking(move || engine.close()).await? {
         Ok(()) => {
@@ -163,7 +164,7 @@ async fn close(engine: Embedded, listeners: Listeners) -> Result<ExitCode, Serve
 
 /// The listeners of both protocols.
 struct Listeners {
-    /// Where the Redis protocol listens.
+    /// The RESP address.
     resp: Option<SocketAddr>,
     listeners: Vec<Listener>,
 }
@@ -174,18 +175,18 @@ struct Listener {
 }
 
 impl Listeners {
-    /// Where the Redis protocol listens, for the log.
-    fn resp_shown(&self) -> String {
+    /// The RESP address, for the log.
+    fn resp_text(&self) -> String {
         self.resp.map_or_else(|| "off".to_owned(), |address| address.to_string())
     }
 
     fn open(
-        config: &Config,
+        config: &ServerConfig,
         service: &Arc<Service>,
         http: TcpListener,
         resp: Option<TcpListener>,
     ) -> Result<Self, ServeError> {
-        let connections_max = connections_max(1 + usize::from(resp.is_some()));
+        let connections_max = connections_max(1 + usize::from(resp.is_some()), config.memory_bytes);
         let (http_metrics, resp_metrics) = (ProtocolMetrics::new("http"), ProtocolMetrics::new("resp"));
         let protocols: Arc<[_]> = [&http_metrics, &resp_metrics].into_iter().cloned().collect();
         warn_if_open(http.local_addr()?);
@@ -214,11 +215,11 @@ impl Listeners {
         Ok(Listeners { resp: resp_address, listeners })
     }
 
-    /// Stops accepting and waits for what is under way, at most `drain_max`.
+    /// Stops accepting and waits for requests in progress, at most `drain_max`.
     async fn stop(self, drain_max: Duration) -> Result<Listening, ServeError> {
         let mut listening = Vec::new();
         for listener in self.listeners {
-            // The receiver lives as long as the listener task; if that is gone, awaiting it returns the reason.
+            // Fails only if the task has ended; awaiting it below returns the reason.
             let _ = listener.stop.send(drain_max);
             listening.push(listener.listening);
         }
@@ -232,7 +233,7 @@ impl Listeners {
     }
 }
 
-/// Resolves when a listener is to stop, to the time that requests under way may take.
+/// Resolves when a listener must stop, to the drain timeout.
 type Stopping = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
 impl Listener {
@@ -262,8 +263,8 @@ async fn bind(flag: &'static str, addresses: &[SocketAddr]) -> Result<TcpListene
     })
 }
 
-/// Says where it listens, where the data is, and what to try first.
-fn announce(address: SocketAddr, resp: Option<SocketAddr>, config: &Config) {
+/// Prints the addresses, the data directory, and a first command to try.
+fn print_banner(address: SocketAddr, resp: Option<SocketAddr>, config: &ServerConfig) {
     let reachable = reachable(address);
     let redis = resp.map_or_else(String::new, |resp| format!("  and redis on   redis://{}\n", self::reachable(resp)));
     let data = config.data.display();
@@ -272,24 +273,30 @@ fn announce(address: SocketAddr, resp: Option<SocketAddr>, config: &Config) {
          http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
         env!("CARGO_PKG_VERSION")
     );
-    // Nobody need be reading.
+    // Standard output may be closed.
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// The address as somebody on this machine reaches it.
+/// The address as seen from this machine.
 fn reachable(address: SocketAddr) -> String {
     if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() }
 }
 
-/// The most connections per protocol. Raises the limit of file descriptors as far as the system allows, and shares it.
-fn connections_max(protocols: usize) -> usize {
+/// The most connections per protocol. Raises the limit on open files as far as the system allows.
+fn connections_max(protocols: usize, memory_bytes: u64) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let granted = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
     let files = granted.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX));
-    (files.saturating_sub(FILES_RESERVED) / protocols).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+    connections_within(files, protocols, memory_bytes)
+}
+
+/// Divides the open files that the engine does not need among the protocols.
+fn connections_within(files: usize, protocols: usize, memory_bytes: u64) -> usize {
+    let reserved = files_needed(memory_bytes).max(FILES_RESERVED);
+    (files.saturating_sub(reserved) / protocols).clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
 /// The signals that stop the server.
@@ -300,8 +307,8 @@ struct Signals {
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        // A file larger than the process may write is an error of that write, as a full disk is. The signal that comes with
-        // it would end the process if nobody took it.
+        // Exceeding the file size limit also raises SIGXFSZ, which would kill the process. With a handler the write just
+        // fails, like on a full disk.
         let _ = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
         Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
@@ -311,5 +318,34 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn up_to_1_gib_of_memory_a_fixed_number_of_files_is_reserved() {
+        for memory_bytes in [GIB / 16, GIB / 2, GIB] {
+            assert_eq!(connections_within(1_128, 2, memory_bytes), 500);
+        }
+    }
+
+    #[test]
+    fn with_more_memory_the_files_of_the_engine_are_reserved() {
+        let memory_bytes = 64 * GIB;
+        let needed = files_needed(memory_bytes);
+        assert!(needed > FILES_RESERVED, "{needed}");
+        assert_eq!(connections_within(needed + 1_000, 2, memory_bytes), 500);
+        assert_eq!(connections_within(needed + 1_000, 1, memory_bytes), 1_000);
+    }
+
+    #[test]
+    fn connections_are_never_fewer_than_the_minimum_or_more_than_the_maximum() {
+        assert_eq!(connections_within(0, 2, 64 * GIB), CONNECTIONS_MIN);
+        assert_eq!(connections_within(usize::MAX, 2, GIB), CONNECTIONS_MAX);
     }
 }

@@ -1,7 +1,7 @@
-//! The service: what every protocol can do with counters, over any [`Engine`].
+//! The service: the operations on counters that every protocol offers, over any [`Engine`].
 //!
-//! A protocol hands in what admission let through and gets back what to answer. The engine appears here once it
-//! has recovered; until then every call is refused with [`Failure::Recovering`].
+//! Requests have passed admission. The engine is set once it has recovered; until then every call fails with
+//! [`Failure::Recovering`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,51 +20,51 @@ use tally_engine::Embedded;
 
 use crate::policy::{Consistency, Policies};
 
-/// Counters, as protocols see them.
+/// Counters, as the protocols use them.
 pub struct Service<E = Embedded> {
     engine: OnceLock<E>,
     policies: Policies,
     closing: AtomicBool,
 }
 
-/// One intended change, admitted.
+/// An admitted change.
 pub struct Intent {
-    /// What happens to the counter.
+    /// The change to the counter.
     pub change: Change,
-    /// Names the request, so that a repeat is recognised.
+    /// The request id, for deduplication.
     pub request_id: Option<RequestId>,
-    /// What else it carries.
+    /// Bounds and other details.
     pub details: Option<Details>,
 }
 
-/// What became of one intent.
+/// The result of an intent.
 #[derive(Clone, Debug)]
-pub struct Written {
-    /// The value afterwards and what changed.
+pub struct WriteResult {
+    /// The new value and the change applied.
     pub outcome: Outcome,
-    /// When it was decided: for a duplicate, when the first answer was.
+    /// When it was decided; for a duplicate, the time of the first answer.
     pub as_of: Millis,
-    /// Proof of the write.
+    /// Identifies the write, for reads that must include it.
     pub token: Token,
-    /// What the acknowledgement means.
+    /// The consistency of the namespace.
     pub consistency: Consistency,
 }
 
 /// How fresh a reading must be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Freshness {
-    /// As the namespace's policy says, or more.
+    /// By policy, or exact.
     pub at: Latest,
-    /// At least the writes that this token proves.
+    /// The reading includes the writes of this token.
     pub token: Option<Token>,
-    /// At most this old.
+    /// The most milliseconds by which the reading may be behind.
     pub staleness_max_ms: Option<u64>,
 }
 
 /// Which state a reading shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Latest {
-    /// What the namespace's policy says.
+    /// As the namespace's policy says.
     #[default]
     ByPolicy,
     /// Everything acknowledged before the call, whatever the policy.
@@ -77,7 +77,7 @@ impl Freshness {
         Freshness { at: Latest::Exact, ..Freshness::default() }
     }
 
-    /// The demand as engines take it.
+    /// As options of the engine.
     fn options(self, policy: Consistency) -> ReadOptions {
         let consistency = match self.at {
             Latest::ByPolicy => policy,
@@ -87,34 +87,34 @@ impl Freshness {
     }
 }
 
-/// Why a call was not carried out.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The journal is being replayed.
     #[error("the journal is being replayed; nothing was changed")]
     Recovering,
-    /// The engine did not do it.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
 
 impl<E: Engine> Service<E> {
-    /// A service without an engine as yet.
+    /// A service that does not have its engine yet.
     pub fn new(policies: Policies) -> Self {
         Service { engine: OnceLock::new(), policies, closing: AtomicBool::new(false) }
     }
 
-    /// Hands over the recovered engine. A second one is ignored: there is only ever one.
+    /// Sets the recovered engine. There is only ever one; a second is ignored.
     pub fn engine_ready(&self, engine: E) {
         let _ = self.engine.set(engine);
     }
 
-    /// From now on the service says that it is closing.
+    /// From now on `health` is `Closing`.
     pub fn begin_closing(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
 
-    /// How the service fares.
+    /// The health of the service.
     pub fn health(&self) -> Health {
         match self.engine.get() {
             Some(engine) => match engine.health() {
@@ -127,29 +127,29 @@ impl<E: Engine> Service<E> {
         }
     }
 
-    /// What the engine measures about itself.
+    /// The metrics of the engine.
     pub fn measures(&self) -> Vec<Measure> {
         self.engine.get().map(Engine::measures).unwrap_or_default()
     }
 
-    /// What the policy of a key promises.
+    /// The consistency of a key's namespace.
     pub fn consistency(&self, key: KeyRef<'_>) -> Consistency {
         self.policies.consistency(key)
     }
 
     /// Applies one intent: the hot path.
-    pub async fn write(&self, key: KeyRef<'_>, intent: Intent) -> Result<Written, Failure> {
+    pub async fn write(&self, key: KeyRef<'_>, intent: Intent) -> Result<WriteResult, Failure> {
         let engine = self.engine()?;
         let consistency = self.policies.consistency(key);
         let mut events = engine.events();
         events.push(key, intent.change, intent.request_id, intent.details);
         let receipt = engine.submit(events, SubmitOptions::new(consistency)).await?;
         let outcome = receipt.outcomes.first().copied().ok_or_else(no_outcome)?;
-        refuse_without_room(&receipt.outcomes)?;
-        Ok(Written { outcome, as_of: outcome.at, token: receipt.token, consistency })
+        refuse_if_disk_full(&receipt.outcomes)?;
+        Ok(WriteResult { outcome, as_of: outcome.at, token: receipt.token, consistency })
     }
 
-    /// Intents to be gathered and applied together.
+    /// An empty list of intents to be applied together.
     pub fn writes(&self) -> Result<Writes<'_, E>, Failure> {
         let engine = self.engine()?;
         let events = engine.events();
@@ -161,47 +161,47 @@ impl<E: Engine> Service<E> {
         Ok(self.engine()?.events())
     }
 
-    /// Applies events that were gathered over many calls: each succeeds or is refused on its own. The calling thread may
-    /// be kept for the time of a flush.
+    /// Applies the events of many calls; each succeeds or is refused on its own. May block the calling thread for a
+    /// flush.
     pub async fn submit(&self, events: Events, consistency: Consistency) -> Result<Receipt, Failure> {
         let options = SubmitOptions { consistency, flush: FlushBy::Caller };
         let expected = events.outcomes_len();
         let receipt = self.engine()?.submit(events, options).await?;
-        // One outcome too many or too few would give a caller another caller's value.
+        // With an outcome too many or too few, callers would get each other's values.
         if receipt.outcomes.len() == expected { Ok(receipt) } else { Err(no_outcome().into()) }
     }
 
-    /// Answers events that only read, and says which answers have to wait for [`Service::durable`].
+    /// Answers events that only read. `Reads::unflushed` lists the answers that must wait for [`Service::durable`].
     pub async fn read_events(&self, events: Events, consistency: Consistency) -> Result<Reads, Failure> {
         let expected = events.outcomes_len();
         let reads = self.engine()?.read_events(events, ReadOptions::new(consistency)).await?;
         if reads.receipt.outcomes.len() == expected { Ok(reads) } else { Err(no_outcome().into()) }
     }
 
-    /// Resolves once what the token names is durable.
+    /// Resolves once the writes of the token are durable.
     pub async fn durable(&self, token: Token) -> Result<(), Failure> {
         Ok(self.engine()?.durable(token).await?)
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     pub async fn count(&self) -> Result<u64, Failure> {
         Ok(self.engine()?.count(ReadOptions::default()).await?)
     }
 
-    /// Some counter, chosen by a number.
+    /// A counter, chosen by `number`.
     pub async fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
         Ok(self.engine()?.sample(number).await?)
     }
 
-    /// Reads counters in the order asked.
+    /// Reads counters, in the order of `keys`.
     pub async fn read(&self, keys: Vec<Key>, freshness: Freshness) -> Result<Vec<Reading>, Failure> {
         let options = freshness.options(self.policies.strongest(keys.iter().map(Key::as_ref)));
         Ok(self.engine()?.read(keys, options).await?)
     }
 
-    /// Reads one counter with its history.
-    pub async fn stats(&self, key: Key) -> Result<Stats, Failure> {
-        let options = ReadOptions::new(self.policies.consistency(key.as_ref()));
+    /// Reads one counter with its statistics.
+    pub async fn stats(&self, key: Key, freshness: Freshness) -> Result<Stats, Failure> {
+        let options = freshness.options(self.policies.consistency(key.as_ref()));
         Ok(self.engine()?.stats(key, options).await?)
     }
 
@@ -220,7 +220,7 @@ impl<E: Engine> Service<E> {
     }
 }
 
-/// Intents that are applied in their order; each succeeds or is refused on its own.
+/// Intents that are applied in order; each succeeds or is refused on its own.
 pub struct Writes<'a, E = Embedded> {
     engine: &'a E,
     policies: &'a Policies,
@@ -229,14 +229,14 @@ pub struct Writes<'a, E = Embedded> {
 }
 
 impl<E: Engine> Writes<'_, E> {
-    /// One intent more.
+    /// Adds an intent.
     pub fn push(&mut self, key: KeyRef<'_>, intent: Intent) {
         self.consistencies.push(self.policies.consistency(key));
         self.events.push(key, intent.change, intent.request_id, intent.details);
     }
 
-    /// Applies them with the strongest consistency of their namespaces, and tells what became of each.
-    pub async fn submit(self) -> Result<impl Iterator<Item = Written>, Failure> {
+    /// Applies them with the strongest consistency of their namespaces; one result per intent, in order.
+    pub async fn submit(self) -> Result<impl Iterator<Item = WriteResult>, Failure> {
         let receipt = match self.consistencies.iter().max() {
             Some(strongest) => self.engine.submit(self.events, SubmitOptions::new(*strongest)).await?,
             None => Receipt { outcomes: Vec::new(), as_of: Millis(0), token: Token::default() },
@@ -244,9 +244,9 @@ impl<E: Engine> Writes<'_, E> {
         if receipt.outcomes.len() != self.consistencies.len() {
             return Err(no_outcome().into());
         }
-        refuse_without_room(&receipt.outcomes)?;
+        refuse_if_disk_full(&receipt.outcomes)?;
         let Receipt { outcomes, token, .. } = receipt;
-        let written = move |(outcome, consistency): (Outcome, _)| Written {
+        let written = move |(outcome, consistency): (Outcome, _)| WriteResult {
             outcome,
             as_of: outcome.at,
             token: token.clone(),
@@ -256,13 +256,13 @@ impl<E: Engine> Writes<'_, E> {
     }
 }
 
-/// Changes that found no room in the journal were refused all together.
-fn refuse_without_room(outcomes: &[Outcome]) -> Result<(), EngineError> {
+/// A full disk refuses all changes of a submission together.
+fn refuse_if_disk_full(outcomes: &[Outcome]) -> Result<(), EngineError> {
     let has_room = outcomes.iter().all(|outcome| outcome.refusal != Some(Refusal::NoRoom));
     if has_room { Ok(()) } else { Err(EngineError::DiskFull) }
 }
 
-/// An engine that breaks its contract may have applied anything.
+/// The engine broke its contract, so anything may have been applied.
 fn no_outcome() -> EngineError {
-    EngineError::OutcomeUnknown("the engine answered with another number of outcomes than events".into())
+    EngineError::OutcomeUnknown("the engine returned a wrong number of outcomes".into())
 }

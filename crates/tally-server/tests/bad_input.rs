@@ -173,7 +173,29 @@ fn a_bad_parameter_is_refused() {
             ("GET", "?cursor=zz", "", 400, "invalid-cursor", "next_cursor"),
             ("GET", "?cursor=123", "", 400, "invalid-cursor", "next_cursor"),
             ("GET", "?keys=a&prefix=b", "", 400, "invalid-parameter", "`keys`"),
-            ("GET", "/a?max=1", "", 400, "unknown-parameter", "takes no"),
+            ("GET", "/a?max=1", "", 400, "unknown-parameter", "use one of `token`, `max_staleness_ms`"),
+            ("GET", "/a?token=", "", 400, "invalid-parameter", "`token` is ``"),
+            ("GET", "/a?token=zz", "", 400, "invalid-parameter", "the `token` of a write"),
+            ("GET", "/a?token=%ff", "", 400, "invalid-parameter", "UTF-8"),
+            ("GET", "/a/exact?token=1.0", "", 400, "invalid-parameter", "`token` is `1.0`"),
+            ("GET", "/a/stats?token=-1", "", 400, "invalid-parameter", "`token`"),
+            ("GET", "?keys=a&token=zz", "", 400, "invalid-parameter", "`token`"),
+            ("GET", "/a?max_staleness_ms=", "", 400, "invalid-parameter", "an integer from 0"),
+            ("GET", "/a?max_staleness_ms=-1", "", 400, "invalid-parameter", "an integer from 0"),
+            ("GET", "/a?max_staleness_ms=+1", "", 400, "invalid-parameter", "an integer from 0"),
+            ("GET", "/a/exact?max_staleness_ms=1s", "", 400, "invalid-parameter", "an integer from 0"),
+            (
+                "GET",
+                "/a/stats?max_staleness_ms=99999999999999999999",
+                "",
+                400,
+                "invalid-parameter",
+                "an integer from 0",
+            ),
+            ("GET", "?key=a&max_staleness_ms=x", "", 400, "invalid-parameter", "an integer from 0"),
+            ("GET", "?token=1", "", 400, "invalid-parameter", "cannot be combined with a listing"),
+            ("GET", "?prefix=a&max_staleness_ms=1", "", 400, "invalid-parameter", "cannot be combined with a listing"),
+            ("GET", "/a/ledger?token=1", "", 400, "unknown-parameter", "`token`"),
             ("GET", "/a/ledger?after=x", "", 400, "invalid-parameter", "`after`"),
             ("GET", "/a/ledger?limit=0", "", 400, "invalid-parameter", "`limit`"),
             ("POST", "/a/increment?amount=5", "", 400, "unknown-parameter", "`amount`"),
@@ -216,7 +238,7 @@ fn a_body_that_is_not_utf8_is_not_json() {
 }
 
 #[test]
-fn what_does_not_exist_is_404_and_what_is_called_wrongly_is_405() {
+fn an_unknown_path_is_404_and_an_unknown_method_405() {
     let server = Server::start();
     assert_refused(
         &server,
@@ -259,7 +281,7 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn what_is_not_http_does_not_hurt() {
+fn input_that_is_not_http_does_no_harm() {
     let server = Server::start();
     for garbage in [&b"\x16\x03\x01\x02\x00"[..], b"INCR a\r\n", b"GET\r\n\r\n", &[0xff; 4096], b"*1\r\n$4\r\nPING\r\n"]
     {
@@ -320,7 +342,7 @@ fn a_head_that_cannot_be_parsed_is_answered_with_a_problem() {
 }
 
 #[test]
-fn a_head_that_cannot_be_parsed_after_others_is_the_only_one_refused() {
+fn requests_before_a_malformed_head_are_answered() {
     let server = Server::start();
     let empty = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
     let with_body =

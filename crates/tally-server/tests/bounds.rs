@@ -1,4 +1,4 @@
-//! Bounds under pressure: what many or unwilling clients ask for at once stays within the memory that is stated.
+//! Limits under load: many or misbehaving clients stay within the documented memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 #![cfg(target_os = "linux")]
@@ -101,7 +101,7 @@ fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through(
         }
         (0..FITTING).for_each(|_| arrived.recv_timeout(PATIENCE).unwrap());
         (0..SINGLES).for_each(|_| assert_counts(&client));
-        // Before that time nobody gives its room back.
+        // Until then no batch releases its room.
         let is_full = begun.elapsed() < STALL_MAX;
         assert!(!is_full || arrived.try_recv().is_err(), "a batch was read although there was no room for it");
         drop(closed);
@@ -113,11 +113,10 @@ fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through(
 }
 
 #[test]
-fn a_batch_that_waits_too_long_for_room_is_refused_and_told_to_come_back() {
+fn a_batch_that_waits_too_long_for_room_is_refused_with_retry_after() {
     let server = Server::start();
     let client = server.client();
-    // The first hold the room until they are given up for want of a body. As many others get it then; the rest have
-    // waited long enough.
+    // The first batches hold the room until their bodies time out. As many others get it then; the rest time out.
     let (answered, answers) = channel();
     for _ in 0..3 * FITTING {
         let mut stream = server.connect();
@@ -184,7 +183,7 @@ fn connections(client: &Client) -> f64 {
 }
 
 #[test]
-fn a_client_that_never_reads_its_answers_is_cut_off_and_harms_nobody() {
+fn a_client_that_never_reads_its_answers_is_disconnected() {
     const CLIENTS: usize = 10;
     let server = Server::start();
     let client = server.client();

@@ -1,4 +1,4 @@
-//! The command line and its configuration: client commands against a live server, precedence, and hints.
+//! The command line and its configuration: client commands against a running server, precedence, and hints.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -29,12 +29,12 @@ fn counters_are_changed_and_read_from_the_command_line() {
     let got = client(&server, &["get", "likes:1", "never", "odd /,%é key"]);
     assert!(got.out.contains("likes:1") && got.out.contains("does not exist") && got.out.contains("odd /,%é key"));
     let stats = client(&server, &["stats", "likes:1"]);
-    assert!(stats.out.contains("highest") && stats.out.contains('6'), "{}", stats.out);
+    assert!(stats.out.contains("maximum") && stats.out.contains('6'), "{}", stats.out);
     assert_eq!(server.value("likes:1"), 4);
 }
 
 #[test]
-fn programs_get_json() {
+fn json_output_has_every_value() {
     let server = Server::start();
     let ran = client(&server, &["incr", "a/b c", "9007199254740993", "-o", "json"]);
     assert_eq!(json(&ran)["value"], 9_007_199_254_740_993_i64);
@@ -49,7 +49,7 @@ fn programs_get_json() {
     let flag = run(tally().args(["get", "a/b c", "--output", "json", "--server", &server.base]));
     assert_eq!(json(&flag)["counters"][0]["exists"], true);
     let bare = run(tally().args(["get", "a", "-o", "json", "--server", server.base.strip_prefix("http://").unwrap()]));
-    assert_eq!(bare.code, 0, "a server may be named without http://: {}", bare.err);
+    assert_eq!(bare.code, 0, "http:// is optional: {}", bare.err);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_request_id_counts_once() {
     let once = client(&server, &["incr", "a", "--request-id", "r1", "-o", "json"]);
     let again = client(&server, &["incr", "a", "--request-id", "r1", "-o", "json"]);
     assert_eq!((json(&once)["duplicate"].clone(), json(&again)["duplicate"].clone()), (false.into(), true.into()));
-    assert!(client(&server, &["incr", "a", "--request-id", "r1"]).out.contains("counted before"));
+    assert!(client(&server, &["incr", "a", "--request-id", "r1"]).out.contains("duplicate"));
     let other = client(&server, &["decr", "a", "--request-id", "r1"]);
     assert_eq!(other.code, 1);
     assert!(other.err.contains("request id"), "{}", other.err);
@@ -89,14 +89,14 @@ fn failures_say_what_to_do_next() {
 }
 
 #[test]
-fn every_command_explains_itself_with_examples() {
+fn every_help_text_has_examples() {
     for command in [&[][..], &["serve"], &["incr"], &["decr"], &["get"], &["stats"], &["check"], &["completions"]] {
         let ran = run(tally().args(command).arg("--help"));
         assert_eq!(ran.code, 0);
         assert!(ran.out.contains("Examples:") && ran.out.contains("tally "), "{command:?}: {}", ran.out);
     }
     assert!(run(tally().args(["serve", "--help"])).out.contains("TALLY_MEMORY"));
-    assert!(run(tally().arg("--help")).out.starts_with("A durable counter service: "));
+    assert!(run(tally().arg("--help")).out.starts_with("A durable counter service"));
     assert_eq!(run(tally().args(["help", "--help"])).out, run(tally().arg("help")).out);
     assert!(run(tally().arg("--version")).out.starts_with("tally "));
 }
@@ -111,7 +111,7 @@ fn completions_are_printed_for_every_shell() {
 }
 
 #[test]
-fn a_sound_directory_passes_the_check_and_a_damaged_one_does_not() {
+fn check_accepts_an_intact_directory_and_reports_damage() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_in(dir.path());
     for _ in 0..10 {
@@ -141,7 +141,7 @@ fn a_sound_directory_passes_the_check_and_a_damaged_one_does_not() {
 }
 
 #[test]
-fn what_cannot_be_checked_says_why_and_is_not_called_damaged() {
+fn a_check_that_cannot_run_says_why_and_is_not_reported_as_damage() {
     let dir = tempfile::tempdir().unwrap();
     let file = write(dir.path().join("file"), "");
     let check = |path: &Path, args: &[&str]| run(tally().arg("check").arg(path).args(args));
@@ -161,7 +161,7 @@ fn what_cannot_be_checked_says_why_and_is_not_called_damaged() {
 }
 
 #[test]
-fn a_server_that_cannot_be_meant_is_refused_with_a_hint() {
+fn an_invalid_server_address_is_refused_with_a_hint() {
     let refused = |server: &str| {
         let ran = run(tally().args(["get", "a", "--server", server]));
         assert_eq!(ran.code, 2, "{}", ran.err);
@@ -174,7 +174,7 @@ fn a_server_that_cannot_be_meant_is_refused_with_a_hint() {
 }
 
 #[test]
-fn programs_get_fields_in_the_order_served_and_errors_as_json() {
+fn json_output_keeps_the_order_of_fields_and_has_errors_as_json() {
     let server = Server::start();
     let written = client(&server, &["incr", "a", "-o", "json"]);
     let read = client(&server, &["get", "a", "-o", "json"]);
@@ -182,13 +182,13 @@ fn programs_get_fields_in_the_order_served_and_errors_as_json() {
     let order = |text: &str| text.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     assert!(written.out.starts_with(r#"{"key":"a","value":1,"applied":1,"#), "{}", written.out);
     assert!(order(&served.text).starts_with(&order(&read.out)[..5]), "{}", read.out);
-    let nobody = run(tally().args(["get", "a", "-o", "json", "--server", "127.0.0.1:1"]));
-    let problem: Value = serde_json::from_str(&nobody.err).unwrap();
-    assert_eq!((nobody.code, &problem["server"]), (69, &Value::from("http://127.0.0.1:1")));
+    let unreachable = run(tally().args(["get", "a", "-o", "json", "--server", "127.0.0.1:1"]));
+    let problem: Value = serde_json::from_str(&unreachable.err).unwrap();
+    assert_eq!((unreachable.code, &problem["server"]), (69, &Value::from("http://127.0.0.1:1")));
 }
 
 #[test]
-fn programs_are_told_in_json_that_a_command_cannot_be_understood() {
+fn with_json_output_usage_errors_are_json() {
     let cases = [
         (&["incr", "a", "-5", "-o", "json"][..], "tally decr KEY 5"),
         (&["get", "-o", "json"], "<KEY>"),
@@ -196,23 +196,23 @@ fn programs_are_told_in_json_that_a_command_cannot_be_understood() {
         (&["get", "a", "--server", "https://localhost", "-ojson"], "TLS is not supported yet"),
         (&["check", "--output", "json"], "<DIR>"),
     ];
-    for (typed, says) in cases {
-        let ran = run(tally().args(typed));
-        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{typed:?}");
+    for (args, says) in cases {
+        let ran = run(tally().args(args));
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}");
         let problem: Value = serde_json::from_str(&ran.err).unwrap_or_else(|_| panic!("no JSON: {}", ran.err));
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains(says) && !detail.contains("Usage:"), "{typed:?}: {detail}");
+        assert!(detail.contains(says) && !detail.contains("Usage:"), "{args:?}: {detail}");
         assert!(!problem["title"].as_str().unwrap().is_empty());
     }
-    let person = run(tally().args(["get"]));
-    assert!(person.err.starts_with("error: ") && person.err.contains("Usage:"), "{}", person.err);
+    let text = run(tally().args(["get"]));
+    assert!(text.err.starts_with("error: ") && text.err.contains("Usage:"), "{}", text.err);
     let help = run(tally().args(["get", "-o", "json", "--help"]));
     assert_eq!(help.code, 0);
     assert!(help.out.contains("Examples:"), "{}", help.out);
 }
 
 #[test]
-fn a_variable_that_nothing_reads_is_warned_of() {
+fn an_unknown_tally_variable_logs_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = serve(dir.path());
     command.env("TALLY_MEMROY", "2GiB").env("TALLY_SEEDS", "9");
@@ -231,7 +231,7 @@ fn refused(command: &mut Command) -> String {
 }
 
 #[test]
-fn an_address_others_can_reach_is_refused_without_insecure() {
+fn an_address_off_loopback_is_refused_without_insecure() {
     let dir = tempfile::tempdir().unwrap();
     for open in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         let error = refused(tally().arg("serve").arg("--data").arg(dir.path()).args(["--http", open]));
@@ -246,7 +246,7 @@ fn an_address_others_can_reach_is_refused_without_insecure() {
 }
 
 #[test]
-fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
+fn precedence_is_flag_environment_file_default() {
     const ADDRESSES: &str = "http = \"127.0.0.1:0\"\nresp = \"127.0.0.1:0\"\n";
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -282,7 +282,7 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
 }
 
 #[test]
-fn a_setting_that_cannot_work_stops_the_start_and_is_named() {
+fn an_invalid_setting_stops_the_start_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let with_file = |text: &str| {
         let file = write(dir.path().join("tally.toml"), text);
@@ -297,17 +297,20 @@ fn a_setting_that_cannot_work_stops_the_start_and_is_named() {
     assert!(value.contains("namespaces.likes.consistency") && value.contains("did you mean `exact`?"), "{value}");
     assert!(with_file("log = 5\n").contains("`log`"));
     assert!(with_file("log = \n").contains("TOML"));
-    assert!(with_file("memory = \"1MiB\"\n").contains("`memory`"));
+    assert!(with_file("memory = \"1MiB\"\n").contains("`1MiB` is below the minimum of 64MiB"));
 
     let serve = || serve(&dir.path().join("data"));
-    assert!(refused(serve().args(["--memory", "lots"])).contains("--memory is `lots`"));
-    assert!(refused(serve().env("TALLY_MEMORY", "lots")).contains("TALLY_MEMORY"));
+    assert!(
+        refused(serve().args(["--memory", "lots"]))
+            .contains("`--memory`: `lots` is not a size; use one such as 512MiB or 2GiB")
+    );
+    assert!(refused(serve().env("TALLY_MEMORY", "lots")).contains("`TALLY_MEMORY`: `lots`"));
     assert!(refused(serve().args(["--log", "xml"])).contains("text or json"));
     assert!(refused(serve().args(["--log-level", "loud"])).contains("error, warn, info, debug or trace"));
     assert!(refused(serve().args(["--config", "/nonexistent.toml"])).contains("/nonexistent.toml"));
     assert!(refused(tally().args(["serve", "--http", "nonsense"])).contains("127.0.0.1:7300"));
     assert!(refused(tally().args(["serve", "--htp", "127.0.0.1:0"])).contains("--http"));
-    assert!(!dir.path().join("data").exists(), "nothing is created before the settings are known to work");
+    assert!(!dir.path().join("data").exists(), "nothing is created before the settings are validated");
 }
 
 #[test]

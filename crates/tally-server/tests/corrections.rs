@@ -1,4 +1,4 @@
-//! Corrections and their ledger, and listing what there is.
+//! Corrections, their ledger, and listings.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -30,11 +30,11 @@ fn a_counter_is_set_reset_adjusted_and_deleted() {
 }
 
 #[test]
-fn deleting_what_does_not_exist_changes_nothing_and_leaves_no_entry() {
+fn deleting_a_missing_counter_changes_nothing_and_adds_no_entry() {
     let server = Server::start();
     let deleted = server.send("DELETE", "/api/v1/counters/a", "");
-    let told = (deleted.status, &deleted.json["exists"], &deleted.json["applied"]);
-    assert_eq!(told, (200, &json!(false), &json!(0)));
+    let answer = (deleted.status, &deleted.json["exists"], &deleted.json["applied"]);
+    assert_eq!(answer, (200, &json!(false), &json!(0)));
     let entries = || server.send("GET", "/api/v1/counters/a/ledger", "").json["entries"].clone();
     assert_eq!(entries(), json!([]));
     server.send("POST", "/api/v1/counters/a/increment", "");
@@ -43,7 +43,7 @@ fn deleting_what_does_not_exist_changes_nothing_and_leaves_no_entry() {
 }
 
 #[test]
-fn compare_and_set_changes_only_what_is_as_expected() {
+fn compare_and_set_changes_only_the_expected_value() {
     let server = Server::start();
     let set = |value: i64, expected: i64| {
         let body = json!({"value": value, "reason": "cas", "expected": expected}).to_string();
@@ -57,7 +57,7 @@ fn compare_and_set_changes_only_what_is_as_expected() {
 }
 
 #[test]
-fn of_many_who_compare_and_set_at_once_one_wins() {
+fn of_concurrent_compare_and_sets_one_wins() {
     let server = Server::start();
     let base = &server.base;
     let wins = std::thread::scope(|scope| {
@@ -144,12 +144,12 @@ fn the_ledger_is_a_chain_anyone_can_verify_and_outlives_the_counter() {
         assert_eq!(&*entry.actor, "anonymous@127.0.0.1");
         previous = entry.hash;
     }
-    let told: Vec<_> = entries.iter().map(|entry| (entry.before, entry.after, &*entry.reason)).collect();
-    assert_eq!(told, [(0, 10, "import ✓"), (11, 8, "bots"), (8, 0, "gone for good"), (1, 0, "anew")]);
+    let recorded: Vec<_> = entries.iter().map(|entry| (entry.before, entry.after, &*entry.reason)).collect();
+    assert_eq!(recorded, [(0, 10, "import ✓"), (11, 8, "bots"), (8, 0, "gone for good"), (1, 0, "anew")]);
 }
 
 #[test]
-fn a_full_page_of_the_ledger_that_is_the_last_says_so() {
+fn the_last_page_of_a_ledger_has_no_next_even_if_it_is_full() {
     let server = Server::start();
     for value in 0..1_001 {
         server.send("PUT", "/api/v1/counters/a", &format!(r#"{{"value":{value},"reason":"r"}}"#));
@@ -177,7 +177,7 @@ fn listed(server: &Server, query: &str) -> (Vec<String>, Option<String>) {
 }
 
 #[test]
-fn listing_goes_through_every_counter_once_in_key_order() {
+fn a_listing_has_every_counter_once_in_key_order() {
     let server = Server::start();
     let items: Vec<_> = (0..250).map(|i| json!({"key": format!("likes:{i:03}")})).collect();
     let mut items: Vec<Value> = items.into_iter().rev().collect();
@@ -206,7 +206,7 @@ fn listing_goes_through_every_counter_once_in_key_order() {
 }
 
 #[test]
-fn a_listed_counter_is_a_whole_reading() {
+fn a_listed_counter_is_a_complete_reading() {
     let server = Server::start();
     server.send("POST", "/api/v1/counters/a/increment", r#"{"amount":4}"#);
     let listed = &server.send("GET", "/api/v1/counters?prefix=a", "").json["counters"][0];

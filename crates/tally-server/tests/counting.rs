@@ -33,7 +33,7 @@ fn an_increment_answers_with_everything_the_contract_names() {
 }
 
 #[test]
-fn an_empty_body_counts_one_and_a_decrement_takes_away() {
+fn an_empty_body_counts_one_and_a_decrement_subtracts() {
     let server = Server::start();
     assert_eq!(increment(&server, "a", "").json["value"], 1);
     assert_eq!(increment(&server, "a", "{}").json["value"], 2);
@@ -43,7 +43,7 @@ fn an_empty_body_counts_one_and_a_decrement_takes_away() {
 }
 
 #[test]
-fn the_content_type_is_not_held_against_anyone() {
+fn the_content_type_is_ignored() {
     let server = Server::start();
     let client = server.client();
     for kind in ["application/x-www-form-urlencoded", "text/plain", "application/json; charset=utf-8"] {
@@ -64,7 +64,7 @@ fn an_unknown_counter_reads_zero_and_does_not_exist() {
 }
 
 #[test]
-fn a_reading_says_what_it_is() {
+fn a_reading_has_its_consistency_and_age() {
     let server = Server::start();
     increment(&server, "a", r#"{"amount":7}"#);
     for (path, consistency) in [("a", "eventual"), ("a/exact", "exact")] {
@@ -77,7 +77,7 @@ fn a_reading_says_what_it_is() {
 }
 
 #[test]
-fn stats_tell_the_counters_history() {
+fn stats_have_totals_extremes_and_rates() {
     let server = Server::start();
     increment(&server, "a", r#"{"amount":10}"#);
     server.send("POST", "/api/v1/counters/a/decrement", r#"{"amount":14}"#);
@@ -173,7 +173,7 @@ fn keys_of_any_text_work_when_percent_encoded() {
 }
 
 #[test]
-fn many_counters_are_read_in_the_order_asked() {
+fn many_counters_are_read_in_the_order_of_the_request() {
     let server = Server::start();
     increment(&server, "a", r#"{"amount":1}"#);
     increment(&server, "b%2Cc", r#"{"amount":2}"#);
@@ -250,7 +250,7 @@ fn each_item_of_a_batch_succeeds_or_fails_on_its_own() {
 }
 
 #[test]
-fn an_item_that_reads_well_may_still_be_refused_alone() {
+fn a_valid_item_can_be_refused_by_itself() {
     let server = Server::start();
     let body = r#"{"increments":[{"key":"a","amount":0},{"key":""},{"key":"top","amount":9223372036854775807},
         {"key":"top"},{"key":"\u00e9\n\"","request_id":"\u0072"},{"key":"\u00e9\n\"","request_id":"r"}]}"#;
@@ -273,7 +273,7 @@ fn an_item_that_reads_well_may_still_be_refused_alone() {
 }
 
 #[test]
-fn the_largest_batch_of_the_longest_keys_is_taken() {
+fn the_largest_batch_of_the_longest_keys_is_accepted() {
     let server = Server::start();
     let items: Vec<_> = (0..10_000).map(|i| json!({"key": format!("{i:0>512}"), "amount": i + 1})).collect();
     let answer = server.send("POST", "/api/v1/counters/batch-increment", &json!({ "increments": items }).to_string());
@@ -282,7 +282,7 @@ fn the_largest_batch_of_the_longest_keys_is_taken() {
 }
 
 #[test]
-fn a_namespace_says_which_consistency_it_gives() {
+fn answers_have_the_consistency_of_the_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let config = write(
         dir.path().join("tally.toml"),
@@ -311,4 +311,62 @@ fn counters_survive_a_restart_and_a_crash() {
     assert_eq!(increment(&server, "a", "").json["value"], 6);
     server.kill();
     assert_eq!(Server::start_in(dir.path()).value("a"), 6);
+}
+
+/// Every read that takes a token, by the path below `/counters`.
+const READS: [&str; 5] = ["/a?", "/a/exact?", "/a/stats?", "?keys=a,b&", "?key=a&"];
+
+/// The value of `a` in the answer to one of [`READS`].
+fn value_of_a(answer: &harness::Answer) -> &Value {
+    let listed = &answer.json["counters"][0];
+    if listed.is_object() { &listed["value"] } else { &answer.json["value"] }
+}
+
+#[test]
+fn a_read_with_the_token_of_a_write_includes_the_write() {
+    let server = Server::start();
+    for value in 1..=20 {
+        let token = increment(&server, "a", "").json["token"].as_str().unwrap().to_owned();
+        for path in READS {
+            let answer = server.send("GET", &format!("{COUNTERS}{path}token={token}"), "");
+            assert_eq!((answer.status, value_of_a(&answer)), (200, &json!(value)), "{path}: {}", answer.text);
+        }
+    }
+}
+
+#[test]
+fn a_token_outlives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start_in(dir.path());
+    let token = increment(&server, "a", "").json["token"].as_str().unwrap().to_owned();
+    server.terminate();
+    let server = Server::start_in(dir.path());
+    let answer = server.send("GET", &format!("{COUNTERS}/a?token={token}"), "");
+    assert_eq!((answer.status, &answer.json["value"]), (200, &json!(1)), "{}", answer.text);
+}
+
+#[test]
+fn a_read_with_a_token_that_was_not_reached_is_refused_with_503() {
+    let server = Server::start();
+    increment(&server, "a", "");
+    // A position far ahead, and a partition that the embedded engine does not have.
+    for token in ["ffffffffffffffff", "3-1"] {
+        for path in READS {
+            let answer = server.send("GET", &format!("{COUNTERS}{path}token={token}"), "");
+            assert_eq!((answer.status, answer.problem()), (503, "too-stale"), "{path}: {}", answer.text);
+            assert_eq!((answer.header("retry-after"), &answer.json["outcome"]), ("1", &json!("none")), "{path}");
+        }
+    }
+}
+
+#[test]
+fn the_embedded_engine_is_never_stale() {
+    let server = Server::start();
+    let token = increment(&server, "a", r#"{"amount":7}"#).json["token"].as_str().unwrap().to_owned();
+    for path in READS {
+        for query in ["max_staleness_ms=0".to_owned(), format!("max_staleness_ms={}&token={token}", u64::MAX)] {
+            let answer = server.send("GET", &format!("{COUNTERS}{path}{query}"), "");
+            assert_eq!((answer.status, value_of_a(&answer)), (200, &json!(7)), "{path}{query}: {}", answer.text);
+        }
+    }
 }

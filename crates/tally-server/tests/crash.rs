@@ -1,8 +1,8 @@
 //! The kill test: writers retry every request until it is acknowledged while the server is killed again and again;
 //! in the end every request has counted exactly once.
 //!
-//! `TALLY_KILL_CYCLES` says how often it is killed, `TALLY_KILL_SEED` which run to repeat (the moments of death
-//! are chosen by it; what is under way at each is the machine's).
+//! `TALLY_KILL_CYCLES` sets the number of kills, `TALLY_KILL_SEED` the seed for their times. Which requests are in
+//! progress at each kill depends on the machine.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -23,7 +23,7 @@ const CYCLES_DEFAULT: u64 = 10;
 /// The server is killed after up to this many acknowledgements more than there are writers.
 const KILL_AFTER_MAX: u64 = 200;
 
-/// A small generator of numbers that look random (SplitMix64): the same seed gives the same numbers.
+/// A small pseudo-random generator (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -61,7 +61,7 @@ impl Request {
     }
 }
 
-/// Writes until told to stop; every request is retried until it is acknowledged. Returns them all.
+/// Writes until stopped; every request is retried until it is acknowledged. Returns all requests.
 fn write_until(stop: &AtomicBool, address: &Address, writer: u64, seed: u64, acknowledged: &AtomicU64) -> Vec<Request> {
     let mut dice = Dice(seed ^ (writer << 32));
     let mut done = Vec::new();

@@ -39,7 +39,7 @@ fn assert_refused(data: &Path, words: &str) {
 }
 
 #[test]
-fn a_refused_start_leaves_everything_so_that_a_missing_manifest_can_be_put_back() {
+fn a_refused_start_changes_nothing_so_a_missing_manifest_can_be_restored() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let mut server = Server::start_in(&data);

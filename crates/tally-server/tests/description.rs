@@ -69,7 +69,7 @@ fn every_reference_leads_somewhere() {
 }
 
 #[test]
-fn every_call_names_the_problems_it_can_meet() {
+fn every_call_lists_its_problems() {
     let api = described();
     for (method, path, operation) in operations(&api).into_iter().filter(|(_, path, _)| path.starts_with("/api/")) {
         let expected: &[&str] = match method {
@@ -190,7 +190,7 @@ fn assert_described(api: &Value, schema: &Value, answer: &Value) {
 }
 
 #[test]
-fn what_an_answer_always_has_is_required_even_if_it_may_be_null() {
+fn fields_that_are_always_present_are_required_even_if_nullable() {
     let server = Server::start();
     let api = server.send("GET", "/openapi.json", "").json;
     server.send("PUT", "/api/v1/counters/a", r#"{"value":1,"reason":"r"}"#);
@@ -220,7 +220,7 @@ fn what_an_answer_always_has_is_required_even_if_it_may_be_null() {
 }
 
 #[test]
-fn parameters_say_what_they_may_be() {
+fn parameters_have_their_limits() {
     let api = described();
     for (method, path, operation) in operations(&api) {
         if path.contains("{key}") {
@@ -240,6 +240,14 @@ fn parameters_say_what_they_may_be() {
     }
     let after = &parameter(&api["paths"]["/api/v1/counters/{key}/ledger"]["get"], "after")["schema"];
     assert_eq!((&after["minimum"], &after["maximum"]), (&json!(0), &json!(u64::MAX)));
+    for path in ["", "/{key}", "/{key}/exact", "/{key}/stats"] {
+        let read = &api["paths"][format!("/api/v1/counters{path}")]["get"];
+        let token = parameter(read, "token");
+        assert_eq!((&token["in"], &token["required"]), (&json!("query"), &json!(false)), "{path}");
+        assert_eq!((&token["schema"]["type"], &token["schema"]["minLength"]), (&json!("string"), &json!(1)), "{path}");
+        let staleness = &parameter(read, "max_staleness_ms")["schema"];
+        assert_eq!((&staleness["minimum"], &staleness["maximum"]), (&json!(0), &json!(u64::MAX)), "{path}");
+    }
     let listing = &api["paths"]["/api/v1/counters"]["get"];
     for (name, explode) in [("keys", false), ("key", true)] {
         let keys = parameter(listing, name);

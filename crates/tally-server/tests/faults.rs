@@ -1,4 +1,4 @@
-//! A disk that fails: flushes that report an error, and room that runs out.
+//! Disk faults: failed flushes and a full disk.
 //!
 //! The faults are made by a small library that is loaded before libc and fails chosen calls for as long as a marker
 //! file exists. It is compiled here with `cc`.
@@ -245,7 +245,7 @@ fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
             Err(_) => break,
         }
     }
-    // Whoever comes later gets an error or a closed connection.
+    // Later clients get an error or a closed connection.
     let later = idle.send(&request(&["INCR", "a"])).and_then(|()| idle.reply());
     assert!(later.as_ref().map_or(true, |reply| !reply.error().is_empty()), "{later:?}");
     assert_eq!(server.exit().code(), Some(70), "{}", server.log());
@@ -296,7 +296,7 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
 }
 
 #[test]
-fn requests_that_say_the_same_are_refused_one_by_one_when_the_disk_is_full() {
+fn identical_requests_are_refused_one_by_one_when_the_disk_is_full() {
     let faults = Faults::new();
     let server = faults.start();
     let mut resp = Resp::to(&server);
@@ -313,7 +313,7 @@ fn requests_that_say_the_same_are_refused_one_by_one_when_the_disk_is_full() {
 }
 
 #[test]
-fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the_flush() {
+fn redis_clients_get_loading_during_recovery_and_no_reply_before_the_flush() {
     let faults = Faults::new();
     switch_on(&faults.hold_marker());
     let mut server = Server::start_recovering(faults.command());
@@ -336,7 +336,7 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
     switch_on(&faults.hold_marker());
     let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
     writer.send(&request(&["INCR", "a"])).unwrap();
-    assert!(!writer.answers_within(Duration::from_millis(200)), "an increment that is not flushed is not told");
+    assert!(!writer.answers_within(Duration::from_millis(200)), "an increment is not answered before its flush");
     reader.send(&request(&["GET", "a"])).unwrap();
     assert!(!reader.answers_within(Duration::from_millis(200)), "nor is it read");
     switch_off(&faults.hold_marker());
@@ -344,7 +344,7 @@ fn redis_clients_are_told_that_the_server_is_loading_and_get_no_reply_before_the
 }
 
 #[test]
-fn files_that_may_not_grow_are_a_full_disk_and_not_the_end_of_the_server() {
+fn a_file_size_limit_acts_like_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     // Less than a segment of the journal takes, in blocks of 512 bytes or 1 KiB.
     let mut server = Server::start_with(limited("-f 4096", &serve(dir.path())));

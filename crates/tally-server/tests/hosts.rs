@@ -1,4 +1,4 @@
-//! The host a request names: a server on a loopback address answers to its own machine and to whom it is told.
+//! The `Host` header: a server on a loopback address answers to local names and to allowed hosts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -36,7 +36,7 @@ fn assert_refuses(server: &Server, hosts: &[&str]) {
 }
 
 #[test]
-fn a_page_that_renames_this_machine_reaches_nothing() {
+fn dns_rebinding_is_refused() {
     let server = Server::start();
     let port = server.base.rsplit_once(':').unwrap().1;
     let calls = [
@@ -69,7 +69,7 @@ fn a_page_that_renames_this_machine_reaches_nothing() {
 }
 
 #[test]
-fn a_request_names_exactly_one_host() {
+fn a_request_without_exactly_one_host_header_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut reachable = tally();
     reachable.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--insecure"]);
@@ -95,7 +95,7 @@ fn a_request_names_exactly_one_host() {
 }
 
 #[test]
-fn a_server_answers_to_every_name_of_its_own_machine() {
+fn a_server_answers_to_every_loopback_name() {
     let server = Server::start();
     let own = server.base.strip_prefix("http://").unwrap();
     assert_answers_to(&server, &[own, "localhost", "LOCALHOST:1", "tally.localhost", "127.9.9.9", "[::1]:7300"]);
@@ -132,19 +132,19 @@ fn hosts_are_allowed_by_flag_environment_or_file() {
 }
 
 #[test]
-fn an_allowed_host_that_cannot_be_meant_stops_the_start() {
+fn an_invalid_allowed_host_stops_the_start() {
     for wrong in ["http://tally.internal", "tally.internal:80", "*", ""] {
         let flag = run(tally().args(["serve", "--allowed-host", wrong]));
         assert_eq!(flag.code, 2, "{wrong}: {}", flag.err);
-        assert!(flag.err.contains(&format!("--allowed-host is `{wrong}`")), "{}", flag.err);
+        assert!(flag.err.contains(&format!("`--allowed-host`: `{wrong}` is not a host")), "{}", flag.err);
         assert!(flag.err.contains("such as tally.internal"), "{}", flag.err);
     }
     let environment = run(tally().arg("serve").env("TALLY_ALLOWED_HOSTS", "a.example,b:1"));
-    assert!(environment.err.contains("TALLY_ALLOWED_HOSTS in the environment is `b:1`"), "{}", environment.err);
+    assert!(environment.err.contains("`TALLY_ALLOWED_HOSTS`: `b:1` is not a host"), "{}", environment.err);
 }
 
 #[test]
-fn where_others_can_reach_it_a_server_answers_to_any_name() {
+fn off_loopback_a_server_answers_to_any_name() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = tally();
     command.arg("serve").arg("--data").arg(dir.path()).args(["--http", "0.0.0.0:0", "--resp", "off", "--insecure"]);

@@ -1,4 +1,4 @@
-//! Request ids: sent again, a request counts once and is answered as the first time.
+//! Request ids: a retry counts once and gets the first answer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -16,7 +16,7 @@ fn increment(server: &Server, header: &[(&str, &str)], body: &str) -> Answer {
 }
 
 #[test]
-fn the_same_request_sent_twice_counts_once_and_is_answered_alike() {
+fn a_retry_counts_once_and_gets_the_first_answer() {
     let server = Server::start();
     let first = increment(&server, &[("Idempotency-Key", "r1")], r#"{"amount":5}"#);
     assert_eq!((&first.json["value"], &first.json["duplicate"]), (&json!(5), &json!(false)));
@@ -30,7 +30,7 @@ fn the_same_request_sent_twice_counts_once_and_is_answered_alike() {
 }
 
 #[test]
-fn the_id_may_stand_in_the_header_quoted_or_bare_or_in_the_body() {
+fn the_id_may_be_in_the_header_quoted_or_bare_or_in_the_body() {
     let server = Server::start();
     assert_eq!(increment(&server, &[("Idempotency-Key", "r1")], "").json["duplicate"], false);
     assert_eq!(increment(&server, &[("Idempotency-Key", "\"r1\"")], "").json["duplicate"], true);
@@ -86,7 +86,7 @@ fn another_payload_under_a_known_id_is_refused() {
 }
 
 #[test]
-fn ids_of_different_namespaces_do_not_meet() {
+fn ids_of_different_namespaces_are_independent() {
     let server = Server::start();
     for key in ["likes:1", "views:1"] {
         let answer = server.send("POST", &format!("/api/v1/counters/{key}/increment"), r#"{"request_id":"r1"}"#);
@@ -95,7 +95,7 @@ fn ids_of_different_namespaces_do_not_meet() {
 }
 
 #[test]
-fn a_refused_first_try_is_refused_again_even_when_it_would_fit_by_now() {
+fn a_retry_of_a_refused_request_is_refused_even_if_it_would_fit_now() {
     let server = Server::start();
     let body = r#"{"amount":5,"ceiling":3,"request_id":"r1"}"#;
     let first = increment(&server, &[], body);
@@ -109,7 +109,7 @@ fn a_refused_first_try_is_refused_again_even_when_it_would_fit_by_now() {
 }
 
 #[test]
-fn corrections_and_deletions_can_be_sent_again_too() {
+fn corrections_and_deletions_can_be_retried() {
     let server = Server::start();
     let client = server.client();
     increment(&server, &[], r#"{"amount":5}"#);

@@ -13,7 +13,7 @@ use harness::{Server, limited, run, serve, wait_for, wait_until_equal};
 use serde_json::Value;
 
 #[test]
-fn a_ready_server_says_that_it_lives_and_is_ready() {
+fn a_ready_server_is_live_and_ready() {
     let server = Server::start();
     let live = server.send("GET", "/livez", "");
     assert_eq!((live.status, live.text.as_str()), (200, "ok"));
@@ -60,7 +60,7 @@ fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
 }
 
 #[test]
-fn redis_commands_are_counted_by_verb_those_of_a_transaction_when_they_are_carried_out() {
+fn redis_commands_are_counted_by_verb_and_those_of_a_transaction_on_exec() {
     let server = Server::start();
     let mut redis = Resp::to(&server);
     let counted = |verb: &str, status: &str| {
@@ -172,7 +172,7 @@ fn the_documentation_works_without_a_network() {
 }
 
 #[test]
-fn every_kind_of_problem_can_be_looked_up() {
+fn every_type_of_problem_has_a_page() {
     let server = Server::start();
     let refused = server.send("POST", "/api/v1/counters/a/increment", "x");
     let kind = server.send("GET", refused.json["type"].as_str().unwrap(), "");
@@ -181,14 +181,14 @@ fn every_kind_of_problem_can_be_looked_up() {
     let all = server.send("GET", "/problems", "").json["problems"].as_array().unwrap().clone();
     assert!(all.contains(&kind.json));
     for listed in &all {
-        let alone = server.send("GET", listed["type"].as_str().unwrap(), "");
-        assert_eq!((alone.status, &alone.json), (200, listed));
+        let single = server.send("GET", listed["type"].as_str().unwrap(), "");
+        assert_eq!((single.status, &single.json), (200, listed));
     }
     assert_eq!(server.send("GET", "/problems/nonsense", "").status, 404);
 }
 
 #[test]
-fn whoever_opens_the_address_in_a_browser_is_shown_the_documentation() {
+fn the_root_path_redirects_to_the_documentation() {
     let moved = Server::start().send("GET", "/", "");
     assert_eq!((moved.status, moved.header("location")), (303, "/docs/"));
 }
@@ -216,11 +216,15 @@ fn a_page_of_another_site_cannot_change_counters() {
     let read = client.send("GET", "/api/v1/counters/a", &[("Origin", "https://evil.example")], "");
     assert_eq!((read.status, read.header("access-control-allow-origin")), (200, ""), "reading changes nothing");
     assert_eq!(client.send("POST", calls[0].1, &[("Origin", &own)], "").status, 200, "its own page may");
-    assert_eq!(client.send("POST", calls[0].1, &[], "").status, 200, "and whoever is no browser");
+    assert_eq!(
+        client.send("POST", calls[0].1, &[], "").status,
+        200,
+        "a request without Origin does not come from a page"
+    );
 }
 
 #[test]
-fn answers_in_json_end_a_line() {
+fn json_answers_end_with_a_newline() {
     let server = Server::start();
     let calls = [("POST", "/api/v1/counters/a/increment"), ("GET", "/api/v1/counters/a"), ("GET", "/api/v1/nothing")];
     for (method, path) in calls {
@@ -243,11 +247,11 @@ fn request_without_body(server: &Server) -> TcpStream {
     stream
 }
 
-/// What the log says when requests were not finished in time.
-const CUT_OFF: &str = "some requests were cut off";
+/// Logged when the drain timed out.
+const CUT_OFF: &str = "remaining requests were cut off";
 
 #[test]
-fn sigterm_finishes_what_is_under_way_and_exits_zero() {
+fn sigterm_drains_and_exits_zero() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start_in(dir.path());
     server.send("POST", "/api/v1/counters/a/increment", "");
@@ -263,12 +267,12 @@ fn sigterm_finishes_what_is_under_way_and_exits_zero() {
 }
 
 #[test]
-fn an_idle_connection_does_not_hold_up_the_end() {
+fn an_idle_connection_does_not_delay_the_shutdown() {
     let mut server = Server::start();
     let client = server.client();
     client.send("GET", "/livez", &[], "");
     assert_eq!(server.terminate().code(), Some(0));
-    assert!(!server.log().contains(CUT_OFF), "it was waited for until the time was up: {}", server.log());
+    assert!(!server.log().contains(CUT_OFF), "the drain timed out: {}", server.log());
 }
 
 #[test]
@@ -278,7 +282,7 @@ fn a_second_signal_stops_at_once() {
     server.signal();
     server.wait_for_log("draining");
     assert_eq!(server.terminate().code(), Some(130));
-    assert!(!server.log().contains(CUT_OFF), "it stopped because the time was up: {}", server.log());
+    assert!(!server.log().contains(CUT_OFF), "the drain timed out: {}", server.log());
 }
 
 #[test]
@@ -292,7 +296,7 @@ fn two_servers_do_not_share_a_data_directory() {
 }
 
 #[test]
-fn a_client_that_leaves_before_the_answer_leaves_the_server_well() {
+fn a_client_that_disconnects_before_the_answer_does_no_harm() {
     let server = Server::start();
     for _ in 0..50 {
         let mut stream = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
@@ -305,7 +309,7 @@ fn a_client_that_leaves_before_the_answer_leaves_the_server_well() {
 }
 
 #[test]
-fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     let server = Server::start();
     let one = "POST /api/v1/counters/a/increment HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
     let last = "GET /api/v1/counters/a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
@@ -316,7 +320,7 @@ fn requests_sent_ahead_on_one_connection_are_answered_in_order() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so_and_the_others_go_on() {
+fn a_connection_over_the_limit_is_refused_and_the_others_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_with(limited("-n 192", &serve(dir.path())));
     let address = server.base.strip_prefix("http://").unwrap();

@@ -35,7 +35,7 @@ pub fn links(file: &TextFile, documents: &[TextFile], exists: &dyn Fn(&str) -> b
     findings
 }
 
-/// SourceText paths between backticks, such as `tally-core/src/key.rs`, that are not there. A map without any is no map.
+/// Source paths between backticks, such as `tally-core/src/key.rs`, that are not there. A map without any is no map.
 #[must_use]
 pub fn code_map(file: &TextFile, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -9,8 +9,8 @@ use crate::paths::{PathUse, paths};
 use crate::source::{SourceText, is_test_file};
 use crate::tree::TextFile;
 
-/// Packages that make up a network or database world of their own.
-const FRONT_DOORS: [&str; 5] = ["axum", "hyper", "http", "tower", "redis-protocol"];
+/// Packages of protocols and servers.
+const PROTOCOLS: [&str; 5] = ["axum", "hyper", "http", "tower", "redis-protocol"];
 const PEERS: [&str; 6] = ["redis", "fred", "rdkafka", "sqlx", "tokio-postgres", "postgres"];
 const RUNTIMES: [&str; 4] = ["tokio", "mio", "async-std", "smol"];
 const SYSTEM: [&str; 4] = ["rustix", "nix", "socket2", "tempfile"];
@@ -30,12 +30,12 @@ struct Unbuilt {
 const UNBUILT: [Unbuilt; 5] = [
     Unbuilt {
         package: "tally-core",
-        without: &[&RUNTIMES, &SYSTEM, &CLOCKS, &RANDOMNESS, &FRONT_DOORS, &PEERS, &ENGINES, &NEVER_SHIPPED],
+        without: &[&RUNTIMES, &SYSTEM, &CLOCKS, &RANDOMNESS, &PROTOCOLS, &PEERS, &ENGINES, &NEVER_SHIPPED],
         why: "the core does no I/O and knows no runtime, clock or randomness",
     },
     Unbuilt {
         package: "tally-engine",
-        without: &[&RUNTIMES, &FRONT_DOORS, &PEERS, &["tally-server"], &NEVER_SHIPPED],
+        without: &[&RUNTIMES, &PROTOCOLS, &PEERS, &["tally-server"], &NEVER_SHIPPED],
         why: "the engine knows no HTTP, RESP, Redis, Kafka, PostgreSQL or async runtime",
     },
     Unbuilt {
@@ -98,7 +98,7 @@ const UNNAMED: [Unnamed; 5] = [
         paths: &["parking_lot::Condvar"],
         words: &[],
         except: &[],
-        why: "its timed waits are named like other calls, so tidy could not tell them apart: use `std::sync::Condvar`",
+        why: "its timed waits are named like other calls, so tidy cannot distinguish them: use `std::sync::Condvar`",
     },
     Unnamed {
         dir: "crates/tally-server/src/",

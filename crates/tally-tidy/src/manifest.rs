@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Finding;
 
-/// The manifest of one crate, as far as the rules look at it.
+/// The parts of a crate's manifest that the rules need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CrateManifest {
     /// Path of the file.

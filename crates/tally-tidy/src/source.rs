@@ -1,8 +1,7 @@
-//! A Rust file seen apart: its code without comments and literals, and its comments alone.
+//! Splits a Rust file into views: its code without comments and literals, and its comments.
 //!
 //! Both views keep every byte in its place, with blanks where the other view has text, so a line number holds in
-//! all of them. Rules look for words in the view they mean: a banned call named in a comment or in a string
-//! is not a call.
+//! all of them. Each rule searches one view: a banned call named in a comment or in a string is not a call.
 
 /// The views of one file.
 #[derive(Clone, Debug)]
@@ -15,18 +14,18 @@ pub struct SourceText {
 
 /// Which view a byte belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum TextKind {
     Code,
     Comment,
     Literal,
 }
 
 impl SourceText {
-    /// Takes a file apart.
+    /// Splits a file.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let bytes = text.as_bytes();
-        let mut parts = vec![Part::Code; bytes.len()];
+        let mut parts = vec![TextKind::Code; bytes.len()];
         let mut at = 0;
         while at < bytes.len() {
             let (part, end) = piece(bytes, at);
@@ -34,7 +33,7 @@ impl SourceText {
             parts[at..end].fill(part);
             at = end;
         }
-        SourceText { code: view(text, &parts, Part::Code), comments: view(text, &parts, Part::Comment) }
+        SourceText { code: view(text, &parts, TextKind::Code), comments: view(text, &parts, TextKind::Comment) }
     }
 
     /// The code that ships: without the items marked `#[cfg(test)]`.
@@ -64,36 +63,36 @@ pub fn line_at(text: &str, offset: usize) -> usize {
 }
 
 /// Keeps the bytes of one part and blanks the others. A character is never cut: parts begin and end at ASCII.
-fn view(text: &str, parts: &[Part], wanted: Part) -> String {
+fn view(text: &str, parts: &[TextKind], wanted: TextKind) -> String {
     let keep = |(at, c): (usize, char)| match c {
         '\n' => "\n".to_owned(),
-        _ if parts[at] == wanted && (wanted == Part::Comment || c.is_ascii()) => c.to_string(),
+        _ if parts[at] == wanted && (wanted == TextKind::Comment || c.is_ascii()) => c.to_string(),
         _ => " ".repeat(c.len_utf8()),
     };
     text.char_indices().map(keep).collect()
 }
 
 /// What begins at `at`, and where it ends.
-fn piece(bytes: &[u8], at: usize) -> (Part, usize) {
+fn piece(bytes: &[u8], at: usize) -> (TextKind, usize) {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
-        return (Part::Comment, at + rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()));
+        return (TextKind::Comment, at + rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()));
     }
     if rest.starts_with(b"/*") {
-        return (Part::Comment, at + block_comment_len(rest));
+        return (TextKind::Comment, at + block_comment_len(rest));
     }
     match rest[0] {
-        b'"' => (Part::Literal, at + string_len(rest)),
-        b'\'' => char_len(rest).map_or((Part::Code, at + 1), |len| (Part::Literal, at + len)),
+        b'"' => (TextKind::Literal, at + string_len(rest)),
+        b'\'' => char_len(rest).map_or((TextKind::Code, at + 1), |len| (TextKind::Literal, at + len)),
         b if is_word(b) => {
             let word = rest.iter().take_while(|&&b| is_word(b)).count();
             let raw = matches!(&rest[..word], b"r" | b"br" | b"cr");
             match raw.then(|| raw_string_len(&rest[word..])).flatten() {
-                Some(len) => (Part::Literal, at + word + len),
-                None => (Part::Code, at + word),
+                Some(len) => (TextKind::Literal, at + word + len),
+                None => (TextKind::Code, at + word),
             }
         }
-        _ => (Part::Code, at + 1),
+        _ => (TextKind::Code, at + 1),
     }
 }
 

@@ -181,7 +181,7 @@ const HERE: &str = "crates/tally-tidy/src/timers.rs";
 mod tests {
     use super::*;
 
-    /// What the rules say about these files alone, without the entries that they do not use.
+    /// The findings in these files, without those about unused entries.
     fn found(files: &[(&str, &str)]) -> Vec<(String, usize)> {
         let file = |(path, text): &(&str, &str)| TextFile { path: (*path).into(), text: (*text).into() };
         let files: Vec<_> = files.iter().map(file).collect();
@@ -206,7 +206,7 @@ mod tests {
                 assert_eq!(found(&[(&path, wait)]), [(path.clone(), 2)], "{wait}");
             }
         }
-        // A listed function is listed in its own file alone.
+        // An entry applies only to its own file.
         let elsewhere = "crates/tally-engine/src/machine.rs";
         assert_eq!(found(&[(elsewhere, waits[6])]), [(elsewhere.into(), 1), (elsewhere.into(), 2)]);
     }

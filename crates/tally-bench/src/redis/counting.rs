@@ -1,4 +1,4 @@
-//! What the bare server does when it counts: Tally's state machine and nothing around it.
+//! Counting in the baseline server: Tally's state machine and nothing else.
 
 use std::io::Write;
 
@@ -8,36 +8,36 @@ use tally_core::outcome::Outcomes;
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
 
-use crate::stopwatch::Stopwatch;
+use crate::timer::Timer;
 
-/// Any seed will do: nobody attacks it.
+/// Any seed will do: the load is not hostile.
 const SEED: u64 = 1;
 
 /// Counters, and the requests since the last flush.
-pub struct Counting {
+pub struct CountingState {
     partition: Partition,
     events: Events,
     outcomes: Outcomes,
     frame: Vec<u8>,
-    /// Values that were not answered yet.
+    /// Values not answered yet.
     values: std::vec::IntoIter<i64>,
-    watch: Stopwatch,
+    timer: Timer,
 }
 
-impl Counting {
+impl CountingState {
     /// No counters.
     pub fn new() -> Self {
-        Counting {
+        CountingState {
             partition: Partition::new(SEED),
             events: Events::new(SEED),
             outcomes: Outcomes::default(),
             frame: Vec::new(),
             values: Vec::new().into_iter(),
-            watch: Stopwatch::start(),
+            timer: Timer::start(),
         }
     }
 
-    /// Takes every whole `INCR` of `rest` and `bytes` together, and leaves what is not whole in `rest`. Says how many.
+    /// Parses every complete `INCR` in `rest` and `bytes`, and returns their number. An incomplete one is left in `rest`.
     pub fn take(&mut self, rest: &mut Vec<u8>, bytes: &[u8]) -> usize {
         let mut kept = std::mem::take(rest);
         let (mut left, mut taken) = (bytes, 0);
@@ -45,18 +45,18 @@ impl Counting {
             kept.extend_from_slice(bytes);
             left = &kept;
         }
-        while let Some((key, behind)) = increment(left) {
+        while let Some((key, after)) = increment(left) {
             self.events.add(key, 1);
             taken += 1;
-            left = behind;
+            left = after;
         }
         rest.extend_from_slice(left);
         taken
     }
 
-    /// Applies what was taken; what the journal would write.
+    /// Applies the requests and returns what the journal would write.
     pub fn apply(&mut self) -> &[u8] {
-        let now = Millis((self.watch.seconds() * 1e3) as u64);
+        let now = Millis((self.timer.seconds() * 1e3) as u64);
         self.outcomes.clear();
         self.partition.apply(now, self.events.batch(), &mut self.outcomes);
         self.frame.clear();
@@ -68,30 +68,30 @@ impl Counting {
         &self.frame
     }
 
-    /// Appends the answers to the next so many requests.
+    /// Appends the answers to the next `requests` requests.
     pub fn answer(&mut self, requests: usize, to: &mut Vec<u8>) {
         for value in self.values.by_ref().take(requests) {
-            // Memory takes it.
+            // Writing to memory cannot fail.
             let _ = write!(to, ":{value}\r\n");
         }
     }
 }
 
-/// The key of an `INCR`, and what comes behind it.
+/// The key of an `INCR`, and the bytes after it.
 fn increment(bytes: &[u8]) -> Option<(KeyRef<'_>, &[u8])> {
-    let (_, behind) = word(bytes.strip_prefix(b"*2\r\n")?)?;
-    let (key, behind) = word(behind)?;
-    Some((KeyRef::new(key).ok()?, behind))
+    let (_, after) = word(bytes.strip_prefix(b"*2\r\n")?)?;
+    let (key, after) = word(after)?;
+    Some((KeyRef::new(key).ok()?, after))
 }
 
-/// A word, and what comes behind it.
+/// A bulk string, and the bytes after it.
 fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\r')?;
     let digits = bytes.get(..end)?.strip_prefix(b"$")?;
     let len = digits.iter().fold(0, |len, digit| len * 10 + usize::from(digit.wrapping_sub(b'0')));
     let from = end + 2;
-    let behind = bytes.get(from + len + 2..)?;
-    Some((bytes.get(from..from + len)?, behind))
+    let after = bytes.get(from + len + 2..)?;
+    Some((bytes.get(from..from + len)?, after))
 }
 
 #[cfg(test)]
@@ -100,8 +100,8 @@ mod tests {
     use crate::redis::client::encode;
 
     #[test]
-    fn it_counts_what_arrives_in_pieces() {
-        let mut counting = Counting::new();
+    fn requests_split_across_reads_are_counted() {
+        let mut counting = CountingState::new();
         let sent = [encode(&["INCR", "a"]), encode(&["INCR", "b"]), encode(&["INCR", "a"])].concat();
         let (mut rest, mut taken) = (Vec::new(), 0);
         for piece in sent.chunks(5) {

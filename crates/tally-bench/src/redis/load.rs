@@ -1,113 +1,113 @@
-//! One run of redis-benchmark against one server: how fast, and at what cost to the server.
+//! One run of redis-benchmark against one server: throughput and CPU time of the server.
 //!
-//! With threads, redis-benchmark looks only every 250 ms whether it is done, so the rate it prints is up to a twelfth
-//! too low in a run of three seconds. The rate here is that of the server's own count of commands, looked at every few
-//! milliseconds from beside. What redis-benchmark prints is kept next to it.
+//! With threads, redis-benchmark checks only every 250 ms whether it is done, so in a run of three seconds the rate it
+//! prints is up to a twelfth too low. The rate here is computed from the server's own command counter, which is polled
+//! every few milliseconds. The printed rate is reported as well.
 
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::peer::Peer;
-use crate::Failure;
-use crate::server::Owned;
-use crate::stopwatch::Stopwatch;
+use super::servers::ComparedServer;
+use crate::BenchError;
+use crate::server::ChildGuard;
+use crate::timer::Timer;
 
 const CONNECTIONS: u64 = 50;
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What redis-benchmark sends.
+/// A load of redis-benchmark.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// What the table calls it.
+pub struct RedisLoad {
+    /// Its name in the table.
     pub name: &'static str,
     /// The command.
     pub command: [&'static str; 2],
     /// Requests each connection sends before it reads the replies.
     pub pipeline: u64,
-    /// Keys that `__rand_int__` stands for.
+    /// Range of `__rand_int__`.
     pub keys: u64,
 }
 
-/// What one run found.
+/// The result of one run.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
-    /// Requests a second by the server's count.
+pub struct LoadResult {
+    /// Requests per second, by the server's counter.
     pub per_second: f64,
-    /// Requests a second as redis-benchmark prints them.
+    /// Requests per second, as printed by redis-benchmark.
     pub printed_per_second: f64,
-    /// Processor seconds of the server for a million requests.
+    /// CPU seconds of the server per million requests.
     pub cpu_per_million: f64,
 }
 
-/// Sends about so many requests and waits for their replies.
-pub fn run(peer: &Peer, load: &Load, requests: f64) -> Result<Outcome, Failure> {
+/// Sends about `requests` requests and waits for the replies.
+pub fn run(server: &ComparedServer, load: &RedisLoad, requests: f64) -> Result<LoadResult, BenchError> {
     // Every connection sends whole pipelines.
-    let turn = CONNECTIONS * load.pipeline;
-    let requests = (requests as u64).div_ceil(turn).max(1) * turn;
-    let mut client = peer.connect()?;
-    let cpu = peer.cpu_seconds();
+    let pipelines = CONNECTIONS * load.pipeline;
+    let requests = (requests as u64).div_ceil(pipelines).max(1) * pipelines;
+    let mut client = server.connect()?;
+    let cpu = server.cpu_seconds();
     let before = client.commands_processed()?;
-    let mut benchmark = start(peer, load, requests)?;
-    let watch = Stopwatch::start();
-    let (mut looks, mut began, mut ended) = (0, 0.0, None);
+    let mut benchmark = start(server, load, requests)?;
+    let timer = Timer::start();
+    let (mut polls, mut began, mut ended) = (0, 0.0, None);
     loop {
-        // Looked at before the count, so that the last count is one of everything.
-        let is_over = benchmark.0.try_wait().map_err(|error| Failure::new(&error))?.is_some();
+        // Checked before the counter is read, so that the last reading includes every request.
+        let is_over = benchmark.0.try_wait().map_err(|error| BenchError::new(&error))?.is_some();
         if ended.is_none() {
-            looks += 1;
-            let done = client.commands_processed()?.saturating_sub(before + looks);
-            // A few commands are redis-benchmark's own.
-            if done < turn {
-                began = watch.seconds();
+            polls += 1;
+            let done = client.commands_processed()?.saturating_sub(before + polls);
+            // redis-benchmark sends a few commands of its own.
+            if done < pipelines {
+                began = timer.seconds();
             } else if done >= requests {
-                ended = Some(watch.seconds());
+                ended = Some(timer.seconds());
             }
         }
         if is_over {
             break;
         }
-        thread::park_timeout(LOOK_EVERY);
+        thread::park_timeout(POLL_INTERVAL);
     }
     let printed_per_second = printed(&mut benchmark, load)?;
     let ended = ended.ok_or_else(|| {
-        Failure::new(&format!("{}: {} did not process all {requests} requests", load.name, peer.kind.name()))
+        BenchError::new(&format!("{}: {} did not process all {requests} requests", load.name, server.kind.name()))
     })?;
-    Ok(Outcome {
+    Ok(LoadResult {
         per_second: requests as f64 / (ended - began),
         printed_per_second,
-        cpu_per_million: (peer.cpu_seconds() - cpu) / requests as f64 * 1e6,
+        cpu_per_million: (server.cpu_seconds() - cpu) / requests as f64 * 1e6,
     })
 }
 
-fn start(peer: &Peer, load: &Load, requests: u64) -> Result<Owned, Failure> {
+fn start(server: &ComparedServer, load: &RedisLoad, requests: u64) -> Result<ChildGuard, BenchError> {
     let process = Command::new("redis-benchmark")
-        .args(["-h", "127.0.0.1", "-p", &peer.port.to_string(), "--csv", "--threads", "2"])
+        .args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "--csv", "--threads", "2"])
         .args(["-c", &CONNECTIONS.to_string(), "-n", &requests.to_string()])
         .args(["-P", &load.pipeline.to_string(), "-r", &load.keys.to_string()])
         .args(load.command)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    process.map(Owned).map_err(|error| {
-        Failure::new(&format!(
-            "redis-benchmark could not be started ({error}); `make bench-redis` installs it, or: apt-get install redis-tools"
+    process.map(ChildGuard).map_err(|error| {
+        BenchError::new(&format!(
+            "cannot start redis-benchmark ({error}); install it with `make bench-redis` or `apt-get install redis-tools`"
         ))
     })
 }
 
-/// The rate in what a finished redis-benchmark has printed. It ends with an error when a reply is one.
-fn printed(benchmark: &mut Owned, load: &Load) -> Result<f64, Failure> {
+/// The rate that redis-benchmark printed. It exits with an error if a reply is an error.
+fn printed(benchmark: &mut ChildGuard, load: &RedisLoad) -> Result<f64, BenchError> {
     let read = |stream: Option<&mut dyn std::io::Read>| {
         let mut text = String::new();
         stream.map(|stream| stream.read_to_string(&mut text));
         text
     };
-    let status = benchmark.0.wait().map_err(|error| Failure::new(&error))?;
+    let status = benchmark.0.wait().map_err(|error| BenchError::new(&error))?;
     let out = read(benchmark.0.stdout.as_mut().map(|out| out as _));
-    let said = read(benchmark.0.stderr.as_mut().map(|err| err as _));
+    let errors = read(benchmark.0.stderr.as_mut().map(|err| err as _));
     let rate = rate_in(&out).filter(|_| status.success());
-    rate.ok_or_else(|| Failure::new(&format!("{}: redis-benchmark failed ({status}):\n{out}{said}", load.name)))
+    rate.ok_or_else(|| BenchError::new(&format!("{}: redis-benchmark failed ({status}):\n{out}{errors}", load.name)))
 }
 
 /// The field `rps` of the last line.

@@ -1,4 +1,4 @@
-//! Every command and flag, with the help and the examples people see.
+//! Every command and flag, with help texts and examples.
 
 use std::path::PathBuf;
 
@@ -9,33 +9,33 @@ use super::server::ServerUrl;
 
 const EXAMPLES: &str = "Examples:
   tally serve                         start a server on this machine
-  tally incr likes:post:42            count one
+  tally incr likes:post:42            add 1
   tally get likes:post:42             read it
-  tally stats likes:post:42           its rate, its extremes
+  tally stats likes:post:42           read its rates, minimum and maximum
   tally check ./tally-data            verify a data directory
 
-The server documents its HTTP interface itself, at http://127.0.0.1:7300/docs, and answers any Redis client:
+The HTTP API is documented at http://127.0.0.1:7300/docs. Any Redis client works too:
   redis-cli -p 7379 INCR likes:post:42";
 
-/// A durable counter service: increments are combined, journalled and never lost.
+/// A durable counter service.
 #[derive(Parser)]
 #[command(name = "tally", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Start the server.
     Serve(ServeArgs),
     /// Add to a counter.
     Incr(IncrArgs),
-    /// Take away from a counter.
+    /// Subtract from a counter.
     Decr(DecrArgs),
     /// Read counters.
     Get(GetArgs),
-    /// Read one counter with its history.
+    /// Read one counter with its statistics.
     Stats(StatsArgs),
     /// Verify a data directory without changing it.
     Check(CheckArgs),
@@ -50,90 +50,90 @@ const SERVE_EXAMPLES: &str = "Examples:
   tally serve --config /etc/tally.toml
   TALLY_DATA=/var/lib/tally tally serve
 
-A flag wins over its TALLY_… variable, that over the file, that over the default. The file is TOML:
+Precedence: flag, TALLY_… variable, file, default. The file is TOML:
   data = \"/var/lib/tally\"
   memory = \"4GiB\"
   [namespaces.views]
   consistency = \"best-effort\"        # best-effort, eventual, accurate or exact
 
-SIGTERM and Ctrl-C finish what is under way, flush, and exit 0; a second one stops at once.";
+SIGTERM and Ctrl-C drain, flush and exit 0. A second signal stops at once.";
 
-/// What a server is started with. All are read as text here and checked afterwards, file included.
+/// Settings of a server, as text: they are validated together with those of the file.
 #[derive(Args)]
 #[command(after_help = SERVE_EXAMPLES)]
-#[allow(dead_code, reason = "the settings are taken from the matches, which also know where each was typed")]
+#[allow(dead_code, reason = "settings are taken from the matches, which know the source of each")]
 pub struct ServeArgs {
-    /// The data directory; created if need be [default: ./tally-data]
+    /// Data directory; created if missing [default: ./tally-data]
     #[arg(long, value_name = "DIR", env = "TALLY_DATA")]
     pub data: Option<String>,
-    /// Where HTTP listens [default: 127.0.0.1:7300]
+    /// Address of the HTTP API [default: 127.0.0.1:7300]
     #[arg(long, value_name = "ADDR", env = "TALLY_HTTP")]
     pub http: Option<String>,
-    /// Where the Redis protocol listens, or off [default: 127.0.0.1:7379]
+    /// Address of the Redis protocol, or off [default: 127.0.0.1:7379]
     #[arg(long, value_name = "ADDR", env = "TALLY_RESP")]
     pub resp: Option<String>,
-    /// Memory budget for counters and request ids; colder ones stay on disk [default: 1GiB]
+    /// Memory budget for counters and request ids, such as 512MiB or 4GiB; the rest stays on disk [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TALLY_MEMORY")]
     pub memory: Option<String>,
-    /// A TOML file with settings
+    /// Configuration file (TOML)
     #[arg(long, value_name = "FILE", env = "TALLY_CONFIG")]
     pub config: Option<String>,
-    /// How the log is written: text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT", env = "TALLY_LOG")]
     pub log: Option<String>,
-    /// What the log leaves out: error, warn, info, debug or trace [default: info]
+    /// Log level: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL", env = "TALLY_LOG_LEVEL")]
     pub log_level: Option<String>,
-    /// Listen where other machines can reach it, although there is no authentication yet
+    /// Allow addresses that other machines can reach, although there is no authentication yet
     #[arg(long, value_name = "BOOL", env = "TALLY_INSECURE", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub insecure: Option<String>,
-    /// Threads that serve the Redis protocol [default: one for every two cores]
+    /// Threads for the Redis protocol [default: one per two cores]
     #[arg(long, value_name = "N", env = "TALLY_THREADS")]
     pub threads: Option<String>,
-    /// If the data directory's clock is ahead of the system's, set it back
+    /// Set the clock of the data directory back if it is ahead of the system clock
     #[arg(long, value_name = "BOOL", env = "TALLY_RESET_CLOCK", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub reset_clock: Option<String>,
-    /// A host to answer to on a loopback address, besides localhost, 127.0.0.1 and [::1]; may be given more than once
+    /// Additional host to answer to on a loopback address, next to localhost, 127.0.0.1 and [::1]; may be repeated
     #[arg(long, value_name = "HOST", env = "TALLY_ALLOWED_HOSTS", value_delimiter = ',')]
     pub allowed_host: Vec<String>,
 }
 
-/// Which server to talk to, and how to show its answers.
+/// The server to call and the output format.
 #[derive(Args)]
 pub struct ClientArgs {
-    /// The server, by host and port; port 7300 when only a host is named
+    /// Server as host and port; the default port is 7300
     #[arg(long, value_name = "URL", env = "TALLY_SERVER", default_value = "http://127.0.0.1:7300",
         value_parser = super::server::parse)]
     pub server: ServerUrl,
-    /// How answers are shown
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 }
 
-/// How answers are shown.
+/// The output format.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Aligned columns.
     Table,
-    /// For programs.
+    /// JSON.
     Json,
 }
 
 const INCR_EXAMPLES: &str = "Examples:
   tally incr likes:post:42
   tally incr likes:post:42 5
-  tally incr orders --request-id order-7781     counts once, however often it is sent
+  tally incr orders --request-id order-7781     a retry with the same id counts once
   tally incr likes:post:42 -o json";
 
 /// The amount of `incr`.
-fn added(text: &str) -> Result<i64, String> {
-    amount(text, "take away", "decr")
+fn amount_to_add(text: &str) -> Result<i64, String> {
+    amount(text, "subtract", "decr")
 }
 
 /// The amount of `decr`.
-fn taken(text: &str) -> Result<i64, String> {
+fn amount_to_subtract(text: &str) -> Result<i64, String> {
     amount(text, "add", "incr")
 }
 
@@ -148,12 +148,12 @@ fn amount(text: &str, other: &str, command: &str) -> Result<i64, String> {
 #[derive(Args)]
 #[command(after_help = INCR_EXAMPLES)]
 pub struct IncrArgs {
-    /// The counter
+    /// Key of the counter
     pub key: String,
-    /// How much to add
-    #[arg(value_name = "N", default_value_t = 1, value_parser = added, allow_negative_numbers = true)]
+    /// Amount to add
+    #[arg(value_name = "N", default_value_t = 1, value_parser = amount_to_add, allow_negative_numbers = true)]
     pub amount: i64,
-    /// Names the request, so that sending it again counts once
+    /// Request id: a retry with the same id counts once
     #[arg(long, value_name = "ID")]
     pub request_id: Option<String>,
     #[command(flatten)]
@@ -168,12 +168,12 @@ const DECR_EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = DECR_EXAMPLES)]
 pub struct DecrArgs {
-    /// The counter
+    /// Key of the counter
     pub key: String,
-    /// How much to take away
-    #[arg(value_name = "N", default_value_t = 1, value_parser = taken, allow_negative_numbers = true)]
+    /// Amount to subtract
+    #[arg(value_name = "N", default_value_t = 1, value_parser = amount_to_subtract, allow_negative_numbers = true)]
     pub amount: i64,
-    /// Names the request, so that sending it again counts once
+    /// Request id: a retry with the same id counts once
     #[arg(long, value_name = "ID")]
     pub request_id: Option<String>,
     #[command(flatten)]
@@ -188,7 +188,7 @@ const GET_EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = GET_EXAMPLES)]
 pub struct GetArgs {
-    /// The counters
+    /// Keys of the counters
     #[arg(value_name = "KEY", required = true)]
     pub keys: Vec<String>,
     #[command(flatten)]
@@ -202,7 +202,7 @@ const STATS_EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = STATS_EXAMPLES)]
 pub struct StatsArgs {
-    /// The counter
+    /// Key of the counter
     pub key: String,
     #[command(flatten)]
     pub client: ClientArgs,
@@ -212,15 +212,15 @@ const CHECK_EXAMPLES: &str = "Examples:
   tally check ./tally-data
   tally check /backup/tally-data -o json
 
-Exits 0 when everything is as it was written. Exits 65 when something is damaged, and names the file and the byte.
-Exits 1 when it could not be checked: stop the server that has it, or see whether the path is right.";
+Exit codes: 0 if the data is intact, 65 if it is damaged (file and offset are printed), 1 if it cannot be checked:
+stop the server that uses it, or correct the path.";
 
 #[derive(Args)]
 #[command(after_help = CHECK_EXAMPLES)]
 pub struct CheckArgs {
-    /// The data directory
+    /// Data directory
     pub dir: PathBuf,
-    /// How the report is shown
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
 }
@@ -233,7 +233,7 @@ const COMPLETIONS_EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = COMPLETIONS_EXAMPLES)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell
     #[arg(value_enum)]
     pub shell: Shell,
 }

@@ -10,10 +10,10 @@ use super::args::{CheckArgs, Output};
 use super::{EXIT_DAMAGED, EXIT_FAILED, output};
 use crate::progress;
 
-/// Reads everything and reports.
+/// Checks the directory and prints a report.
 pub fn run(args: &CheckArgs) -> ExitCode {
-    if let Err(why) = look(&args.dir) {
-        return unchecked(&why, args.output);
+    if let Err(why) = require_directory(&args.dir) {
+        return not_checked(&why, args.output);
     }
     let bar = progress::bytes("checking");
     let checked = check(&args.dir, &mut |done, total| progress::show(&bar, done, total));
@@ -26,17 +26,17 @@ pub fn run(args: &CheckArgs) -> ExitCode {
         Err(CheckError::Damaged { file, offset, what }) => damaged(args, &file, offset, &what),
         Err(CheckError::InUse { by }) => {
             let dir = args.dir.display();
-            let why = format!("{dir} is in use{by}: stop the server first, or check a copy made while it was stopped");
-            unchecked(&why, args.output)
+            let why = format!("{dir} is in use{by}; stop the server first, or check a copy made while it was stopped");
+            not_checked(&why, args.output)
         }
         Err(CheckError::Unreadable(why)) => {
-            unchecked(&format!("{} cannot be checked: {why}", args.dir.display()), args.output)
+            not_checked(&format!("cannot check {}: {why}", args.dir.display()), args.output)
         }
     }
 }
 
-/// Whether there is a directory at all. A path that cannot be looked at is left to the check, which says why.
-fn look(dir: &Path) -> Result<(), String> {
+/// Refuses a path that is not a directory. Other errors are left to the check, which explains them.
+fn require_directory(dir: &Path) -> Result<(), String> {
     match std::fs::metadata(dir) {
         Ok(found) if !found.is_dir() => Err(format!("{} is not a directory", dir.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(format!("{} does not exist", dir.display())),
@@ -44,9 +44,9 @@ fn look(dir: &Path) -> Result<(), String> {
     }
 }
 
-fn unchecked(why: &str, output: Output) -> ExitCode {
+fn not_checked(why: &str, output: Output) -> ExitCode {
     match output {
-        Output::Json => output::error_json(&json!({ "title": "The check could not be made", "detail": why })),
+        Output::Json => output::error_json(&json!({ "title": "Cannot check the data", "detail": why })),
         Output::Table => output::error(&why),
     }
     ExitCode::from(EXIT_FAILED)
@@ -56,7 +56,7 @@ fn damaged(args: &CheckArgs, file: &str, offset: u64, what: &str) -> ExitCode {
     match args.output {
         Output::Json => output::json(&json!({ "sound": false, "file": file, "offset": offset, "what": what })),
         Output::Table => output::error(&format!(
-            "{} is not sound: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy.",
+            "{}: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy.",
             args.dir.display()
         )),
     }

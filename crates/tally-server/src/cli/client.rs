@@ -1,8 +1,9 @@
-//! The client: one call to a server, with errors that say what to do next.
+//! The HTTP client of the command line, with errors that say what to do next.
 
 use std::fmt;
 use std::process::ExitCode;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use ureq::http::{Request, Response};
 use ureq::{Agent, Body};
@@ -11,43 +12,43 @@ use super::args::{ClientArgs, Output};
 use super::{EXIT_FAILED, EXIT_UNAVAILABLE, output};
 use crate::limits::CLIENT_WAIT_MAX;
 
-/// A server to talk to.
-pub struct Client {
+/// Calls one server.
+pub struct ApiClient {
     agent: Agent,
     base: String,
     output: Output,
 }
 
-/// What a server answered. The text is kept: programs get the fields in the order they were served.
+/// The server's answer. The text is kept, so that JSON output has the fields in their original order.
 #[derive(Debug)]
 pub struct Answer {
-    /// As served.
+    /// The body.
     pub text: String,
-    /// As read.
+    /// The body, parsed.
     pub value: Value,
 }
 
-/// Why a call did not succeed.
+/// Why a call failed.
 #[derive(Debug)]
 pub enum CallError {
-    /// No server answered.
+    /// The server could not be reached.
     Unreachable {
-        /// Where it should have been.
+        /// Its address.
         base: String,
-        /// Why not.
+        /// The cause.
         why: String,
     },
-    /// The server answered that it will not.
+    /// The server answered with a problem.
     Refused {
-        /// The problem it answered with.
+        /// The problem.
         problem: Answer,
     },
-    /// The answer makes no sense.
-    Unintelligible(String),
+    /// The answer is not one of a Tally server.
+    InvalidAnswer(String),
 }
 
-impl Client {
-    /// A client of the server named in the arguments.
+impl ApiClient {
+    /// A client of the server in the arguments.
     pub fn new(args: &ClientArgs) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -55,15 +56,15 @@ impl Client {
             .proxy(None)
             .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
             .build();
-        Client { agent: config.into(), base: args.server.0.clone(), output: args.output }
+        ApiClient { agent: config.into(), base: args.server.0.clone(), output: args.output }
     }
 
-    /// Reads.
+    /// Sends a GET.
     pub fn get(&self, path: &str) -> Result<Answer, CallError> {
         self.call(Request::get(self.url(path)).body(String::new()))
     }
 
-    /// Writes.
+    /// Sends a POST.
     pub fn post(&self, path: &str, body: &Value) -> Result<Answer, CallError> {
         self.call(Request::post(self.url(path)).header("content-type", "application/json").body(body.to_string()))
     }
@@ -80,10 +81,10 @@ impl Client {
             _ => self.agent.run(request),
         };
         let response = answered.map_err(|error| unreachable(error.to_string()))?;
-        understand(response)
+        parse_answer(response)
     }
 
-    /// Shows an answer, or why there is none, and gives the exit code.
+    /// Prints the answer or the error, and returns the exit code.
     pub fn finish(
         &self,
         answer: Result<Answer, CallError>,
@@ -98,11 +99,10 @@ impl Client {
     }
 }
 
-fn understand(mut response: Response<Body>) -> Result<Answer, CallError> {
+fn parse_answer(mut response: Response<Body>) -> Result<Answer, CallError> {
     let text = response.body_mut().read_to_string();
-    let text = text.map_err(|error| CallError::Unintelligible(format!("the answer broke off: {error}")))?;
-    let not_tally =
-        || CallError::Unintelligible(format!("the server answered {}, not as Tally does", response.status()));
+    let text = text.map_err(|error| CallError::InvalidAnswer(format!("the answer is incomplete: {error}")))?;
+    let not_tally = || CallError::InvalidAnswer(format!("the answer ({}) is not JSON", response.status()));
     let value: Value = serde_json::from_str(&text).map_err(|_| not_tally())?;
     let answer = Answer { text, value };
     if response.status().is_success() { Ok(answer) } else { Err(CallError::Refused { problem: answer }) }
@@ -112,16 +112,16 @@ fn fail(error: &CallError, output: Output) -> ExitCode {
     match (error, output) {
         (CallError::Refused { problem }, Output::Json) => output::error_json(&problem.text.trim_end()),
         (CallError::Unreachable { base, why }, Output::Json) => {
-            output::error_json(&json!({ "title": "No server answered", "detail": why, "server": base }));
+            output::error_json(&json!({ "title": "Cannot reach the server", "detail": why, "server": base }));
         }
-        (CallError::Unintelligible(why), Output::Json) => {
-            output::error_json(&json!({ "title": "The answer makes no sense", "detail": why }));
+        (CallError::InvalidAnswer(why), Output::Json) => {
+            output::error_json(&json!({ "title": "Not a Tally server", "detail": why }));
         }
         (_, Output::Table) => output::error(error),
     }
     match error {
         CallError::Unreachable { .. } => ExitCode::from(EXIT_UNAVAILABLE),
-        CallError::Refused { .. } | CallError::Unintelligible(_) => ExitCode::from(EXIT_FAILED),
+        CallError::Refused { .. } | CallError::InvalidAnswer(_) => ExitCode::from(EXIT_FAILED),
     }
 }
 
@@ -130,17 +130,17 @@ impl fmt::Display for CallError {
         match self {
             CallError::Unreachable { base, why } => write!(
                 f,
-                "no server answered at {base}: {why}\nIs `tally serve` running? Name another with --server or TALLY_SERVER."
+                "cannot reach {base}: {why}\nIs `tally serve` running? Set another address with --server or TALLY_SERVER."
             ),
-            CallError::Unintelligible(why) => {
-                write!(f, "{why}\nIs that address a Tally server? Name another with --server or TALLY_SERVER.")
+            CallError::InvalidAnswer(why) => {
+                write!(f, "{why}\nIs that a Tally server? Set another address with --server or TALLY_SERVER.")
             }
             CallError::Refused { problem } => {
                 let problem = &problem.value;
                 let text = |field: &str| problem.get(field).and_then(Value::as_str).unwrap_or("unknown");
                 write!(f, "{}: {}", text("title"), text("detail"))?;
                 if problem.get("outcome").and_then(Value::as_str) == Some("unknown") {
-                    write!(f, "\nSend it again with the same --request-id; without one it may count twice.")?;
+                    write!(f, "\nRetry with the same --request-id; without one it may count twice.")?;
                 }
                 Ok(())
             }
@@ -148,12 +148,16 @@ impl fmt::Display for CallError {
     }
 }
 
+/// Every ASCII character of a key that is percent-encoded.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~').remove(b':').remove(b'.');
+
 /// A key as a path segment or a query value.
 pub fn encode_key(key: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~' | b':' | b'.');
-    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    // A segment of dots alone would be taken for a step up the path.
-    if matches!(key, "." | "..") { key.replace('.', "%2E") } else { key.bytes().map(encode).collect() }
+    match key {
+        // As they are, these path segments name the current and the parent directory.
+        "." | ".." => key.replace('.', "%2E"),
+        _ => utf8_percent_encode(key, ENCODED).to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -161,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_encoded_so_that_nothing_in_them_ends_a_segment_or_a_list() {
+    fn delimiters_in_keys_are_encoded() {
         assert_eq!(encode_key("likes:post.42"), "likes:post.42");
         assert_eq!(encode_key("a/b,c%d é?"), "a%2Fb%2Cc%25d%20%C3%A9%3F");
         assert_eq!(encode_key(".."), "%2E%2E");

@@ -1,4 +1,4 @@
-//! `tally completions`: what a shell needs to complete commands and flags.
+//! `tally completions`: completion scripts for shells.
 
 use std::io::Write;
 use std::process::ExitCode;

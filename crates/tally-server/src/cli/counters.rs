@@ -7,26 +7,32 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::args::{DecrArgs, GetArgs, IncrArgs, StatsArgs};
-use super::client::{Answer, CallError, Client, encode_key};
+use super::client::{Answer, ApiClient, CallError, encode_key};
 
-/// Bytes of encoded keys sent in one read; a request's head holds a good deal more.
+/// Most bytes of encoded keys per request, well below the server's limit on the head.
 const KEYS_BYTES_MAX: usize = 16 << 10;
 
-/// Adds.
+/// `tally incr`.
 pub fn incr(args: &IncrArgs) -> ExitCode {
-    let client = Client::new(&args.client);
+    let client = ApiClient::new(&args.client);
     let answer = change(&client, &args.key, "increment", args.amount, args.request_id.as_deref());
-    client.finish(answer, written)
+    client.finish(answer, write_table)
 }
 
-/// Takes away.
+/// `tally decr`.
 pub fn decr(args: &DecrArgs) -> ExitCode {
-    let client = Client::new(&args.client);
+    let client = ApiClient::new(&args.client);
     let answer = change(&client, &args.key, "decrement", args.amount, args.request_id.as_deref());
-    client.finish(answer, written)
+    client.finish(answer, write_table)
 }
 
-fn change(client: &Client, key: &str, verb: &str, amount: i64, request_id: Option<&str>) -> Result<Answer, CallError> {
+fn change(
+    client: &ApiClient,
+    key: &str,
+    verb: &str,
+    amount: i64,
+    request_id: Option<&str>,
+) -> Result<Answer, CallError> {
     let mut body = Map::from_iter([("amount".to_owned(), json!(amount))]);
     if let Some(id) = request_id {
         body.insert("request_id".to_owned(), json!(id));
@@ -34,8 +40,8 @@ fn change(client: &Client, key: &str, verb: &str, amount: i64, request_id: Optio
     client.post(&format!("/counters/{}/{verb}", encode_key(key)), &Value::Object(body))
 }
 
-fn written(answer: &Value) -> Vec<Vec<String>> {
-    let note = if answer.get("duplicate") == Some(&Value::Bool(true)) { "counted before" } else { "" };
+fn write_table(answer: &Value) -> Vec<Vec<String>> {
+    let note = if answer.get("duplicate") == Some(&Value::Bool(true)) { "duplicate" } else { "" };
     let applied = answer.get("applied").and_then(Value::as_i64).unwrap_or_default();
     vec![
         ["KEY", "VALUE", "CHANGE", ""].map(str::to_owned).to_vec(),
@@ -43,32 +49,32 @@ fn written(answer: &Value) -> Vec<Vec<String>> {
     ]
 }
 
-/// Reads.
+/// `tally get`.
 pub fn get(args: &GetArgs) -> ExitCode {
-    let client = Client::new(&args.client);
-    client.finish(read_all(&client, &args.keys), readings)
+    let client = ApiClient::new(&args.client);
+    client.finish(read_all(&client, &args.keys), readings_table)
 }
 
-/// Counters as served, field by field in their order.
+/// Counters as in the answer, with their fields in the original order.
 #[derive(Default, Serialize, Deserialize)]
 struct Counters {
     counters: Vec<Box<RawValue>>,
 }
 
-fn read_all(client: &Client, keys: &[String]) -> Result<Answer, CallError> {
-    let unintelligible = |_| CallError::Unintelligible("the answer has no `counters`".into());
+fn read_all(client: &ApiClient, keys: &[String]) -> Result<Answer, CallError> {
+    let invalid = |_| CallError::InvalidAnswer("the answer has no `counters`".into());
     let mut all = Counters::default();
     for list in lists(keys) {
         let answer = client.get(&format!("/counters?keys={list}"))?;
-        let mut page: Counters = serde_json::from_str(&answer.text).map_err(unintelligible)?;
+        let mut page: Counters = serde_json::from_str(&answer.text).map_err(invalid)?;
         all.counters.append(&mut page.counters);
     }
-    let text = serde_json::to_string(&all).map_err(unintelligible)?;
-    let value = serde_json::from_str(&text).map_err(unintelligible)?;
+    let text = serde_json::to_string(&all).map_err(invalid)?;
+    let value = serde_json::from_str(&text).map_err(invalid)?;
     Ok(Answer { text, value })
 }
 
-/// The keys, encoded and joined, in as many lists as it takes for each to fit a request.
+/// The keys, encoded and joined, in lists that each fit a request.
 fn lists(keys: &[String]) -> Vec<String> {
     let mut lists: Vec<String> = Vec::new();
     for key in keys.iter().map(|key| encode_key(key)) {
@@ -83,7 +89,7 @@ fn lists(keys: &[String]) -> Vec<String> {
     lists
 }
 
-fn readings(answer: &Value) -> Vec<Vec<String>> {
+fn readings_table(answer: &Value) -> Vec<Vec<String>> {
     let mut rows = vec![["KEY", "VALUE", "UPDATED"].map(str::to_owned).to_vec()];
     for counter in answer.get("counters").and_then(Value::as_array).into_iter().flatten() {
         let exists = counter.get("exists") == Some(&Value::Bool(true));
@@ -93,21 +99,21 @@ fn readings(answer: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-/// Reads one counter with its history.
+/// `tally stats`.
 pub fn stats(args: &StatsArgs) -> ExitCode {
-    let client = Client::new(&args.client);
+    let client = ApiClient::new(&args.client);
     let answer = client.get(&format!("/counters/{}/stats", encode_key(&args.key)));
-    client.finish(answer, history)
+    client.finish(answer, statistics)
 }
 
-fn history(answer: &Value) -> Vec<Vec<String>> {
+fn statistics(answer: &Value) -> Vec<Vec<String>> {
     const ROWS: [(&str, &str); 13] = [
         ("key", "key"),
         ("value", "value"),
-        ("added in all", "increments"),
-        ("taken away in all", "decrements"),
-        ("lowest", "min"),
-        ("highest", "max"),
+        ("added in total", "increments"),
+        ("subtracted in total", "decrements"),
+        ("minimum", "min"),
+        ("maximum", "max"),
         ("per second, last second", "rate_1s"),
         ("per second, last minute", "rate_1m"),
         ("per second, last hour", "rate_1h"),
@@ -132,7 +138,7 @@ fn text(answer: &Value, field: &str) -> String {
     }
 }
 
-/// A rate with at most three decimals; it is an estimate anyway.
+/// A rate with at most three decimals.
 fn rounded(rate: f64) -> String {
     let text = format!("{rate:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -144,12 +150,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_rounded_for_people() {
+    fn rates_are_rounded() {
         assert_eq!([0.0, 12.0, 0.016_666_7, -2.5, -0.000_01].map(rounded), ["0", "12", "0.017", "-2.5", "0"]);
     }
 
     #[test]
-    fn many_keys_go_out_in_lists_that_fit_a_request() {
+    fn many_keys_are_split_into_lists_that_fit_a_request() {
         let keys: Vec<String> = (0..100).map(|i| format!("{i}{}", "é".repeat(200))).collect();
         let lists = lists(&keys);
         assert!(lists.iter().all(|list| list.len() <= KEYS_BYTES_MAX + 2));

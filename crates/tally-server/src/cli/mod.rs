@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and which part of the program does it.
+//! The command line: parses arguments and runs the command.
 
 mod args;
 mod check;
@@ -15,47 +15,47 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command};
+use args::{Cli, CliCommand};
 
-/// The exit code of a command that could not do what it was asked.
+/// The exit code of a command that failed.
 const EXIT_FAILED: u8 = 1;
-/// The exit code of settings that cannot work, as for flags that do not exist.
+/// The exit code of invalid arguments and settings; also clap's.
 const EXIT_USAGE: u8 = 2;
-/// The exit code of data that is damaged: `EX_DATAERR` of sysexits.
+/// The exit code of damaged data: `EX_DATAERR` of sysexits.
 const EXIT_DAMAGED: u8 = 65;
-/// The exit code when no server answers: `EX_UNAVAILABLE` of sysexits.
+/// The exit code if the server cannot be reached: `EX_UNAVAILABLE` of sysexits.
 const EXIT_UNAVAILABLE: u8 = 69;
 
-/// Runs what was typed.
+/// Runs the command given on the command line.
 pub fn run() -> ExitCode {
-    let typed = typed();
-    let matches = match Cli::command().try_get_matches_from(&typed) {
+    let args = arguments();
+    let matches = match Cli::command().try_get_matches_from(&args) {
         Ok(matches) => matches,
-        Err(error) => return usage::refuse(&error, &typed),
+        Err(error) => return usage::refuse(&error, &args),
     };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
-        Err(error) => return usage::refuse(&error, &typed),
+        Err(error) => return usage::refuse(&error, &args),
     };
     match cli.command {
-        Command::Serve(_) => serve::run(matches.subcommand_matches("serve")),
-        Command::Incr(args) => counters::incr(&args),
-        Command::Decr(args) => counters::decr(&args),
-        Command::Get(args) => counters::get(&args),
-        Command::Stats(args) => counters::stats(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Completions(args) => completions::run(&args),
+        CliCommand::Serve(_) => serve::run(matches.subcommand_matches("serve")),
+        CliCommand::Incr(args) => counters::incr(&args),
+        CliCommand::Decr(args) => counters::decr(&args),
+        CliCommand::Get(args) => counters::get(&args),
+        CliCommand::Stats(args) => counters::stats(&args),
+        CliCommand::Check(args) => check::run(&args),
+        CliCommand::Completions(args) => completions::run(&args),
     }
 }
 
-/// What was typed. `tally help --help` asks for what `tally help` shows; clap would call the flag a command.
-fn typed() -> Vec<OsString> {
-    let mut typed: Vec<OsString> = std::env::args_os().collect();
-    if let [_, help, flag] = typed.as_slice()
+/// The arguments. `tally help --help` becomes `tally help`, because clap would take the flag for a command.
+fn arguments() -> Vec<OsString> {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    if let [_, help, flag] = args.as_slice()
         && help == "help"
         && (flag == "--help" || flag == "-h")
     {
-        typed.truncate(2);
+        args.truncate(2);
     }
-    typed
+    args
 }

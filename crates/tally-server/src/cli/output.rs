@@ -1,4 +1,4 @@
-//! Output: aligned columns for people, JSON for programs, errors on stderr.
+//! Output: tables or JSON on stdout, errors on stderr.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -25,21 +25,21 @@ pub fn json(value: &dyn Display) {
 
 /// Prints an error.
 pub fn error(error: &dyn Display) {
-    // A closed stderr leaves nobody to tell.
+    // Nothing can be done if stderr is closed.
     let _ = writeln!(std::io::stderr().lock(), "tally: {error}");
 }
 
-/// Prints an error for programs.
+/// Prints an error as JSON.
 pub fn error_json(problem: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "{problem}");
 }
 
 fn print(text: &str) {
-    // A reader that has seen enough, `head` say, is no failure.
+    // A closed pipe is not a failure: `head` closes it early.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
-/// A key may hold anything; a terminal should not act on it.
+/// Escapes control characters, which a key may contain and a terminal would act on.
 fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_shown_rather_than_obeyed() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("a\u{1b}[31mé"), "a\\u{1b}[31mé");
     }
 }

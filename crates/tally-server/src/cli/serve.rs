@@ -7,11 +7,12 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::{EXIT_FAILED, EXIT_USAGE, output};
-use crate::config::{self, Config, ConfigError, Setting, Source, Typed};
+use crate::config::{self, ConfigError, RawSettings, ServerConfig, Setting, SettingSource};
 
-/// Runs the server with what was typed.
+/// Runs the server with the given settings.
 pub fn run(matches: Option<&ArgMatches>) -> ExitCode {
-    let config = match matches.map_or_else(|| Ok(Typed::default()), typed).and_then(|typed| config::validate(&typed)) {
+    let settings = matches.map_or_else(|| Ok(RawSettings::default()), read_settings);
+    let config = match settings.and_then(|settings| config::validate(&settings)) {
         Ok(config) => config,
         Err(error) => {
             output::error(&error);
@@ -21,7 +22,7 @@ pub fn run(matches: Option<&ArgMatches>) -> ExitCode {
     serve(config)
 }
 
-fn serve(config: Config) -> ExitCode {
+fn serve(config: ServerConfig) -> ExitCode {
     crate::log::start(config.log, config.log_level);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for warning in config::environment_warnings(names) {
@@ -36,9 +37,9 @@ fn serve(config: Config) -> ExitCode {
     }
 }
 
-/// Everything typed: flags over the environment, as clap has it, over the file.
-fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
-    let typed = Typed {
+/// All settings. clap has already given flags precedence over the environment; the file comes after both.
+fn read_settings(matches: &ArgMatches) -> Result<RawSettings, ConfigError> {
+    let settings = RawSettings {
         data: setting(matches, "data"),
         http: setting(matches, "http"),
         resp: setting(matches, "resp"),
@@ -52,8 +53,8 @@ fn typed(matches: &ArgMatches) -> Result<Typed, ConfigError> {
         namespaces: Vec::new(),
     };
     match setting(matches, "config") {
-        Some(path) => Ok(typed.over(config::read_file(&PathBuf::from(path.text))?)),
-        None => Ok(typed),
+        Some(path) => Ok(settings.over(config::read_file(&PathBuf::from(path.text))?)),
+        None => Ok(settings),
     }
 }
 
@@ -61,11 +62,11 @@ fn setting(matches: &ArgMatches, name: &str) -> Option<Setting> {
     settings(matches, name).into_iter().next()
 }
 
-/// Every value of a setting that may have several.
+/// Every value of a setting that may be repeated.
 fn settings(matches: &ArgMatches, name: &str) -> Vec<Setting> {
     let source = match matches.value_source(name) {
-        Some(ValueSource::EnvVariable) => Source::Environment,
-        _ => Source::Flag,
+        Some(ValueSource::EnvVariable) => SettingSource::Environment,
+        _ => SettingSource::Flag,
     };
     let texts = matches.get_many::<String>(name).into_iter().flatten();
     texts.map(|text| Setting { text: text.clone(), source: source.clone() }).collect()

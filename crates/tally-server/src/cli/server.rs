@@ -1,13 +1,13 @@
-//! The server a client command talks to, as people name it: `localhost`, `10.0.0.7:7300`, `http://[::1]:7300`.
+//! Parses `--server`: `localhost`, `10.0.0.7:7300`, `http://[::1]:7300`.
 
-/// The port of a server that is named without one.
+/// The port if neither scheme nor port is given.
 const PORT_DEFAULT: u16 = 7300;
 
-/// The address calls are made to: `http://` with host and port, without a slash at the end.
+/// The base URL: `http://`, host and port, without a trailing slash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerUrl(pub String);
 
-/// Reads an address. Without a scheme it is Tally's own port that is meant, with one the scheme's.
+/// Parses an address. The default port is 7300 without a scheme, and that of the scheme with one.
 pub fn parse(text: &str) -> Result<ServerUrl, String> {
     let (scheme, rest) = match text.trim().split_once("://") {
         Some((scheme, rest)) => (Some(scheme.to_ascii_lowercase()), rest),
@@ -15,19 +15,19 @@ pub fn parse(text: &str) -> Result<ServerUrl, String> {
     };
     match scheme.as_deref() {
         None | Some("http") => {}
-        Some("https") => return Err("TLS is not supported yet; name the server with http://".into()),
-        Some(other) => return Err(format!("`{other}` is not a scheme Tally speaks; name the server with http://")),
+        Some("https") => return Err("TLS is not supported yet; use http://".into()),
+        Some(other) => return Err(format!("`{other}://` is not supported; use http://")),
     }
     let host = rest.strip_suffix('/').unwrap_or(rest);
     if let Some(end) = host.find(['/', '?', '#']) {
-        return Err(format!("leave out `{}`: a server is named by host and port alone", &host[end..]));
+        return Err(format!("leave out `{}`; use only host and port", &host[end..]));
     }
     if host.contains('@') {
-        return Err("leave out what stands before the `@`: there is no authentication yet".into());
+        return Err("leave out everything up to the `@`; there is no authentication yet".into());
     }
     let (name, port) = split_port(host)?;
     if name.is_empty() || name.contains(char::is_whitespace) {
-        return Err("name a host and a port, such as 127.0.0.1:7300".into());
+        return Err("use host and port, such as 127.0.0.1:7300".into());
     }
     match (port, scheme) {
         (Some(port), _) => Ok(ServerUrl(format!("http://{name}:{port}"))),
@@ -40,11 +40,11 @@ fn split_port(host: &str) -> Result<(&str, Option<u16>), String> {
     let colon = match (host.rfind(']'), host.matches(':').count()) {
         (Some(end), _) => host[end..].find(':').map(|at| end + at),
         (None, 0 | 1) => host.find(':'),
-        (None, _) => return Err(format!("write an IPv6 address in brackets, such as [{host}]:{PORT_DEFAULT}")),
+        (None, _) => return Err(format!("put an IPv6 address in brackets, such as [{host}]:{PORT_DEFAULT}")),
     };
     let Some(at) = colon else { return Ok((host, None)) };
     let port = host[at + 1..].parse().ok().filter(|port| *port > 0);
-    let port = port.ok_or_else(|| format!("`{}` is not a port; it is 1 to 65535", &host[at + 1..]))?;
+    let port = port.ok_or_else(|| format!("`{}` is not a port; use 1 to 65535", &host[at + 1..]))?;
     Ok((&host[..at], Some(port)))
 }
 
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_named_without_scheme_or_port_is_one_of_tally() {
+    fn the_default_port_depends_on_the_scheme() {
         let expected = [
             ("localhost", "http://localhost:7300"),
             ("10.0.0.7:8000", "http://10.0.0.7:8000"),
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_says_what_would() {
+    fn an_invalid_address_is_refused_with_what_would_be_valid() {
         let cases = [
             ("https://tally.example", "TLS is not supported yet"),
             ("redis://localhost", "http://"),

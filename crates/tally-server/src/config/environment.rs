@@ -1,4 +1,4 @@
-//! Variables that look like settings and are none: a typo in one would otherwise pass in silence.
+//! Warnings about unknown `TALLY_` variables, so that a typo does not go unnoticed.
 
 use crate::hint::did_you_mean;
 
@@ -17,11 +17,12 @@ const SETTINGS: [&str; 11] = [
     "TALLY_ALLOWED_HOSTS",
 ];
 
-/// What client commands and the tests of the tree read.
-const OTHERS: [&str; 5] = ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES", "TALLY_FUZZ_ROUNDS"];
+/// Variables that client commands and tests read.
+const OTHERS: [&str; 6] =
+    ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES", "TALLY_REDIS_COMMANDS", "TALLY_FUZZ_ROUNDS"];
 
-/// A warning for each variable whose name begins as those of Tally do and that nothing reads. They do not stop the
-/// start: an orchestrator may set them for reasons of its own.
+/// A warning for each unknown `TALLY_` variable. They do not stop the start: Kubernetes, for example, sets
+/// `TALLY_SERVICE_HOST` in every pod next to a service named `tally`.
 pub fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut unknown: Vec<String> = names
         .filter(|name| name.starts_with("TALLY_"))
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_that_nothing_reads_is_named_with_a_hint() {
+    fn an_unknown_variable_is_named_with_a_hint() {
         let names = ["PATH", "TALLY_DATA", "TALLY_SEEDS", "TALLY_SERVER", "TALLY_MEMROY", "TALLYHO"];
         let warnings = warnings(names.into_iter().map(str::to_owned));
         assert_eq!(warnings, ["`TALLY_MEMROY` is not a setting; did you mean `TALLY_MEMORY`?"]);

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 use axum::http::Uri;
+use percent_encoding::percent_decode_str;
 use tally_core::key::Key;
 
 use super::problem::{Kind, Problem};
@@ -42,39 +43,26 @@ enum Plus {
 
 /// Decodes percent-encoding, strictly.
 fn decode(encoded: &str, plus: Plus) -> Result<Cow<'_, str>, String> {
-    if !encoded.bytes().any(|byte| byte == b'%' || (byte == b'+' && plus == Plus::Space)) {
-        return Ok(Cow::Borrowed(encoded));
+    check_escapes(encoded)?;
+    let not_utf8 = |_| "is not UTF-8 after percent-decoding".to_owned();
+    if plus == Plus::Space && encoded.contains('+') {
+        let spaced = encoded.replace('+', " ");
+        let decoded = percent_decode_str(&spaced).decode_utf8().map_err(not_utf8)?;
+        return Ok(Cow::Owned(decoded.into_owned()));
     }
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut rest = encoded.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        match first {
-            b'+' if plus == Plus::Space => bytes.push(b' '),
-            b'%' => {
-                let (byte, tail) = decode_escape(tail)?;
-                bytes.push(byte);
-                rest = tail;
-            }
-            other => bytes.push(*other),
+    percent_decode_str(encoded).decode_utf8().map_err(not_utf8)
+}
+
+/// Refuses a `%` without two hex digits, which `percent_decode_str` would leave as it is.
+fn check_escapes(encoded: &str) -> Result<(), String> {
+    for (at, _) in encoded.match_indices('%') {
+        let digits = &encoded.as_bytes()[at + 1..encoded.len().min(at + 3)];
+        if digits.len() < 2 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            let shown = String::from_utf8_lossy(digits);
+            return Err(format!("has an invalid percent-encoding at `%{shown}`; a literal percent sign is `%25`"));
         }
     }
-    String::from_utf8(bytes).map(Cow::Owned).map_err(|_| "is not UTF-8 after percent-decoding".into())
-}
-
-/// The byte of the two hex digits after a `%`.
-fn decode_escape(digits: &[u8]) -> Result<(u8, &[u8]), String> {
-    if let [high, low, tail @ ..] = digits
-        && let (Some(high), Some(low)) = (hex_digit(*high), hex_digit(*low))
-    {
-        return Ok((high << 4 | low, tail));
-    }
-    let shown = String::from_utf8_lossy(&digits[..digits.len().min(2)]);
-    Err(format!("has an invalid percent-encoding at `%{shown}`; a literal percent sign is `%25`"))
-}
-
-fn hex_digit(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+    Ok(())
 }
 
 /// The parameters of a query. All are known to the call, and none is repeated unless that is allowed.
@@ -129,7 +117,9 @@ impl<'a> Query<'a> {
     /// A parameter as a number. `range` is only for the message; admission checks it.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         let Some(raw) = self.raw(name) else { return Ok(None) };
-        raw.parse().map(Some).map_err(|_| {
+        // `parse` would take a `+`, which is a space in a query.
+        let number = raw.parse().ok().filter(|_| !raw.starts_with('+'));
+        number.map(Some).ok_or_else(|| {
             let detail = format!(
                 "`{name}` is `{}`; it must be an integer from {} to {}",
                 shorten(raw, 64),

@@ -6,6 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use data_encoding::HEXLOWER;
 use serde::{Serialize, Serializer};
 use tally_core::ledger::{CorrectionKind, LedgerEntry};
 use tally_core::outcome::Token;
@@ -14,7 +15,7 @@ use tally_core::time::Millis;
 use utoipa::ToSchema;
 
 use crate::policy::Consistency;
-use crate::service::Written;
+use crate::service::WriteResult;
 
 /// Marks a replayed answer.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -64,7 +65,8 @@ pub struct WriteAnswer<'a> {
     /// When the change was made; for a replayed answer, when the first was given.
     #[schema(value_type = String, format = DateTime)]
     as_of: Timestamp,
-    /// Identifies the write. Opaque and reserved: no call takes it yet. In a replayed answer it may be newer.
+    /// Identifies the write. Opaque. A read with `?token=` includes the write or is answered 503. In a replayed answer it
+    /// may be newer.
     #[schema(value_type = String)]
     token: Displayed<Token>,
     /// Whether the counter exists after the write.
@@ -76,8 +78,8 @@ pub struct WriteAnswer<'a> {
 
 impl<'a> WriteAnswer<'a> {
     /// The answer to a write of `key`.
-    pub fn new(key: &'a str, written: &Written) -> Self {
-        let Written { outcome, as_of, token, consistency } = written.clone();
+    pub fn new(key: &'a str, written: &WriteResult) -> Self {
+        let WriteResult { outcome, as_of, token, consistency } = written.clone();
         WriteAnswer {
             key,
             value: outcome.value,
@@ -118,8 +120,8 @@ impl WriteAnswers {
     }
 
     /// Appends the [`WriteAnswer`] of a write of `key`.
-    pub fn written(&mut self, key: &str, written: &Written) {
-        let Written { outcome, as_of, token, consistency } = written.clone();
+    pub fn written(&mut self, key: &str, written: &WriteResult) {
+        let WriteResult { outcome, as_of, token, consistency } = written.clone();
         let end_of = Some((outcome.duplicate, outcome.exact, outcome.exists, as_of, token, consistency));
         if self.end_of != end_of {
             self.end_of = end_of;
@@ -134,7 +136,7 @@ impl WriteAnswers {
         self.body.extend_from_slice(&self.end);
     }
 
-    fn render_end(&mut self, written: &Written) {
+    fn render_end(&mut self, written: &WriteResult) {
         const FIRST: &[u8] = b",\"duplicate\":";
         self.end.clear();
         put_json(&mut self.end, &WriteAnswer::new("", written));
@@ -320,17 +322,11 @@ impl<T: fmt::Display> Serialize for Displayed<T> {
 }
 
 /// Bytes in hexadecimal.
-pub struct Hex<'a>(pub &'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
+struct Hex<'a>(&'a [u8]);
 
 impl Serialize for Hex<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.collect_str(&HEXLOWER.encode_display(self.0))
     }
 }
 
@@ -357,7 +353,7 @@ mod tests {
                 at: Millis(n / 8),
             };
             let consistency = Consistency::ALL[n as usize / 16];
-            let written = Written {
+            let written = WriteResult {
                 outcome,
                 as_of: outcome.at,
                 token: Token::new(0, tally_core::time::Position(n / 32)),

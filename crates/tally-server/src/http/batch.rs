@@ -21,12 +21,12 @@ use super::openapi::BatchProblems;
 use super::problem::{Kind, Problem, ProblemJson, RequestedChange};
 use super::{App, idempotency};
 use crate::admission;
-use crate::service::{Intent, Writes, Written};
+use crate::service::{Intent, WriteResult, Writes};
 
 /// Increments in order; later ones see the earlier ones.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Batch<T> {
+struct BatchBody<T> {
     increments: Items<T>,
 }
 
@@ -38,9 +38,9 @@ struct Items<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Counting<T>(PhantomData<T>);
+        struct ItemsVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Counting<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
             type Value = Items<T>;
 
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,11 +62,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
             }
         }
 
-        deserializer.deserialize_seq(Counting(PhantomData))
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
     }
 }
 
-impl<T> Batch<T> {
+impl<T> BatchBody<T> {
     /// The items, if their number is within the limits.
     fn admitted(self) -> Result<Vec<T>, Problem> {
         admission::batch_len(self.increments.count)?;
@@ -78,7 +78,7 @@ impl<T> Batch<T> {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = BatchIncrement)]
-#[allow(dead_code, reason = "the schema of `Batch`")]
+#[allow(dead_code, reason = "the schema of `BatchBody`")]
 struct BatchSchema<'a> {
     /// 1 to 10,000 increments.
     #[serde(borrow)]
@@ -167,7 +167,7 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     Query::none(&parts.uri)?;
     let instead = "a batch takes no `Idempotency-Key`; give each item its own `request_id`";
     idempotency::refuse_header(&parts.headers, instead)?;
-    // CounterState until the answer is built: the parsed items take memory too.
+    // The room is held until the answer is built, because the parsed items take memory too.
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let mut writes = app.service.writes()?;
     let verdicts = judge_all(&bytes, &mut writes)?;
@@ -176,11 +176,11 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
 
 /// Parses and admits the items. Admitted ones are added to `writes`.
 fn judge_all<'a>(bytes: &'a [u8], writes: &mut Writes<'_>) -> Result<Vec<Verdict<'a>>, Problem> {
-    if let Some(batch) = body::try_parse::<Batch<Object<Item<'_>>>>(bytes) {
+    if let Some(batch) = body::try_parse::<BatchBody<Object<Item<'_>>>>(bytes) {
         return Ok(batch.admitted()?.into_iter().map(|Object(item)| judge(item, writes)).collect());
     }
     // An item is invalid: parse each on its own, so that only that one fails.
-    let batch: Batch<&RawValue> = body::parse(bytes)?;
+    let batch: BatchBody<&RawValue> = body::parse(bytes)?;
     let judge_raw = |raw: &'a RawValue| match body::parse(raw.get().as_bytes()) {
         Ok(item) => judge(item, writes),
         Err(problem) => Verdict::Denied(key_of_broken(raw), problem),
@@ -222,7 +222,7 @@ fn key_of_broken(raw: &RawValue) -> Option<Cow<'_, str>> {
 }
 
 /// Written piece by piece: building a list of answers first costs more than counting does.
-fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = Written>) -> Result<Response, Problem> {
+fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = WriteResult>) -> Result<Response, Problem> {
     let mut body = WriteAnswers::with_capacity(verdicts.len());
     body.raw(b"{\"results\":[");
     let mut failed = 0;

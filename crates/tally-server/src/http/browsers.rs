@@ -11,14 +11,14 @@ use axum::http::{HeaderMap, HeaderValue, Method, Uri, Version, header};
 
 use super::problem::{Kind, Problem};
 use crate::hint::shorten;
-use crate::host::Host;
+use crate::host::HttpHost;
 
 /// The hosts a server answers to.
 pub enum Hosts {
     /// Any: other machines can reach it, by names it does not know.
     Any,
     /// Those of the machine itself, and these.
-    LoopbackAnd(Vec<Host<'static>>),
+    LoopbackAnd(Vec<HttpHost<'static>>),
 }
 
 impl Hosts {
@@ -36,7 +36,7 @@ impl Hosts {
         };
         let Hosts::LoopbackAnd(allowed) = self else { return Ok(()) };
         let answers_to = |text: &str| {
-            let host = Host::of_request(text);
+            let host = HttpHost::of_request(text);
             host.is_some_and(|host| host.is_loopback() || allowed.iter().any(|allowed| host.is(allowed)))
         };
         let in_uri = uri.authority().map(|authority| authority.as_str());

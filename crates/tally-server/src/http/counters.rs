@@ -14,12 +14,12 @@ use utoipa::ToSchema;
 use super::address::{self, Query};
 use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
 use super::body::{self, Integer, amount, present};
-use super::openapi::{Conflict, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
+use super::openapi::{Conflict, FreshnessQuery, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
 use super::problem::{Kind, Problem, RequestedChange};
-use super::{App, idempotency};
+use super::{App, freshness, idempotency};
 use crate::admission;
 use crate::policy::Consistency;
-use crate::service::{Freshness, Intent};
+use crate::service::{Intent, Latest};
 
 /// How much to add or subtract. An empty body means 1.
 #[derive(Default, serde::Deserialize, ToSchema)]
@@ -177,34 +177,28 @@ pub fn text(key: &Key) -> Result<&str, Problem> {
 /// A counter that does not exist reads 0 with `exists: false`.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}", tag = "counters",
-    params(KeyInPath),
+    params(KeyInPath, FreshnessQuery),
     responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
     let consistency = app.service.consistency(key.as_ref());
-    read_one(&app, request.uri(), key, Freshness::default(), consistency).await
+    read_one(&app, request.uri(), key, Latest::ByPolicy, consistency).await
 }
 
 /// Read a counter, reflecting everything acknowledged before the call.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/exact", tag = "counters",
-    params(KeyInPath),
+    params(KeyInPath, FreshnessQuery),
     responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn exact(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
-    read_one(&app, request.uri(), key, Freshness::exact(), Consistency::Exact).await
+    read_one(&app, request.uri(), key, Latest::Exact, Consistency::Exact).await
 }
 
-async fn read_one(
-    app: &App,
-    uri: &Uri,
-    key: Key,
-    freshness: Freshness,
-    consistency: Consistency,
-) -> Result<Response, Problem> {
-    Query::none(uri)?;
+async fn read_one(app: &App, uri: &Uri, key: Key, at: Latest, consistency: Consistency) -> Result<Response, Problem> {
+    let freshness = freshness::freshness(&Query::parse(uri, &freshness::PARAMETERS)?, at)?;
     let readings = app.service.read(vec![key.clone()], freshness).await?;
     let reading: &Reading =
         readings.first().ok_or_else(|| Problem::new(Kind::Internal, "the engine returned no reading"))?;
@@ -214,13 +208,14 @@ async fn read_one(
 /// Read a counter with its statistics: totals, extremes, rates, and the value of each sub-counter.
 #[utoipa::path(
     get, path = "/api/v1/counters/{key}/stats", tag = "counters",
-    params(KeyInPath),
+    params(KeyInPath, FreshnessQuery),
     responses((status = 200, description = "The reading and the statistics", body = StatsAnswer), ReadProblems),
 )]
 pub async fn stats(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let key = address::key(request.uri())?;
-    Query::none(request.uri())?;
-    let stats = app.service.stats(key.clone()).await?;
+    let query = Query::parse(request.uri(), &freshness::PARAMETERS)?;
+    let freshness = freshness::freshness(&query, Latest::ByPolicy)?;
+    let stats = app.service.stats(key.clone(), freshness).await?;
     let consistency = app.service.consistency(key.as_ref());
     Ok(json(StatusCode::OK, &StatsAnswer::new(key.as_bytes(), &stats, consistency)))
 }

@@ -17,7 +17,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Server;
-use super::parse_errors::{AnswerBody, Connection, Progress};
+use super::parse_errors::{AnswerBody, ConnectionPhase, HttpConnection};
 use super::problem::{Kind, Problem};
 use crate::accept::{Listening, pause_after, prepare};
 use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
@@ -73,11 +73,11 @@ fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &G
     }
     let server = Arc::clone(server);
     let open = server.metrics.connection();
-    let progress = Progress::default();
-    let io = TokioIo::new(Connection::new(stream, progress.clone()));
+    let phase = ConnectionPhase::default();
+    let io = TokioIo::new(HttpConnection::new(stream, phase.clone()));
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let server = Arc::clone(&server);
-        let answering = progress.begin();
+        let answering = phase.begin();
         async move {
             let response = server.answer(request.map(Body::new), Peer(peer.ip())).await;
             Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, answering)))

@@ -3,20 +3,23 @@
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::Serialize;
 use tally_core::key::Key;
 use tally_core::reading::Reading;
 use tally_core::surface::PageRequest;
 use utoipa::ToSchema;
 
-use super::App;
 use super::address::{self, Query};
-use super::answer::{Hex, ReadAnswer, json};
-use super::openapi::{ListingQuery, ReadProblems};
+use super::answer::{ReadAnswer, json};
+use super::openapi::{FreshnessQuery, ListingQuery, ReadProblems};
 use super::problem::{Kind, Problem};
+use super::{App, freshness};
 use crate::admission::{self, PAGE_LIMITS};
 use crate::metrics::Verb;
-use crate::service::Freshness;
+use crate::service::Latest;
+
+const PARAMETERS: [&str; 7] = ["keys", "key", "prefix", "limit", "cursor", "token", "max_staleness_ms"];
 
 /// Counters, in the order of the request or in key order.
 #[derive(Serialize, ToSchema)]
@@ -32,15 +35,15 @@ struct CountersAnswer<'a> {
 ///
 /// `keys` reads the counters named, in that order; they are separated by commas, and a comma within a key is `%2C`.
 /// `key`, repeated for each counter, does the same, and a comma is part of the key however it is encoded. Without either,
-/// counters are listed by `prefix` in key order, page by page. A key that is not UTF-8 is listed with `key: null` and its
-/// bytes in `key_hex`.
+/// counters are listed by `prefix` in key order, page by page; a listing takes neither `token` nor `max_staleness_ms`. A
+/// key that is not UTF-8 is listed with `key: null` and its bytes in `key_hex`.
 #[utoipa::path(
     get, path = "/api/v1/counters", tag = "counters",
-    params(ListingQuery),
+    params(ListingQuery, FreshnessQuery),
     responses((status = 200, description = "The readings", body = CountersAnswer), ReadProblems),
 )]
 pub async fn counters(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let query = Query::parse_with(request.uri(), &["keys", "key", "prefix", "limit", "cursor"], "key")?;
+    let query = Query::parse_with(request.uri(), &PARAMETERS, "key")?;
     let single: Vec<&str> = query.all("key").collect();
     match (query.raw("keys"), single.as_slice()) {
         (None, []) => list(&app, &query).await,
@@ -67,17 +70,23 @@ async fn many(app: &App, query: &Query<'_>, encoded: &[&str]) -> Result<Response
     }
     admission::keys_len(encoded.len())?;
     let keys = address::keys(encoded)?;
-    let readings = app.service.read(keys.clone(), Freshness::default()).await?;
+    let freshness = freshness::freshness(query, Latest::ByPolicy)?;
+    let readings = app.service.read(keys.clone(), freshness).await?;
     let counters = keys.iter().zip(&readings).map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None }))
 }
 
 async fn list(app: &App, query: &Query<'_>) -> Result<Response, Problem> {
+    if freshness::PARAMETERS.iter().any(|name| query.raw(name).is_some()) {
+        let detail =
+            "`token` and `max_staleness_ms` cannot be combined with a listing; name counters with `keys` or `key`";
+        return Err(Problem::new(Kind::InvalidParameter, detail));
+    }
     let prefix = query.text("prefix")?.unwrap_or_default().into_owned().into_bytes();
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
     let after = query.raw("cursor").map(decode_cursor).transpose()?;
     let page = app.service.list(PageRequest { prefix, after, limit }).await?;
-    let next_cursor = page.next.as_ref().map(|key| Hex(key.as_bytes()).to_string());
+    let next_cursor = page.next.as_ref().map(|key| HEXLOWER.encode(key.as_bytes()));
     let counters = page.items.iter().map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor }))
 }
@@ -89,12 +98,6 @@ fn answer<'a>(app: &App, key: &'a Key, reading: &Reading) -> ReadAnswer<'a> {
 /// A cursor is the last key of the previous page in hexadecimal. That is not part of the API.
 fn decode_cursor(cursor: &str) -> Result<Key, Problem> {
     let invalid = || Problem::new(Kind::InvalidCursor, "send `next_cursor` of the previous page unchanged");
-    let digits = cursor.as_bytes();
-    if !digits.len().is_multiple_of(2) {
-        return Err(invalid());
-    }
-    let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-    let byte = |pair: &[u8]| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?);
-    let bytes: Option<Vec<u8>> = digits.chunks(2).map(byte).collect();
-    bytes.and_then(|bytes| Key::new(bytes).ok()).ok_or_else(invalid)
+    let bytes = HEXLOWER_PERMISSIVE.decode(cursor.as_bytes()).map_err(|_| invalid())?;
+    Key::new(bytes).map_err(|_| invalid())
 }

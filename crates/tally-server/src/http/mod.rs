@@ -8,6 +8,7 @@ mod browsers;
 mod corrections;
 mod counters;
 mod docs;
+mod freshness;
 mod health;
 mod idempotency;
 mod listen;
@@ -31,7 +32,7 @@ use crate::service::Service;
 use counters::Direction;
 use listen::Peer;
 use problem::{Kind, Problem};
-use routes::Found;
+use routes::RouteMatch;
 
 pub use browsers::Hosts;
 pub use listen::listen;
@@ -78,7 +79,7 @@ impl Server {
     async fn answer(&self, request: Request, peer: Peer) -> Response {
         let stopwatch = Stopwatch::start();
         let found = self.routes.find(request.method(), request.uri());
-        let verb = if let Found::Handler(verb, _) = found { verb } else { Verb::Other };
+        let verb = if let RouteMatch::Handler(verb, _) = found { verb } else { Verb::Other };
         let address = request.uri().path_and_query().cloned();
         let mut response = match self.admit(&request) {
             Ok(()) => self.dispatch(found, request, peer).await,
@@ -98,21 +99,21 @@ impl Server {
         browsers::admit_origin(request.method(), request.headers())
     }
 
-    async fn dispatch(&self, found: Found<'_>, mut request: Request, peer: Peer) -> Response {
+    async fn dispatch(&self, found: RouteMatch<'_>, mut request: Request, peer: Peer) -> Response {
         match found {
             // The hot path: axum's boxed handlers cost about as much as counting does.
-            Found::Handler(Verb::Increment, _) => {
+            RouteMatch::Handler(Verb::Increment, _) => {
                 counters::add(&self.app, request, Direction::Up).await.into_response()
             }
-            Found::Handler(Verb::Decrement, _) => {
+            RouteMatch::Handler(Verb::Decrement, _) => {
                 counters::add(&self.app, request, Direction::Down).await.into_response()
             }
-            Found::Handler(_, handler) => {
+            RouteMatch::Handler(_, handler) => {
                 request.extensions_mut().insert(peer);
                 handler.call(request).await
             }
-            Found::OtherMethods(allow) => routes::wrong_method(request.method(), &allow),
-            Found::Nothing => match self.docs.clone().oneshot(request).await {
+            RouteMatch::OtherMethods(allow) => routes::wrong_method(request.method(), &allow),
+            RouteMatch::Nothing => match self.docs.clone().oneshot(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
             },

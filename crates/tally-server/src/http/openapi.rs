@@ -31,7 +31,7 @@ use super::problem::ProblemJson;
         (name = "operations", description = "Health, metrics and problem types"),
     ),
 )]
-pub struct Document;
+pub struct ApiDescription;
 
 /// The key in a path.
 #[derive(IntoParams)]
@@ -68,11 +68,11 @@ pub struct IdInHeader {
 #[allow(dead_code, reason = "only described: `address` reads the query")]
 pub struct ListingQuery {
     /// The counters to read, in this order, separated by commas. A comma within a key is `%2C`. Clients that escape
-    /// every comma send `key` instead. Cannot be combined with other parameters.
+    /// every comma send `key` instead. Cannot be combined with `key`, `prefix`, `limit` or `cursor`.
     #[param(style = Form, nullable = false, min_items = 1, max_items = 1000,
         example = json!(["likes:post:42", "likes:post:43"]))]
     keys: Option<Vec<String>>,
-    /// One counter to read; repeat it for more. Cannot be combined with other parameters.
+    /// One counter to read; repeat it for more. Cannot be combined with `keys`, `prefix`, `limit` or `cursor`.
     #[param(style = Form, explode, nullable = false, min_items = 1, max_items = 1000,
         example = json!(["likes:post:42"]))]
     key: Option<Vec<String>>,
@@ -85,6 +85,19 @@ pub struct ListingQuery {
     /// `next_cursor` of the previous page.
     #[param(nullable = false, max_length = 1024, pattern = "^([0-9A-Fa-f]{2}){1,512}$")]
     cursor: Option<String>,
+}
+
+/// How fresh a reading must be.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[allow(dead_code, reason = "only described: `freshness` reads the query")]
+pub struct FreshnessQuery {
+    /// The `token` of a write: the reading includes that write, or the call is answered 503.
+    #[param(nullable = false, min_length = 1, example = "50")]
+    token: Option<String>,
+    /// The most milliseconds by which the reading may be behind. If none is that fresh, the call is answered 503.
+    #[param(nullable = false, minimum = 0)]
+    max_staleness_ms: Option<u64>,
 }
 
 /// Which part of a ledger.
@@ -204,8 +217,8 @@ fn meaning(status: u16) -> &'static str {
         431 => "Request line and headers have more than 65536 bytes or 100 headers. Nothing changed",
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {
-            "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted. With `outcome: \
-             none` nothing changed; with `outcome: unknown` the change may or may not survive: retry with the same \
+            "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted; or it has no \
+             reading as fresh as `token` or `max_staleness_ms` asks for. With `outcome: none` nothing changed; with `outcome: unknown` the change may or may not survive: retry with the same \
              request id. `Retry-After` says when"
         }
         507 => "The disk is full. Nothing changed; reads still work",
@@ -230,8 +243,10 @@ pub fn finish(api: &mut OpenApi) {
                 bound_items(keys);
             }
         }
-        if let Some(after) = parameter(operation, "after").and_then(|after| after.schema.as_mut()) {
-            bound_integer(after);
+        for name in ["after", "max_staleness_ms"] {
+            if let Some(schema) = parameter(operation, name).and_then(|integer| integer.schema.as_mut()) {
+                bound_integer(schema);
+            }
         }
     }
     for schema in api.components.iter_mut().flat_map(|components| components.schemas.values_mut()) {

@@ -2,9 +2,9 @@
 //!
 //! hyper refuses a head that it cannot parse before any service is called, with a 400 or 431 and no body, and has
 //! no hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
-//! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`Connection`] watches
+//! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`HttpConnection`] watches
 //! what is written instead: the service and its answers hold an [`Answering`] until hyper has taken the whole body. What
-//! is written while nobody holds one, and everything before was flushed, can only be hyper's own answer, and it is the
+//! is written while none is held, and everything before was flushed, can only be hyper's own answer, and it is the
 //! last one of the connection. If hyper still buffers an earlier answer, because the client does not read, its own goes
 //! out without a body.
 
@@ -32,9 +32,9 @@ const HANDED_OVER: u8 = 2;
 
 /// Where a connection is between its requests. Only the connection's own task uses it.
 #[derive(Clone, Default)]
-pub struct Progress(Arc<AtomicU8>);
+pub struct ConnectionPhase(Arc<AtomicU8>);
 
-impl Progress {
+impl ConnectionPhase {
     /// A request has been parsed.
     pub fn begin(&self) -> Answering {
         self.0.store(ANSWERING, Relaxed);
@@ -43,7 +43,7 @@ impl Progress {
 }
 
 /// Lives from the moment a request is parsed until its answer was handed over.
-pub struct Answering(Progress);
+pub struct Answering(ConnectionPhase);
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -85,19 +85,19 @@ impl HttpBody for AnswerBody {
 }
 
 /// A connection that adds a body to the answers hyper writes by itself.
-pub struct Connection {
+pub struct HttpConnection {
     stream: TcpStream,
-    progress: Progress,
+    phase: ConnectionPhase,
     /// What is left to write of the answer to a head that could not be parsed.
     refusal: Option<Bytes>,
     /// Set once the answer was sent and the sending side closed.
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
-impl Connection {
-    /// Wraps a stream; the service has to report to `progress`.
-    pub fn new(stream: TcpStream, progress: Progress) -> Self {
-        Connection { stream, progress, refusal: None, lingering: None }
+impl HttpConnection {
+    /// Wraps a stream; the service has to report to `phase`.
+    pub fn new(stream: TcpStream, phase: ConnectionPhase) -> Self {
+        HttpConnection { stream, phase, refusal: None, lingering: None }
     }
 
     /// Takes `head` over if it is an answer of hyper's own.
@@ -105,7 +105,7 @@ impl Connection {
         if self.refusal.is_some() {
             return true;
         }
-        if self.progress.0.load(Relaxed) != IDLE {
+        if self.phase.0.load(Relaxed) != IDLE {
             return false;
         }
         self.refusal = with_body(head);
@@ -141,13 +141,13 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for HttpConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for HttpConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         if self.take_over(buf) {
             return Poll::Ready(Ok(buf.len()));
@@ -174,7 +174,7 @@ impl AsyncWrite for Connection {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refusal(cx))?;
         // hyper flushes the stream once it has written all that it had buffered.
-        let _ = self.progress.0.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
+        let _ = self.phase.0.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 

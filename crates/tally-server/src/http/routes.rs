@@ -62,7 +62,7 @@ enum VerbOf {
 
 impl Routes {
     fn new() -> Self {
-        Routes { routes: Vec::new(), described: openapi::Document::openapi() }
+        Routes { routes: Vec::new(), described: openapi::ApiDescription::openapi() }
     }
 
     fn add(self, verb: Verb, route: UtoipaMethodRouter<App>) -> Self {
@@ -115,8 +115,8 @@ impl Routes {
 /// Finds the route of a request.
 pub struct Table(Vec<Route<()>>);
 
-/// What a request's method and path lead to.
-pub enum Found<'a> {
+/// The result of a route lookup.
+pub enum RouteMatch<'a> {
     /// A handler.
     Handler(Verb, Handler<'a>),
     /// A path that has other methods; they are listed for `Allow`.
@@ -129,18 +129,18 @@ pub enum Found<'a> {
 pub struct Handler<'a>(&'a MethodRouter<()>);
 
 impl Table {
-    /// Looks a request up. Runs on every request and allocates only for an error.
-    pub fn find(&self, method: &Method, uri: &Uri) -> Found<'_> {
+    /// Finds the route of a request. Runs on every request and allocates only for an error.
+    pub fn find(&self, method: &Method, uri: &Uri) -> RouteMatch<'_> {
         // Whatever answers GET answers HEAD.
         let wanted = if method == Method::HEAD { &Method::GET } else { method };
         let path = uri.path();
         match self.0.iter().find(|route| route.method == *wanted && route.matches(path)) {
-            Some(route) => Found::Handler(route.verb.of(uri), Handler(&route.handler)),
+            Some(route) => RouteMatch::Handler(route.verb.of(uri), Handler(&route.handler)),
             None => self.other_methods(path),
         }
     }
 
-    fn other_methods(&self, path: &str) -> Found<'_> {
+    fn other_methods(&self, path: &str) -> RouteMatch<'_> {
         let mut allow = Vec::new();
         for route in self.0.iter().filter(|route| route.matches(path)) {
             allow.push(route.method.as_str());
@@ -148,7 +148,7 @@ impl Table {
                 allow.push("HEAD");
             }
         }
-        if allow.is_empty() { Found::Nothing } else { Found::OtherMethods(allow.join(",")) }
+        if allow.is_empty() { RouteMatch::Nothing } else { RouteMatch::OtherMethods(allow.join(",")) }
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
 
     fn verb(table: &Table, method: &Method, uri: &str) -> Option<Verb> {
         match table.find(method, &uri.parse().unwrap()) {
-            Found::Handler(verb, _) => Some(verb),
+            RouteMatch::Handler(verb, _) => Some(verb),
             _ => None,
         }
     }
@@ -269,11 +269,11 @@ mod tests {
         assert_eq!(verb(&table, &Method::GET, path), Some(Verb::Read));
         assert_eq!(verb(&table, &Method::HEAD, path), Some(Verb::Read));
         match table.find(&Method::PATCH, &path.parse().unwrap()) {
-            Found::OtherMethods(allow) => assert_eq!(allow, "POST,GET,HEAD,PUT,DELETE"),
+            RouteMatch::OtherMethods(allow) => assert_eq!(allow, "POST,GET,HEAD,PUT,DELETE"),
             _ => panic!("PATCH is not a method of a counter"),
         }
         for path in ["/api/v1/counters/", "/api/v1/counters//exact", "/api/v1/counters/a/b/c", "/livez/"] {
-            assert!(matches!(table.find(&Method::GET, &path.parse().unwrap()), Found::Nothing), "{path}");
+            assert!(matches!(table.find(&Method::GET, &path.parse().unwrap()), RouteMatch::Nothing), "{path}");
         }
         assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?keys=a"), Some(Verb::Many));
         assert_eq!(verb(&table, &Method::GET, "/api/v1/counters?prefix=a"), Some(Verb::List));

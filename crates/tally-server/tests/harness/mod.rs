@@ -1,4 +1,4 @@
-//! Starts the real binary on a port of its own and talks to it, for every test of the server.
+//! Starts the real binary on free ports and sends requests to it; used by every server test.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 pub use wait::{PATIENCE, wait_for, wait_until_equal};
 
-/// The binary, without any setting from the environment of the tests.
+/// The binary, without `TALLY_` variables from the environment.
 pub fn tally() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tally"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TALLY_")) {
@@ -37,7 +37,7 @@ pub fn serve(data: &Path) -> Command {
     command
 }
 
-/// The same command with a limit of the shell, such as `-n 160`.
+/// The same command with a `ulimit`, such as `-n 160`.
 pub fn limited(limit: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
@@ -78,14 +78,14 @@ impl Server {
         Server::start_with(serve(data))
     }
 
-    /// A server as this command has it, ready.
+    /// A server started by this command, ready.
     pub fn start_with(command: Command) -> Server {
         let mut server = Server::spawn(command);
         server.wait_until_ready();
         server
     }
 
-    /// A server that recovers and already listens. Only the address for Redis clients is known.
+    /// A server that is recovering. Only its RESP address is known.
     pub fn start_recovering(command: Command) -> Server {
         let mut server = Server::spawn(command);
         let line = server.wait_for_log("recovering");
@@ -99,7 +99,7 @@ impl Server {
         let (line, stderr) = channel();
         let errors = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || {
-            // Lines go nowhere once the test has seen enough.
+            // Stops when the receiver is dropped.
             errors.lines().map_while(Result::ok).all(|text| line.send(text).is_ok())
         });
         let stdout = child.stdout.take().map(BufReader::new);
@@ -107,14 +107,14 @@ impl Server {
         Server { child, base, redis, stdout, stderr, seen: String::new(), _own_data: None }
     }
 
-    /// Waits until the server has said where it listens, which it does once it is ready.
+    /// Waits until the server has printed its addresses, which it does once it is ready.
     pub fn wait_until_ready(&mut self) {
         let mut out = self.stdout.take().unwrap();
         let mut said = String::new();
         while !said.contains("  try") {
             if out.read_line(&mut said).unwrap() == 0 {
                 let status = self.exit();
-                panic!("the server ended with {status} before it listened: {said}\n{}", self.log());
+                panic!("the server exited with {status} before it was ready: {said}\n{}", self.log());
             }
         }
         let listening = said.lines().find_map(|line| line.trim().strip_prefix("listening on")).unwrap();
@@ -132,7 +132,9 @@ impl Server {
                 Ok(line) if line.contains(text) => return line,
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => panic!("`{text}` was not logged in time:\n{}", self.seen),
-                Err(RecvTimeoutError::Disconnected) => panic!("the server ended without `{text}`:\n{}", self.seen),
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the server exited without logging `{text}`:\n{}", self.seen)
+                }
             }
         }
     }
@@ -144,7 +146,7 @@ impl Server {
         Ok(line)
     }
 
-    /// Everything logged so far; after the end, everything.
+    /// The log so far; complete if the process has exited.
     pub fn log(&mut self) -> &str {
         let has_ended = self.child.try_wait().unwrap().is_some();
         let deadline = Instant::now() + if has_ended { PATIENCE } else { std::time::Duration::ZERO };
@@ -152,52 +154,52 @@ impl Server {
         &self.seen
     }
 
-    /// SIGKILL, as a crash would.
+    /// Sends SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn signal(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
-    /// Holds the process still meanwhile, so that it finds everything at once.
-    pub fn hold(&self, meanwhile: impl FnOnce()) {
+    /// Stops the process while `action` runs, so that it then finds all input at once.
+    pub fn hold(&self, action: impl FnOnce()) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-        meanwhile();
+        action();
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     }
 
-    /// SIGTERM, and the exit it leads to.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal();
         self.exit()
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits for the process to exit.
     pub fn exit(&mut self) -> ExitStatus {
-        wait_for("the end of the server", || self.child.try_wait().unwrap().ok_or("it runs"))
+        wait_for("the exit of the server", || self.child.try_wait().unwrap().ok_or("it is running"))
     }
 
-    /// The most memory the process has had so far.
+    /// Peak resident memory.
     pub fn memory_peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// The memory the process has at this moment.
+    /// Resident memory.
     pub fn memory_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let now = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         now.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
-    /// A connection of its own, that gives up on a read after a while.
+    /// A new connection with a read timeout.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.base.strip_prefix("http://").unwrap()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -219,7 +221,7 @@ impl Server {
         self.send("GET", &format!("/api/v1/counters/{key}/exact"), "").json["value"].as_i64().unwrap()
     }
 
-    /// Sends bytes as they are and reads the answer to the end.
+    /// Sends raw bytes and reads the answer to the end.
     pub fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         // The server may answer and close before everything is written.
@@ -246,7 +248,7 @@ pub struct Answer {
     pub headers: ureq::http::HeaderMap,
     /// The body.
     pub text: String,
-    /// The body as JSON; null if it is none.
+    /// The body as JSON; null if it is not JSON.
     pub json: Value,
 }
 
@@ -256,7 +258,7 @@ impl Answer {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The slug of the problem; empty if it is none.
+    /// The slug of the problem; empty if it is not a problem.
     pub fn problem(&self) -> &str {
         self.json["type"].as_str().and_then(|kind| kind.strip_prefix("/problems/")).unwrap_or("")
     }
@@ -309,7 +311,7 @@ impl Client {
     }
 }
 
-/// What a command printed and how it ended.
+/// Output and exit code of a command.
 pub struct Ran {
     /// The exit code.
     pub code: i32,
@@ -319,7 +321,7 @@ pub struct Ran {
     pub err: String,
 }
 
-/// Runs a command to its end.
+/// Runs a command to completion.
 pub fn run(command: &mut Command) -> Ran {
     let output = command.stdin(Stdio::null()).output().unwrap();
     Ran {

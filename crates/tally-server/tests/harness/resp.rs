@@ -1,4 +1,4 @@
-//! A Redis client by hand, for what real clients do not do.
+//! A minimal RESP client, for requests that real clients do not send.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -118,7 +118,7 @@ impl Redis {
         value.unwrap_or_else(|| panic!("INFO has no {field}")).to_owned()
     }
 
-    /// Waits until so many clients are connected, this one included.
+    /// Waits for this number of connected clients, including this one.
     pub fn wait_for_clients(&mut self, count: usize) {
         self.wait_for("connected_clients", |connected| connected == count);
     }

@@ -1,4 +1,4 @@
-//! A client of the Redis protocol that shows every reply as it was written, for comparing them.
+//! A RESP client that keeps the exact type of every reply, for comparisons.
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
@@ -11,7 +11,7 @@ use super::{PATIENCE, Server};
 
 pub use super::resp::request;
 
-/// A reply. Kinds that look alike to most clients are kept apart: a test compares what was on the wire.
+/// A reply with its exact type on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reply {
     /// `+text`.
@@ -110,7 +110,7 @@ impl Resp {
         Resp::try_to(&server.redis).unwrap()
     }
 
-    /// A connection to this address, if somebody is there.
+    /// A connection to this address, if something listens there.
     pub fn try_to(address: &str) -> io::Result<Resp> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;

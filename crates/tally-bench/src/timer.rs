@@ -1,16 +1,16 @@
-//! The benchmark's clock.
+//! Measures elapsed time.
 
 use std::time::{Duration, Instant};
 
-/// Measures from its making.
+/// Measures the time since its start.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopwatch(Instant);
+pub struct Timer(Instant);
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
-impl Stopwatch {
+impl Timer {
     /// Starts.
     pub fn start() -> Self {
-        Stopwatch(Instant::now())
+        Timer(Instant::now())
     }
 
     /// Time since the start.

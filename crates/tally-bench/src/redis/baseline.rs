@@ -1,10 +1,10 @@
-//! The bare server: one that does nothing but receive, flush and answer, or these and count.
+//! The baseline server: only receives, flushes and answers; with `--counting` it counts too.
 //!
-//! One thread takes whatever has arrived on all connections, writes pages to a file as Tally's journal does, syncs it and
-//! answers. Without counting it does not even read the requests, and every answer is the same number: what it reaches beside
-//! Redis is what flushing before every answer leaves, on this machine and under this load, to any server that talks to its
-//! clients this way. Counting, it reads `INCR`, applies it to Tally's own state machine and writes what the journal would: no
-//! other command, no other thread, no lock, no store, no runtime, no metrics.
+//! One thread reads from all connections, writes pages to a file like Tally's journal, syncs the file and answers. Without
+//! counting it does not parse requests and every answer is the same number, so its throughput is the upper bound for any
+//! single-threaded server that flushes before it answers, on this machine and under this load. With counting it parses
+//! `INCR`, applies it to Tally's state machine and writes what the journal would write: no other command, no other thread,
+//! no lock, no store, no runtime, no metrics.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -16,64 +16,64 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use tally_engine::disk::{DIRECT_ALIGN_BYTES, Disk, DiskFile, RealDisk};
 
-use super::counting::Counting;
-use crate::Failure;
+use super::counting::CountingState;
+use crate::BenchError;
 
-/// Bytes of journal for a flush without counting: a small frame. Its page is written.
+/// Size of the frame written per flush without counting. Its whole page is written.
 const FRAME_BYTES: usize = 64;
-/// The longest frame.
+/// Largest frame.
 const FRAME_BYTES_MAX: usize = 1 << 20;
-/// Length of the file, written before the first flush and over and over.
+/// Size of the file, which is written before the first flush and then reused.
 const FILE_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 64 << 10;
 const CONNECTIONS_MAX: usize = 1024;
 const LISTENER: Token = Token(usize::MAX);
 const ANSWER: &[u8] = b":1234567\r\n";
 
-/// Where the bare server keeps its file, and what it does.
+/// Arguments of the baseline server.
 #[derive(Debug, clap::Args)]
-pub struct BareArgs {
+pub struct BaselineArgs {
     /// An empty directory.
     dir: PathBuf,
-    /// Count.
+    /// Count, too.
     #[arg(long)]
     counting: bool,
 }
 
-/// Serves until it is ended; prints where.
-pub fn serve(args: &BareArgs) -> Result<(), Failure> {
-    let counting = args.counting.then(Counting::new);
-    Bare::new(&args.dir, counting).and_then(Bare::run).map_err(|error| Failure::new(&error))
+/// Prints the address and serves until killed.
+pub fn serve(args: &BaselineArgs) -> Result<(), BenchError> {
+    let counting = args.counting.then(CountingState::new);
+    Baseline::new(&args.dir, counting).and_then(Baseline::run).map_err(|error| BenchError::new(&error))
 }
 
-struct Bare {
+struct Baseline {
     poll: Poll,
     listener: TcpListener,
-    connections: BTreeMap<usize, Connection>,
+    connections: BTreeMap<usize, BaselineConnection>,
     accepted: usize,
     file: Arc<dyn DiskFile>,
-    /// Pages, and what it takes to begin where one does.
+    /// Pages to write, with room for alignment.
     pages: Vec<u8>,
     written: u64,
     buffer: Vec<u8>,
-    counting: Option<Counting>,
-    /// Requests so far, as `INFO` tells them.
+    counting: Option<CountingState>,
+    /// Requests so far, for `INFO`.
     requests: u64,
 }
 
-struct Connection {
+struct BaselineConnection {
     stream: TcpStream,
-    /// The beginning of a request whose end has not arrived.
+    /// An incomplete request.
     rest: Vec<u8>,
 }
 
-impl Bare {
-    fn new(dir: &Path, counting: Option<Counting>) -> io::Result<Bare> {
+impl Baseline {
+    fn new(dir: &Path, counting: Option<CountingState>) -> io::Result<Baseline> {
         let poll = Poll::new()?;
         let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         println!("redis://127.0.0.1:{}", listener.local_addr()?.port());
-        let file = RealDisk::new(dir)?.create("bare")?;
+        let file = RealDisk::new(dir)?.create("baseline")?;
         for at in (0..FILE_BYTES).step_by(1 << 20) {
             file.write_at(at, &vec![0; 1 << 20])?;
         }
@@ -81,32 +81,43 @@ impl Bare {
         file.bypass_cache();
         let (pages, buffer) = (vec![7; FRAME_BYTES_MAX + 3 * DIRECT_ALIGN_BYTES], vec![0; READ_BYTES]);
         let connections = BTreeMap::new();
-        Ok(Bare { poll, listener, connections, accepted: 0, file, pages, written: 0, buffer, counting, requests: 0 })
+        Ok(Baseline {
+            poll,
+            listener,
+            connections,
+            accepted: 0,
+            file,
+            pages,
+            written: 0,
+            buffer,
+            counting,
+            requests: 0,
+        })
     }
 
     fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(CONNECTIONS_MAX);
-        let mut asked: Vec<(usize, usize)> = Vec::new();
+        let mut pending: Vec<(usize, usize)> = Vec::new();
         let mut answer = Vec::new();
         loop {
             self.poll.poll(&mut events, None)?;
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept()?,
-                    Token(at) => asked.extend(self.receive(at).map(|requests| (at, requests))),
+                    Token(at) => pending.extend(self.receive(at).map(|requests| (at, requests))),
                 }
             }
-            if asked.is_empty() {
+            if pending.is_empty() {
                 continue;
             }
             self.flush()?;
-            for (at, requests) in asked.drain(..) {
+            for (at, requests) in pending.drain(..) {
                 answer.clear();
                 match &mut self.counting {
                     Some(counting) => counting.answer(requests, &mut answer),
                     None => (0..requests).for_each(|_| answer.extend_from_slice(ANSWER)),
                 }
-                // A client that is gone needs no answer.
+                // The client may have disconnected.
                 let _ = self.connections.get_mut(&at).map(|connection| connection.stream.write(&answer));
             }
         }
@@ -117,14 +128,14 @@ impl Bare {
             stream.set_nodelay(true)?;
             self.accepted += 1;
             self.poll.registry().register(&mut stream, Token(self.accepted), Interest::READABLE)?;
-            self.connections.insert(self.accepted, Connection { stream, rest: Vec::new() });
+            self.connections.insert(self.accepted, BaselineConnection { stream, rest: Vec::new() });
         }
         Ok(())
     }
 
-    /// How many requests have arrived that are to be answered after the flush.
+    /// The number of requests received that are answered after the flush.
     fn receive(&mut self, at: usize) -> Option<usize> {
-        let Connection { stream, rest } = self.connections.get_mut(&at)?;
+        let BaselineConnection { stream, rest } = self.connections.get_mut(&at)?;
         let read = match stream.read(&mut self.buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Ok(0) | Err(_) => {
