@@ -73,24 +73,24 @@ pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
 /// Largest request over the Redis protocol, all arguments together.
 pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
 /// Events, after combining, with which a submission of gathered commands takes no further connection's.
-pub const RESP_SEGMENT_EVENTS: usize = 4_096;
+pub const RESP_SUBMISSION_EVENTS: usize = 4_096;
 /// Those after which it is closed even within the commands of one connection, which then have to wait for each other.
-pub const RESP_SEGMENT_EVENTS_MAX: usize = RESP_SEGMENT_EVENTS + 1_024;
+pub const RESP_SUBMISSION_EVENTS_MAX: usize = RESP_SUBMISSION_EVENTS + 1_024;
 /// Events, combined or not, with which it takes no further connection's: all of them may have to be tried one by one.
-pub const RESP_SEGMENT_PARTS: usize = 16_384;
+pub const RESP_SUBMISSION_PARTS: usize = 16_384;
 /// Those after which it is closed even within the commands of one connection.
-pub const RESP_SEGMENT_PARTS_MAX: usize = 2 * RESP_SEGMENT_PARTS;
+pub const RESP_SUBMISSION_PARTS_MAX: usize = 2 * RESP_SUBMISSION_PARTS;
 /// Bytes with which it takes no further connection's commands.
-pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
+pub const RESP_SUBMISSION_BYTES: usize = 2 << 20;
 /// Those after which it is closed even within the commands of one connection.
-pub const RESP_SEGMENT_BYTES_MAX: usize = RESP_SEGMENT_BYTES + (1 << 20);
+pub const RESP_SUBMISSION_BYTES_MAX: usize = RESP_SUBMISSION_BYTES + (1 << 20);
 /// Most arguments of all commands of a transaction together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Most bytes of all commands of a transaction together.
 pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Commands of one thread under way at once; connections are not read while there are more.
 pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
-/// Events of these commands under way at once, likewise: `MGET` has one for each key.
+/// Events of these commands under way at once; also a limit for reading on: `MGET` has one for each key.
 pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
 /// Bytes of their replies known at once, likewise: `COMMAND DOCS` has a long one.
 pub const RESP_REPLY_BYTES_UNDER_WAY_MAX: usize = 16 << 20;
@@ -113,9 +113,9 @@ pub const RESP_CURSORS_MAX: usize = 16_384;
 pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
-const _: () = assert!(RESP_SEGMENT_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
 // However many have to be tried one by one, they fit into the journal.
-const _: () = assert!(((RESP_SEGMENT_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
+const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 // hyper would answer 414 to an address longer than this. The limit of the head comes first, so 431 is the only answer.

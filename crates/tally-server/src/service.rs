@@ -18,12 +18,14 @@ use tally_core::surface::{
 use tally_core::time::Millis;
 use tally_engine::Embedded;
 
+use crate::admission::Admission;
 use crate::policy::{Consistency, Policies};
 
 /// Counters, as protocols see them.
 pub struct Service<E = Embedded> {
     engine: OnceLock<E>,
     policies: Policies,
+    admission: Admission,
     closing: AtomicBool,
 }
 
@@ -101,7 +103,7 @@ pub enum Failure {
 impl<E: Engine> Service<E> {
     /// A service without an engine as yet.
     pub fn new(policies: Policies) -> Self {
-        Service { engine: OnceLock::new(), policies, closing: AtomicBool::new(false) }
+        Service { engine: OnceLock::new(), policies, admission: Admission::default(), closing: AtomicBool::new(false) }
     }
 
     /// Hands over the recovered engine. A second one is ignored: there is only ever one.
@@ -130,6 +132,11 @@ impl<E: Engine> Service<E> {
     /// What the engine measures about itself.
     pub fn measures(&self) -> Vec<Measure> {
         self.engine.get().map(Engine::measures).unwrap_or_default()
+    }
+
+    /// Decides which calls reach the engine.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     /// What the policy of a key promises.

@@ -1,4 +1,4 @@
-//! Who is connected: what `CLIENT LIST` and `INFO` tell, kept where every thread can see it.
+//! Connected clients, as `CLIENT LIST` and `INFO` show them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,11 +10,11 @@ use tally_core::time::Millis;
 
 /// One connected client.
 pub struct Client {
-    /// Its number, never used twice.
+    /// Its number, never reused.
     pub id: u64,
-    /// Where it is.
+    /// Its address.
     pub peer: SocketAddr,
-    /// Where it reached the server.
+    /// The server's address it connected to.
     pub local: SocketAddr,
     since: Millis,
     last_ms: AtomicU64,
@@ -24,7 +24,7 @@ pub struct Client {
     texts: Mutex<Texts>,
 }
 
-/// What a client says about itself.
+/// What a client set about itself.
 #[derive(Clone, Default)]
 struct Texts {
     name: Vec<u8>,
@@ -38,13 +38,13 @@ impl Client {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It sent so many commands.
+    /// Counts commands it sent.
     pub fn used(&self, commands: u64) {
         self.commands.fetch_add(commands, Relaxed);
     }
 
-    /// It was heard of at this moment.
-    pub fn heard(&self, now: Millis) {
+    /// It sent something at this moment.
+    pub fn seen_at(&self, now: Millis) {
         self.last_ms.store(now.0, Relaxed);
     }
 
@@ -58,17 +58,17 @@ impl Client {
         self.texts().name = name.to_vec();
     }
 
-    /// It told which library it uses.
+    /// Its library.
     pub fn set_library(&self, name: &[u8]) {
         self.texts().library = name.to_vec();
     }
 
-    /// It told which version of it.
+    /// The version of its library.
     pub fn set_library_version(&self, version: &[u8]) {
         self.texts().library_version = version.to_vec();
     }
 
-    /// The last command that is worth telling.
+    /// The last command, except those on counters.
     pub fn set_last_command(&self, name: &'static str) {
         self.texts().last_command = name;
     }
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-/// Everyone who is connected.
+/// All connected clients.
 #[derive(Default)]
 pub struct Clients {
     next: AtomicU64,
@@ -126,7 +126,7 @@ impl Clients {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Someone connected.
+    /// A client connected.
     pub fn add(&self, peer: SocketAddr, local: SocketAddr, now: Millis) -> Arc<Client> {
         let id = self.next.fetch_add(1, Relaxed) + 1;
         let client = Arc::new(Client {
@@ -144,31 +144,31 @@ impl Clients {
         client
     }
 
-    /// Someone is gone.
+    /// A client disconnected.
     pub fn remove(&self, id: u64) {
         if let Some(client) = self.known().remove(&id) {
             self.gone_commands.fetch_add(client.commands.load(Relaxed), Relaxed);
         }
     }
 
-    /// How many are connected.
+    /// Number of connected clients.
     pub fn count(&self) -> usize {
         self.known().len()
     }
 
-    /// How many connected ever.
+    /// Number of clients that ever connected.
     pub fn ever(&self) -> u64 {
         self.next.load(Relaxed)
     }
 
-    /// Commands of everyone, ever.
+    /// Commands of all clients, also of those that disconnected.
     pub fn commands(&self) -> u64 {
         let known = self.known();
         let present: u64 = known.values().map(|client| client.commands.load(Relaxed)).sum();
         present + self.gone_commands.load(Relaxed)
     }
 
-    /// Everyone, by number.
+    /// All clients, by number.
     pub fn all(&self) -> Vec<Arc<Client>> {
         self.known().values().cloned().collect()
     }
