@@ -92,9 +92,9 @@ pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
 pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
 /// Events of these commands under way at once; also a limit for reading on: `MGET` has one for each key.
 pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
-/// Bytes of their replies known at once, likewise: `COMMAND DOCS` has a long one.
+/// Bytes of their replies known at once; also a limit for reading on: `COMMAND DOCS` has a long one.
 pub const RESP_REPLY_BYTES_UNDER_WAY_MAX: usize = 16 << 20;
-/// An unfinished request this small always has room, so that whoever fills the room shuts nobody else out.
+/// An unfinished request this small is always accepted, so that clients that fill the shared limit do not lock out others.
 pub const RESP_UNFINISHED_BYTES_FREE: usize = 1 << 10;
 /// Bytes of unfinished requests and queued transactions that all connections hold together. One that needs more than
 /// is left is closed.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_core::time::Millis;
 
 /// One connected client.
-pub struct Client {
+pub struct RespClient {
     /// Its number, never reused.
     pub id: u64,
     /// Its address.
@@ -33,7 +33,7 @@ struct Texts {
     last_command: &'static str,
 }
 
-impl Client {
+impl RespClient {
     fn texts(&self) -> MutexGuard<'_, Texts> {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,18 +118,18 @@ impl Client {
 pub struct Clients {
     next: AtomicU64,
     gone_commands: AtomicU64,
-    known: Mutex<BTreeMap<u64, Arc<Client>>>,
+    known: Mutex<BTreeMap<u64, Arc<RespClient>>>,
 }
 
 impl Clients {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<RespClient>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A client connected.
-    pub fn add(&self, peer: SocketAddr, local: SocketAddr, now: Millis) -> Arc<Client> {
+    pub fn add(&self, peer: SocketAddr, local: SocketAddr, now: Millis) -> Arc<RespClient> {
         let id = self.next.fetch_add(1, Relaxed) + 1;
-        let client = Arc::new(Client {
+        let client = Arc::new(RespClient {
             id,
             peer,
             local,
@@ -169,7 +169,7 @@ impl Clients {
     }
 
     /// All clients, by number.
-    pub fn all(&self) -> Vec<Arc<Client>> {
+    pub fn all(&self) -> Vec<Arc<RespClient>> {
         self.known().values().cloned().collect()
     }
 }

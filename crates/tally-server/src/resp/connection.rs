@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::clients::Client;
+use super::clients::RespClient;
 use super::server::SharedLimits;
 use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
 
@@ -38,7 +38,7 @@ impl ReadBuffer {
 pub struct RespConnection {
     stream: TcpStream,
     /// The client's entry in `CLIENT LIST`.
-    pub client: Arc<Client>,
+    pub client: Arc<RespClient>,
     limits: Arc<SharedLimits>,
     out: RefCell<Out>,
     /// Shares of it in turns that are not settled.
@@ -79,7 +79,7 @@ pub enum Ready {
 
 impl RespConnection {
     /// A connection over an accepted socket.
-    pub fn new(stream: TcpStream, client: Arc<Client>, limits: Arc<SharedLimits>) -> Self {
+    pub fn new(stream: TcpStream, client: Arc<RespClient>, limits: Arc<SharedLimits>) -> Self {
         RespConnection {
             stream,
             client,

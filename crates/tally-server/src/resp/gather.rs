@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_local;
 
 use super::connection::{ReadBuffer, RespConnection};
-use super::reply::Version;
+use super::reply::ProtocolVersion;
 use super::server::RespServer;
 use super::turn::{ReplySink, Turn, TurnLoad};
 use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_EVENTS_UNDER_WAY_MAX, RESP_REPLY_BYTES_UNDER_WAY_MAX};
@@ -64,7 +64,7 @@ impl Gatherer {
     pub fn gather<T>(
         self: &Rc<Self>,
         connection: &Rc<RespConnection>,
-        version: Version,
+        version: ProtocolVersion,
         commands: impl FnOnce(&mut Turn) -> T,
     ) -> T {
         let mut open = self.open.borrow_mut();

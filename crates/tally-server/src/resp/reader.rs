@@ -7,7 +7,7 @@ use super::commands::{CallContext, EngineReply, NextStep, dispatch};
 use super::connection::{Ready, RespConnection};
 use super::errors::failure;
 use super::gather::Gatherer;
-use super::reply::{Reply, Version};
+use super::reply::{ProtocolVersion, Reply};
 use super::session::Session;
 use super::turn::{CommandStatus, Turn};
 use super::wire::{Limits, Parsed, Parser, ProtocolError, Sent};
@@ -242,7 +242,7 @@ impl RequestReader {
     }
 }
 
-fn refuse(turn: &mut Turn, version: Version, error: ProtocolError) {
+fn refuse(turn: &mut Turn, version: ProtocolVersion, error: ProtocolError) {
     if let Some(text) = error.text() {
         turn.reply(version, |reply| reply.error(&text));
     }

@@ -1,12 +1,12 @@
 //! What a connection remembers between requests.
 
-use super::reply::Version;
+use super::reply::ProtocolVersion;
 
 /// The state of one connection.
 #[derive(Default)]
 pub struct Session {
     /// The version of the protocol.
-    pub version: Version,
+    pub version: ProtocolVersion,
     /// Commands queued since `MULTI`.
     pub transaction: Option<Transaction>,
 }

@@ -21,7 +21,7 @@ use tally_core::batch::Events;
 
 pub use self::counts::CommandStatus;
 use self::counts::{CountRuns, PhaseCounts};
-use super::reply::{Reply, Version};
+use super::reply::{ProtocolVersion, Reply};
 use super::reply_plan::ReplyPlan;
 use crate::limits::{
     RESP_SUBMISSION_BYTES, RESP_SUBMISSION_BYTES_MAX, RESP_SUBMISSION_EVENTS, RESP_SUBMISSION_EVENTS_MAX,
@@ -41,9 +41,9 @@ pub trait ReplySink {
 #[derive(Default)]
 pub struct Turn {
     /// Events that only read, answered before anything is submitted.
-    reads: Vec<Submission>,
+    reads: Vec<TurnSubmission>,
     /// Everything else.
-    writes: Vec<Submission>,
+    writes: Vec<TurnSubmission>,
     plans: Vec<ReplyPlan>,
     /// Replies that were known at once, in order.
     bytes: Vec<u8>,
@@ -54,7 +54,7 @@ pub struct Turn {
 }
 
 /// Events that go to the engine together.
-struct Submission {
+struct TurnSubmission {
     events: Events,
     /// The strongest consistency of any of them: they are answered together.
     consistency: Consistency,
@@ -62,7 +62,7 @@ struct Submission {
     continues: bool,
 }
 
-impl Submission {
+impl TurnSubmission {
     /// Whether it accepts more events, of a connection that already has some in it or of another one.
     fn has_room(&self, continues: bool) -> bool {
         let (events_max, parts_max, bytes_max) = match continues {
@@ -89,7 +89,7 @@ enum OutcomeSource {
 /// Consecutive commands of one connection, whose outcomes come from one submission.
 struct Share {
     connection: usize,
-    version: Version,
+    version: ProtocolVersion,
     plans: Range<usize>,
     /// Where its known replies begin.
     bytes: usize,
@@ -103,7 +103,7 @@ struct Share {
 #[derive(Default)]
 struct OpenShare {
     connection: Option<usize>,
-    version: Version,
+    version: ProtocolVersion,
     plans: usize,
     bytes: usize,
     source: OutcomeSource,
@@ -169,13 +169,13 @@ impl Turn {
     }
 
     /// What follows comes from this connection.
-    pub fn begin(&mut self, connection: usize, version: Version) {
+    pub fn begin(&mut self, connection: usize, version: ProtocolVersion) {
         self.open = OpenShare { connection: Some(connection), version, ..OpenShare::default() };
         self.reopen();
     }
 
     /// What follows is answered in this version of the protocol.
-    pub fn set_version(&mut self, version: Version) {
+    pub fn set_version(&mut self, version: ProtocolVersion) {
         if version != self.open.version {
             self.cut();
             self.open.version = version;
@@ -262,7 +262,7 @@ impl Turn {
     }
 
     /// Adds a reply that is known already.
-    pub fn reply(&mut self, version: Version, write: impl FnOnce(&mut Reply<'_>)) {
+    pub fn reply(&mut self, version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) {
         let before = self.bytes.len();
         write(&mut Reply::new(&mut self.bytes, version));
         self.plan_bytes(self.bytes.len() - before);
@@ -287,13 +287,13 @@ impl Turn {
 /// The number of the submission that accepts more events, a new one if need be.
 #[inline]
 fn fill(
-    submissions: &mut Vec<Submission>,
+    submissions: &mut Vec<TurnSubmission>,
     continues: bool,
     service: &Service,
     consistency: Consistency,
 ) -> Result<usize, Failure> {
     if !submissions.last().is_some_and(|submission| submission.has_room(continues)) {
-        submissions.push(Submission { events: service.events()?, consistency, continues });
+        submissions.push(TurnSubmission { events: service.events()?, consistency, continues });
     }
     let last = submissions.len() - 1;
     submissions[last].consistency = submissions[last].consistency.max(consistency);

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
 
-use super::clients::Client;
+use super::clients::RespClient;
 use super::connection::RespConnection;
 use super::gather::Gatherer;
 use super::reader;
@@ -22,7 +22,7 @@ pub struct Accepted {
     /// The socket, which does not block.
     pub stream: StdStream,
     /// The client.
-    pub client: Arc<Client>,
+    pub client: Arc<RespClient>,
 }
 
 /// The connections of one thread.
@@ -65,7 +65,7 @@ impl Worker {
         }
     }
 
-    fn serve(self: &Rc<Self>, stream: StdStream, client: Arc<Client>) {
+    fn serve(self: &Rc<Self>, stream: StdStream, client: Arc<RespClient>) {
         let server = &self.gatherer.server;
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,

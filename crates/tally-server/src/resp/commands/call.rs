@@ -10,9 +10,9 @@ use tally_core::time::Millis;
 
 use crate::admission::{self, Action, Caller, Denied};
 use crate::policy::Consistency;
-use crate::resp::clients::Client;
+use crate::resp::clients::RespClient;
 use crate::resp::errors::{NOT_AN_INTEGER, failure};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::server::RespServer;
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, integer};
@@ -23,7 +23,7 @@ pub struct CallContext<'a> {
     /// The server.
     pub server: &'a Arc<RespServer>,
     /// The connection's entry in `CLIENT LIST`.
-    pub client: &'a Client,
+    pub client: &'a RespClient,
     /// Who calls.
     pub caller: Caller,
     /// The time on the server's clock.
@@ -189,7 +189,7 @@ pub struct EngineCall {
     /// Who calls.
     pub caller: Caller,
     /// The version of the protocol.
-    pub version: Version,
+    pub version: ProtocolVersion,
 }
 
 impl EngineCall {

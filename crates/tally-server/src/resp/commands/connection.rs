@@ -4,9 +4,9 @@ use super::introspection::{help, wrong_arguments};
 use super::refusal;
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use crate::limits::RESP_NAME_BYTES_MAX;
-use crate::resp::clients::Client;
+use crate::resp::clients::RespClient;
 use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX, shown};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::session::Session;
 use crate::resp::wire::{Args, integer};
 
@@ -90,19 +90,19 @@ fn hello(call: &mut SessionCall<'_>) -> NextStep {
     NextStep::Continue
 }
 
-fn number(version: Version) -> u8 {
+fn number(version: ProtocolVersion) -> u8 {
     match version {
-        Version::V2 => 2,
-        Version::V3 => 3,
+        ProtocolVersion::V2 => 2,
+        ProtocolVersion::V3 => 3,
     }
 }
 
 /// The version asked for. As in Redis, a name is set at once, even if a later option is wrong.
-fn greeted(client: &Client, args: Args<'_>) -> Result<Option<Version>, String> {
+fn greeted(client: &RespClient, args: Args<'_>) -> Result<Option<ProtocolVersion>, String> {
     let version = match args.get(1).map(integer) {
         None => None,
-        Some(Some(2)) => Some(Version::V2),
-        Some(Some(3)) => Some(Version::V3),
+        Some(Some(2)) => Some(ProtocolVersion::V2),
+        Some(Some(3)) => Some(ProtocolVersion::V3),
         Some(Some(_)) => return Err("NOPROTO unsupported protocol version".to_owned()),
         Some(None) => return Err("ERR Protocol version is not an integer or out of range".to_owned()),
     };
@@ -131,7 +131,7 @@ fn greeted(client: &Client, args: Args<'_>) -> Result<Option<Version>, String> {
     Ok(version)
 }
 
-fn welcome(client: &Client, version: Version, reply: &mut Reply<'_>) {
+fn welcome(client: &RespClient, version: ProtocolVersion, reply: &mut Reply<'_>) {
     reply.map(7);
     for (name, value) in [(&b"server"[..], &b"redis"[..]), (b"version", REDIS_VERSION.as_bytes())] {
         reply.bulk(name);
@@ -235,9 +235,9 @@ pub static CLIENT_SETINFO: Spec = Spec::new("client|setinfo", 4, Execution::Imme
 fn set_info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let (attribute, value) = (call.arg(2), call.arg(3));
     let name = String::from_utf8_lossy(attribute).to_lowercase();
-    let set: fn(&Client, &[u8]) = match name.as_str() {
-        "lib-name" => Client::set_library,
-        "lib-ver" => Client::set_library_version,
+    let set: fn(&RespClient, &[u8]) = match name.as_str() {
+        "lib-name" => RespClient::set_library,
+        "lib-ver" => RespClient::set_library_version,
         _ => return reply.error(format!("ERR Unrecognized option '{}'", shown(attribute))),
     };
     if value.len() > RESP_NAME_BYTES_MAX {

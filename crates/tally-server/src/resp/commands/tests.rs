@@ -1,9 +1,11 @@
 //! The table as a whole, and the errors for requests that it refuses.
 
+#![allow(clippy::unwrap_used)]
+
 use super::introspection::{describe_all, explain_all, filtered, help_of, keys_of};
 use super::spec::Spec;
 use super::table::{COMMANDS, resolve};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
 /// What a line of words is resolved to: a name, or an error.
@@ -17,7 +19,7 @@ fn resolved(line: &str) -> String {
     }
 }
 
-fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
+fn written(version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) -> String {
     let mut out = Vec::new();
     write(&mut Reply::new(&mut out, version));
     String::from_utf8_lossy(&out).into_owned()
@@ -109,13 +111,13 @@ fn without_authentication_clients_may_only_authenticate_or_leave() {
 fn a_command_is_described_as_redis_does() {
     let names = [b"get".as_slice(), b"nope"];
     assert_eq!(
-        written(Version::V3, |reply| describe_all(&COMMANDS, names.into_iter(), reply)),
+        written(ProtocolVersion::V3, |reply| describe_all(&COMMANDS, names.into_iter(), reply)),
         "*2\r\n*10\r\n$3\r\nget\r\n:2\r\n~2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n~3\r\n+@read\r\n+@string\r\n\
          +@fast\r\n~0\r\n~1\r\n%3\r\n$5\r\nflags\r\n~2\r\n+RO\r\n+access\r\n$12\r\nbegin_search\r\n%2\r\n$4\r\ntype\r\n\
          $5\r\nindex\r\n$4\r\nspec\r\n%1\r\n$5\r\nindex\r\n:1\r\n$9\r\nfind_keys\r\n%2\r\n$4\r\ntype\r\n$5\r\nrange\r\n\
          $4\r\nspec\r\n%3\r\n$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n~0\r\n_\r\n"
     );
-    let all = written(Version::V2, |reply| describe_all(&COMMANDS, [].into_iter(), reply));
+    let all = written(ProtocolVersion::V2, |reply| describe_all(&COMMANDS, [].into_iter(), reply));
     assert!(all.starts_with(&format!("*{}\r\n", COMMANDS.commands().len())) && all.contains("client|setname"));
 }
 
@@ -123,12 +125,13 @@ fn a_command_is_described_as_redis_does() {
 fn commands_are_explained_and_unknown_ones_left_out() {
     let names = [b"ECHO".as_slice(), b"nope"];
     assert_eq!(
-        written(Version::V3, |reply| explain_all(&COMMANDS, names.into_iter(), reply)),
+        written(ProtocolVersion::V3, |reply| explain_all(&COMMANDS, names.into_iter(), reply)),
         "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$30\r\nAnswers with what it was sent.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
          $5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n\
          $9\r\narguments\r\n*1\r\n%2\r\n$4\r\nname\r\n$7\r\nmessage\r\n$4\r\ntype\r\n$6\r\nstring\r\n"
     );
-    let nested = written(Version::V2, |reply| explain_all(&COMMANDS, [b"function".as_slice()].into_iter(), reply));
+    let nested =
+        written(ProtocolVersion::V2, |reply| explain_all(&COMMANDS, [b"function".as_slice()].into_iter(), reply));
     assert!(nested.starts_with("*2\r\n$8\r\nfunction\r\n*10\r\n") && nested.contains("subcommands\r\n*4\r\n"));
 }
 
@@ -161,7 +164,7 @@ fn the_keys_of_a_request_are_found() {
 fn help_lists_the_subcommands() {
     let spec = COMMANDS.find_full(b"function|help").unwrap();
     assert_eq!(
-        written(Version::V2, |reply| help_of(&COMMANDS, spec, reply)),
+        written(ProtocolVersion::V2, |reply| help_of(&COMMANDS, spec, reply)),
         "*5\r\n+FUNCTION <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n+FLUSH\r\n\
          +    Is accepted: there are no functions to remove.\r\n+HELP\r\n+    Lists the subcommands.\r\n"
     );

@@ -7,7 +7,7 @@ use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSA
 use crate::metrics::Verb;
 use crate::policy::Consistency;
 use crate::resp::errors::{NOT_IN_TRANSACTION, failure};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::reply_plan::ReplyPlan;
 use crate::resp::session::{Session, Transaction};
 use crate::resp::turn::{CommandStatus, Turn};
@@ -124,7 +124,7 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
 /// The commands of a transaction and their replies.
 struct QueuedCommands<'a> {
     context: &'a CallContext<'a>,
-    version: Version,
+    version: ProtocolVersion,
     commands: &'static CommandTable,
     /// Replies that are known at once, in order.
     known: Vec<u8>,

@@ -5,7 +5,7 @@ use std::task::Poll;
 use tally_core::outcome::{Outcome, Reads, Receipt, Refusal};
 use tally_core::surface::EngineError;
 
-use super::{CommandStatus, OutcomeSource, PhaseCounts, ReplySink, Share, Submission, Turn};
+use super::{CommandStatus, OutcomeSource, PhaseCounts, ReplySink, Share, Turn, TurnSubmission};
 use crate::metrics::ProtocolMetrics;
 use crate::resp::errors::failure;
 use crate::resp::reply::Reply;
@@ -15,6 +15,32 @@ use crate::service::{Failure, Service};
 /// The outcomes of a submission, or why it has none.
 type SubmissionOutcomes<'a> = Result<&'a [Outcome], &'a Failure>;
 
+/// Shares by when they can be answered.
+pub(super) struct Phases<'a> {
+    /// At once.
+    pub(super) ready: Vec<&'a Share>,
+    /// Once what they read is flushed.
+    pub(super) waiting: Vec<&'a Share>,
+    /// With the writes of the turn.
+    pub(super) writing: Vec<&'a Share>,
+}
+
+impl<'a> Phases<'a> {
+    pub(super) fn of(shares: &'a [Share], reads: &[Result<Reads, Failure>]) -> Self {
+        let mut phases = Phases { ready: Vec::new(), waiting: Vec::new(), writing: Vec::new() };
+        for share in shares {
+            // After a share that waits, the same connection's next one waits too: replies stay in order.
+            let follows = phases.waiting.last().is_some_and(|waiting| waiting.connection == share.connection);
+            match share.source {
+                OutcomeSource::Write(_) => phases.writing.push(share),
+                _ if follows || share.is_unflushed(reads) => phases.waiting.push(share),
+                _ => phases.ready.push(share),
+            }
+        }
+        phases
+    }
+}
+
 impl Turn {
     /// Submits everything and answers every share as soon as its outcomes may be shown. The turn is empty afterwards and
     /// can be used again.
@@ -22,21 +48,15 @@ impl Turn {
         let shares = std::mem::take(&mut self.shares);
         // Reads come first: later writes of the same connection must not show in them.
         let mut reads = Vec::with_capacity(self.reads.len());
-        for Submission { events, consistency, .. } in self.reads.drain(..) {
+        for TurnSubmission { events, consistency, .. } in self.reads.drain(..) {
             reads.push(service.read_events(events, consistency).await);
         }
-        let (mut ready, mut waiting, mut writing) = (Vec::new(), Vec::new(), Vec::new());
-        for share in &shares {
-            match share.source {
-                OutcomeSource::Write(_) => writing.push(share),
-                _ if share.is_unflushed(&reads) || share.follows(waiting.last().copied()) => waiting.push(share),
-                _ => ready.push((share, share.read_outcomes(&reads))),
-            }
-        }
+        let Phases { ready, waiting, writing } = Phases::of(&shares, &reads);
+        let ready: Vec<_> = ready.into_iter().map(|share| (share, share.read_outcomes(&reads))).collect();
         self.answer_all(&ready, metrics, sink);
         let mut settled = Vec::with_capacity(self.writes.len());
         let mut submitted = Vec::with_capacity(self.writes.len());
-        for Submission { events, consistency, continues } in self.writes.drain(..) {
+        for TurnSubmission { events, consistency, continues } in self.writes.drain(..) {
             if continues {
                 settle(&mut submitted, &mut settled).await;
             }
@@ -148,11 +168,6 @@ impl Share {
         let Some(Ok(reads)) = self.reads(reads) else { return false };
         let from = reads.unflushed.partition_point(|place| (*place as usize) < self.outcomes.start);
         reads.unflushed.get(from).is_some_and(|place| self.outcomes.contains(&(*place as usize)))
-    }
-
-    /// Whether it must be answered after `earlier`, which waits: both are of one connection.
-    fn follows(&self, earlier: Option<&Share>) -> bool {
-        earlier.is_some_and(|earlier| earlier.connection == self.connection)
     }
 
     /// The outcomes of its submission of writes.

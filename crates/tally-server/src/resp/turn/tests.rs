@@ -1,11 +1,16 @@
 //! A turn's replies go to the connection that sent the commands, also when something went wrong.
 
+#![allow(clippy::unwrap_used)]
+
 use std::cell::RefCell;
 
 use tally_core::batch::Events;
+use tally_core::event::{Change, Field};
 use tally_core::key::KeyRef;
-use tally_core::outcome::{Outcome, Refusal};
+use tally_core::outcome::{Outcome, Reads, Receipt, Refusal, Token};
+use tally_core::time::Millis;
 
+use super::submit::Phases;
 use super::*;
 use crate::metrics::ProtocolMetrics;
 
@@ -32,9 +37,9 @@ impl Replies {
 fn turn_of(connections: &[(usize, usize)]) -> Turn {
     let mut turn = Turn::default();
     let (events, consistency) = (Events::new(0), Consistency::Exact);
-    turn.writes.push(Submission { events, consistency, continues: false });
+    turn.writes.push(TurnSubmission { events, consistency, continues: false });
     for (number, (events, plans)) in connections.iter().enumerate() {
-        turn.begin(number, Version::V2);
+        turn.begin(number, ProtocolVersion::V2);
         turn.take_from(OutcomeSource::Write(0));
         (0..*events).for_each(|_| turn.writes[0].events.add(KeyRef::new(b"a").unwrap(), 1));
         (0..*plans).for_each(|_| turn.plan(ReplyPlan::Value));
@@ -88,6 +93,29 @@ fn a_refusal_for_want_of_room_is_an_error_of_its_own_command() {
     outcomes[0].refusal = Some(Refusal::NoRoom);
     let replies = answered(&turn, &outcomes).of(0);
     assert!(replies.starts_with("-MISCONF ") && replies.ends_with("\r\n:2\r\n"), "{replies}");
+}
+
+#[test]
+fn replies_stay_in_order_when_an_earlier_read_waits_for_a_flush() {
+    let mut turn = Turn::default();
+    turn.reads.push(TurnSubmission { events: Events::new(0), consistency: Consistency::Exact, continues: false });
+    for number in [0, 1] {
+        turn.begin(number, ProtocolVersion::V2);
+        turn.take_from(OutcomeSource::Read(0));
+        let read = Change::Read(Field::Value);
+        turn.reads[0].events.push(KeyRef::new(b"a").unwrap(), read, None, None);
+        turn.plan(ReplyPlan::Text);
+        // As after `HELLO 3`: what follows is another share.
+        turn.set_version(ProtocolVersion::V3);
+        turn.reply(ProtocolVersion::V3, |reply| reply.ok());
+        turn.end();
+    }
+    let receipt = Receipt { outcomes: outcomes(2), as_of: Millis(0), token: Token::default() };
+    let reads = [Ok(Reads { receipt, unflushed: vec![0] })];
+    let phases = Phases::of(&turn.shares, &reads);
+    let connections = |shares: &[&Share]| shares.iter().map(|share| share.connection).collect::<Vec<_>>();
+    assert_eq!(connections(&phases.waiting), [0, 0]);
+    assert_eq!(connections(&phases.ready), [1, 1]);
 }
 
 #[test]
