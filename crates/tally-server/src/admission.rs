@@ -1,6 +1,8 @@
 //! Admission: checks every call before it reaches the engine, whatever its protocol.
 //!
-//! Protocols decode requests; this decides on them. Authentication and quotas will be checked here too.
+//! Protocols decode requests; this decides on them. [`Admission::admit`] is the one way to a key: every HTTP call and
+//! every Redis command goes through it before it makes an event, plain `INCR` included. Authentication, scopes and quotas
+//! will be checked there.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -58,9 +60,56 @@ pub enum Denied {
 /// How many items a page may have.
 pub const PAGE_LIMITS: RangeInclusive<u64> = 1..=PAGE_ITEMS_MAX as u64;
 
-/// A key of the right length.
-pub fn key(bytes: &[u8]) -> Result<KeyRef<'_>, Denied> {
-    Ok(KeyRef::new(bytes)?)
+/// Who calls. There is no authentication yet, so that is an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    peer: IpAddr,
+}
+
+impl Caller {
+    /// A client at this address.
+    pub fn new(peer: IpAddr) -> Self {
+        Caller { peer }
+    }
+
+    /// The name recorded with a correction.
+    fn actor(&self) -> Box<str> {
+        format!("anonymous@{}", self.peer.to_canonical()).into()
+    }
+}
+
+/// What a call does to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reads its value, expiry, statistics or ledger.
+    Read,
+    /// Finds it among others.
+    List,
+    /// Counts.
+    Add,
+    /// Sets, resets or adjusts its value.
+    Correct,
+    /// Changes when it expires.
+    Expire,
+    /// Removes it.
+    Delete,
+}
+
+/// Decides who may do what to which counters. Today it only knows what a key is.
+#[derive(Debug, Default)]
+pub struct Admission {}
+
+impl Admission {
+    /// Admits one call on one key.
+    #[inline]
+    pub fn admit<'k>(&self, _caller: &Caller, key: &'k [u8], _action: Action) -> Result<KeyRef<'k>, Denied> {
+        Ok(KeyRef::new(key)?)
+    }
+
+    /// Admits a call on all counters whose key begins with `prefix`.
+    pub fn admit_prefix(&self, _caller: &Caller, _prefix: &[u8], _action: Action) -> Result<(), Denied> {
+        Ok(())
+    }
 }
 
 /// A request id within the namespace of `key`.
@@ -79,16 +128,11 @@ pub fn delta(delta: i64) -> Result<i64, Denied> {
 }
 
 /// Who corrects a counter, and a reason of the right length.
-pub fn correction(peer: IpAddr, reason: &str) -> Result<Correction, Denied> {
+pub fn correction(caller: &Caller, reason: &str) -> Result<Correction, Denied> {
     match reason.len() {
         0 => Err(Denied::ReasonEmpty),
-        n => Correction::new(&actor(peer), reason).map_err(|_| Denied::ReasonTooLong(n)),
+        n => Correction::new(&caller.actor(), reason).map_err(|_| Denied::ReasonTooLong(n)),
     }
-}
-
-/// The name recorded with a correction. There is no authentication yet, so it is the address of the client.
-fn actor(peer: IpAddr) -> Box<str> {
-    format!("anonymous@{}", peer.to_canonical()).into()
 }
 
 /// Bounds as the details of an event; `None` without any.

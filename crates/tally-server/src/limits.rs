@@ -73,19 +73,19 @@ pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
 /// Largest RESP request, all arguments together.
 pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
 /// Events, after combining, at which a submission takes commands of no further connection.
-pub const RESP_SEGMENT_EVENTS: usize = 4_096;
+pub const RESP_SUBMISSION_EVENTS: usize = 4_096;
 /// Events, after combining, at which a submission is closed even within the commands of one connection; the rest of them
 /// wait for the next.
-pub const RESP_SEGMENT_EVENTS_MAX: usize = RESP_SEGMENT_EVENTS + 1_024;
+pub const RESP_SUBMISSION_EVENTS_MAX: usize = RESP_SUBMISSION_EVENTS + 1_024;
 /// Events, before combining, at which a submission takes commands of no further connection: all of them may have to be
 /// applied one by one.
-pub const RESP_SEGMENT_PARTS: usize = 16_384;
+pub const RESP_SUBMISSION_PARTS: usize = 16_384;
 /// Events, before combining, at which a submission is closed even within the commands of one connection.
-pub const RESP_SEGMENT_PARTS_MAX: usize = 2 * RESP_SEGMENT_PARTS;
+pub const RESP_SUBMISSION_PARTS_MAX: usize = 2 * RESP_SUBMISSION_PARTS;
 /// Bytes at which a submission takes commands of no further connection.
-pub const RESP_SEGMENT_BYTES: usize = 2 << 20;
+pub const RESP_SUBMISSION_BYTES: usize = 2 << 20;
 /// Bytes at which a submission is closed even within the commands of one connection.
-pub const RESP_SEGMENT_BYTES_MAX: usize = RESP_SEGMENT_BYTES + (1 << 20);
+pub const RESP_SUBMISSION_BYTES_MAX: usize = RESP_SUBMISSION_BYTES + (1 << 20);
 /// Most arguments of a transaction, all commands together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Most bytes of a transaction, all commands together.
@@ -115,9 +115,9 @@ pub const RESP_CURSORS_MAX: usize = 16_384;
 pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
-const _: () = assert!(RESP_SEGMENT_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
 // Applied one by one, they still fit into a journal segment.
-const _: () = assert!(((RESP_SEGMENT_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
+const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 // hyper answers 414 to a longer URI. The limit on the head comes first, so clients only see 431.

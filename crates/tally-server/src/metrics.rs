@@ -172,6 +172,13 @@ impl ProtocolMetrics {
         }
     }
 
+    /// Requests counted so far.
+    #[cfg(test)]
+    pub fn count(&self, verb: Verb, status: u16) -> u64 {
+        let buckets = self.latency(verb, status).into_iter().flat_map(|latency| &latency.buckets);
+        buckets.map(|bucket| bucket.load(Relaxed)).sum()
+    }
+
     /// Connections refused because too many were open.
     pub fn refused(&self) -> u64 {
         self.connections_refused.load(Relaxed)

@@ -201,15 +201,15 @@ impl Listeners {
         if let Some(listener) = resp {
             let address = listener.local_addr()?;
             warn_if_open(address);
-            let about = resp::About {
+            let settings = resp::ShownSettings {
                 data: config.data.display().to_string(),
                 memory_bytes: config.memory_bytes,
                 connections_max,
                 address,
             };
-            let door = Arc::new(resp::Door::new(Arc::clone(service), resp_metrics, about));
-            let threads = resp::Threads::start(&door, config.threads)?;
-            listeners.push(Listener::open(|stopping| resp::listen(listener, door, threads, stopping)));
+            let server = Arc::new(resp::RespServer::new(Arc::clone(service), resp_metrics, settings));
+            let threads = resp::Threads::start(&server, config.threads)?;
+            listeners.push(Listener::open(|stopping| resp::listen(listener, server, threads, stopping)));
             resp_address = Some(address);
         }
         Ok(Listeners { resp: resp_address, listeners })

@@ -18,12 +18,14 @@ use tally_core::surface::{
 use tally_core::time::Millis;
 use tally_engine::Embedded;
 
+use crate::admission::Admission;
 use crate::policy::{Consistency, Policies};
 
 /// Counters, as the protocols use them.
 pub struct Service<E = Embedded> {
     engine: OnceLock<E>,
     policies: Policies,
+    admission: Admission,
     closing: AtomicBool,
 }
 
@@ -101,7 +103,7 @@ pub enum Failure {
 impl<E: Engine> Service<E> {
     /// A service that does not have its engine yet.
     pub fn new(policies: Policies) -> Self {
-        Service { engine: OnceLock::new(), policies, closing: AtomicBool::new(false) }
+        Service { engine: OnceLock::new(), policies, admission: Admission::default(), closing: AtomicBool::new(false) }
     }
 
     /// Sets the recovered engine. There is only ever one; a second is ignored.
@@ -130,6 +132,11 @@ impl<E: Engine> Service<E> {
     /// The metrics of the engine.
     pub fn measures(&self) -> Vec<Measure> {
         self.engine.get().map(Engine::measures).unwrap_or_default()
+    }
+
+    /// Decides which calls reach the engine.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     /// The consistency of a key's namespace.

@@ -1,7 +1,8 @@
 //! What each crate must not know.
 //!
-//! A layer is kept in two ways: packages it may not be built from, directly or through another, and paths its
-//! shipped code may not name. Tests inside a crate may use what they like.
+//! A layer is kept in three ways: packages it may not be built from, directly or through another, paths its shipped code
+//! may not name, and an order of modules, each of which uses only those before it. Tests inside a crate may use what they
+//! like.
 
 use crate::Finding;
 use crate::manifest::{CrateManifest, Lock};
@@ -174,6 +175,54 @@ fn module_files(module: &str) -> [String; 2] {
     [format!("{stem}.rs"), format!("{stem}/mod.rs")]
 }
 
+/// Directories whose modules use each other one way: each may use those that `mod.rs` declares before it.
+const LAYERED: [&str; 1] = ["crates/tally-server/src/resp/"];
+
+/// Modules of a layered directory that use one declared after them.
+#[must_use]
+pub fn order(files: &[TextFile]) -> Vec<Finding> {
+    LAYERED.iter().flat_map(|dir| order_of(files, dir)).collect()
+}
+
+fn order_of(files: &[TextFile], dir: &str) -> Vec<Finding> {
+    let root = files.iter().find(|file| file.path == format!("{dir}mod.rs"));
+    let declared = root.map(|file| declared_modules(&SourceText::new(&file.text).shipped())).unwrap_or_default();
+    if declared.len() < 2 {
+        return vec![Finding::new(HERE, 1, format!("{dir}mod.rs declares no modules to keep in order"))];
+    }
+    let place = |module: &str| declared.iter().position(|known| known == module);
+    // `crate::resp` for `crates/tally-server/src/resp/`.
+    let inside = dir.split_once("/src/").map_or("", |(_, inside)| inside.trim_end_matches('/')).replace('/', "::");
+    let mut findings = Vec::new();
+    for file in files.iter().filter(|file| file.path.starts_with(dir) && !is_test_file(&file.path)) {
+        let own = file.path[dir.len()..].trim_end_matches(".rs").trim_end_matches("/mod");
+        let own: Vec<&str> = own.split('/').collect();
+        let Some(from) = place(own[0]) else { continue };
+        for named in paths(&SourceText::new(&file.text).shipped()) {
+            let used = used_module(&named.path, &inside, own.len());
+            if used.and_then(place).is_some_and(|to| to > from) {
+                let what = format!("`{}`: `{}` comes before it in {dir}mod.rs", named.path, own[0]);
+                findings.push(Finding::new(&file.path, named.line, what));
+            }
+        }
+    }
+    findings.dedup();
+    findings
+}
+
+/// The module of the layered directory that a path leads to, named in a file `depth` modules below the directory.
+fn used_module<'a>(path: &'a str, inside: &str, depth: usize) -> Option<&'a str> {
+    let from_root = path.strip_prefix("crate::").and_then(|rest| rest.strip_prefix(inside)?.strip_prefix("::"));
+    let upwards = "super::".repeat(depth);
+    from_root.or_else(|| path.strip_prefix(&upwards))?.split("::").next()
+}
+
+/// The modules that a piece of code declares, in order.
+fn declared_modules(code: &str) -> Vec<String> {
+    let declared = code.lines().filter_map(|line| line.trim().strip_suffix(';'));
+    declared.filter_map(|line| line.rsplit_once("mod ")).map(|(_, name)| name.to_owned()).collect()
+}
+
 /// Packages that crates are built from against the rules.
 #[must_use]
 pub fn dependencies(members: &[CrateManifest], lock: &Lock) -> Vec<Finding> {
@@ -257,6 +306,27 @@ mod tests {
     fn the_server_goes_through_the_surface() {
         assert_eq!(found("crates/tally-server/src/service.rs", "use tally_core::{key, partition::apply};"), 1);
         assert_eq!(found("crates/tally-server/src/service.rs", "fn f(partition: &Partition) {}"), 1);
+    }
+
+    #[test]
+    fn a_module_that_uses_a_later_one_is_found() {
+        let dir = "crates/tally-server/src/resp/";
+        let found = |path: &str, text: &str| {
+            let root = "//! A.\nmod wire;\n\npub mod turn;\n\n#[cfg(test)]\nmod tests;\n";
+            let files = [("mod.rs", root), (path, text)]
+                .map(|(path, text)| TextFile { path: format!("{dir}{path}"), text: text.into() });
+            order(&files).len()
+        };
+        assert_eq!(found("wire.rs", "use super::turn::Turn;"), 1);
+        assert_eq!(found("wire.rs", "fn f(turn: &crate::resp::turn::Turn) {}"), 1);
+        assert_eq!(found("wire/mod.rs", "use super::{turn::Turn};"), 1);
+        assert_eq!(found("wire/number.rs", "use super::super::turn::Turn;"), 1);
+        assert_eq!(found("wire/number.rs", "use crate::resp::turn::{Turn, TurnLoad};"), 2);
+        assert_eq!(found("wire/number.rs", "use super::turn;"), 0, "a module of its own");
+        assert_eq!(found("turn.rs", "use super::wire::Args;\nuse super::turn::Turn;"), 0);
+        assert_eq!(found("wire.rs", "#[cfg(test)]\nmod tests { use crate::resp::turn::Turn; }"), 0);
+        assert_eq!(found("wire/tests.rs", "use crate::resp::turn::Turn;"), 0);
+        assert_eq!(order(&[]).len(), 1, "the directory is gone");
     }
 
     #[test]

@@ -50,6 +50,11 @@ fn shipped_code_names_nothing_its_layer_must_not_know() -> Verdict {
 }
 
 #[test]
+fn modules_use_only_those_declared_before_them() -> Verdict {
+    expect_none(&layers::order(&some_files(".rs")?))
+}
+
+#[test]
 fn every_rule_about_layers_can_fail() -> Verdict {
     expect_none(&layers::void_rules(&some_files(".rs")?, &members()?, &lock()?))
 }

@@ -11,27 +11,40 @@ use percent_encoding::percent_decode_str;
 use tally_core::key::Key;
 
 use super::problem::{Kind, Problem};
-use crate::admission;
+use crate::admission::{Action, Admission, Caller};
 use crate::hint::{did_you_mean, shorten};
 
 /// The path of every counter begins with this.
 pub const COUNTERS: &str = "/api/v1/counters/";
 
-/// The key in a path.
-pub fn key(uri: &Uri) -> Result<Key, Problem> {
-    let rest = uri.path().strip_prefix(COUNTERS).unwrap_or_default();
-    let segment = rest.split('/').next().unwrap_or_default();
-    key_from(segment, Plus::Literal)
+/// A call that asks for admission to keys.
+#[derive(Clone, Copy)]
+pub struct KeyAccess<'a> {
+    /// Decides.
+    pub admission: &'a Admission,
+    /// Who calls.
+    pub caller: &'a Caller,
+    /// What the call does.
+    pub action: Action,
 }
 
-/// Decodes the keys of a query. `keys=` is split at its commas before, so that `%2C` is a comma within a key.
-pub fn keys(encoded: &[&str]) -> Result<Vec<Key>, Problem> {
-    encoded.iter().map(|encoded| key_from(encoded, Plus::Space)).collect()
-}
+impl KeyAccess<'_> {
+    /// Admits the key in a path.
+    pub fn key(self, uri: &Uri) -> Result<Key, Problem> {
+        let rest = uri.path().strip_prefix(COUNTERS).unwrap_or_default();
+        let segment = rest.split('/').next().unwrap_or_default();
+        self.decode(segment, Plus::Literal)
+    }
 
-fn key_from(encoded: &str, plus: Plus) -> Result<Key, Problem> {
-    let text = decode(encoded, plus).map_err(|why| Problem::new(Kind::InvalidKey, format!("the key {why}")))?;
-    Ok(admission::key(text.as_bytes())?.to_key())
+    /// Admits the keys of a query. `keys=` is split at its commas before, so that `%2C` is a comma within a key.
+    pub fn keys(self, encoded: &[&str]) -> Result<Vec<Key>, Problem> {
+        encoded.iter().map(|encoded| self.decode(encoded, Plus::Space)).collect()
+    }
+
+    fn decode(self, encoded: &str, plus: Plus) -> Result<Key, Problem> {
+        let text = decode(encoded, plus).map_err(|why| Problem::new(Kind::InvalidKey, format!("the key {why}")))?;
+        Ok(self.admission.admit(self.caller, text.as_bytes(), self.action)?.to_key())
+    }
 }
 
 /// The meaning of `+`.
@@ -144,8 +157,18 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    static ADMISSION: Admission = Admission {};
+
+    fn caller() -> Caller {
+        Caller::new(std::net::Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn access(caller: &Caller) -> KeyAccess<'_> {
+        KeyAccess { admission: &ADMISSION, caller, action: Action::Read }
+    }
+
     fn key_of(uri: &str) -> Result<Vec<u8>, Kind> {
-        key(&uri.parse().unwrap()).map(|key| key.as_bytes().to_vec()).map_err(|problem| problem.kind)
+        access(&caller()).key(&uri.parse().unwrap()).map(|key| key.as_bytes().to_vec()).map_err(|problem| problem.kind)
     }
 
     #[test]
@@ -164,7 +187,8 @@ mod tests {
 
     #[test]
     fn keys_split_at_the_commas_as_sent() {
-        let keys: Vec<_> = keys(&"a,b%2Cc,d+e".split(',').collect::<Vec<_>>())
+        let keys: Vec<_> = access(&caller())
+            .keys(&"a,b%2Cc,d+e".split(',').collect::<Vec<_>>())
             .unwrap()
             .iter()
             .map(|key| key.as_bytes().to_vec())

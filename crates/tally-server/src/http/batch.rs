@@ -13,14 +13,15 @@ use tally_core::key::KeyRef;
 use tally_core::limits::CALL_EVENTS_MAX;
 use utoipa::ToSchema;
 
-use super::address::Query;
+use super::address::{KeyAccess, Query};
 use super::answer::{WriteAnswer, WriteAnswers};
 use super::body::{self, Integer, Object, amount, present};
 use super::counters::{Amount, AtBound, Direction};
+use super::listen::Peer;
 use super::openapi::BatchProblems;
 use super::problem::{Kind, Problem, ProblemJson, RequestedChange};
 use super::{App, idempotency};
-use crate::admission;
+use crate::admission::{self, Action};
 use crate::service::{Intent, WriteResult, Writes};
 
 /// Increments in order; later ones see the earlier ones.
@@ -170,36 +171,47 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     // The room is held until the answer is built, because the parsed items take memory too.
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let mut writes = app.service.writes()?;
-    let verdicts = judge_all(&bytes, &mut writes)?;
+    let caller = Peer::caller_of(&parts.extensions);
+    let access = app.access(&caller, Action::Add);
+    let verdicts = BatchAdmission { access, writes: &mut writes }.judge_all(&bytes)?;
     answer(&verdicts, writes.submit().await?)
 }
 
-/// Parses and admits the items. Admitted ones are added to `writes`.
-fn judge_all<'a>(bytes: &'a [u8], writes: &mut Writes<'_>) -> Result<Vec<Verdict<'a>>, Problem> {
-    if let Some(batch) = body::try_parse::<BatchBody<Object<Item<'_>>>>(bytes) {
-        return Ok(batch.admitted()?.into_iter().map(|Object(item)| judge(item, writes)).collect());
-    }
-    // An item is invalid: parse each on its own, so that only that one fails.
-    let batch: BatchBody<&RawValue> = body::parse(bytes)?;
-    let judge_raw = |raw: &'a RawValue| match body::parse(raw.get().as_bytes()) {
-        Ok(item) => judge(item, writes),
-        Err(problem) => Verdict::Denied(key_of_broken(raw), problem),
-    };
-    Ok(batch.admitted()?.into_iter().map(judge_raw).collect())
+/// Admits the items of a batch. Admitted ones are added to `writes`.
+struct BatchAdmission<'a, 'w> {
+    access: KeyAccess<'a>,
+    writes: &'a mut Writes<'w>,
 }
 
-fn judge<'a>(item: Item<'a>, writes: &mut Writes<'_>) -> Verdict<'a> {
-    let key = match admission::key(item.key.as_bytes()) {
-        Ok(key) => key,
-        Err(denied) => return Verdict::Denied(None, denied.into()),
-    };
-    match admit(&item, key) {
-        Ok(intent) => {
-            let requested = RequestedChange::of(&intent);
-            writes.push(key, intent);
-            Verdict::Admitted(item.key, requested)
+impl BatchAdmission<'_, '_> {
+    /// Parses and admits all items.
+    fn judge_all<'b>(&mut self, bytes: &'b [u8]) -> Result<Vec<Verdict<'b>>, Problem> {
+        if let Some(batch) = body::try_parse::<BatchBody<Object<Item<'_>>>>(bytes) {
+            return Ok(batch.admitted()?.into_iter().map(|Object(item)| self.judge(item)).collect());
         }
-        Err(problem) => Verdict::Denied(Some(item.key), problem),
+        // An item is invalid: parse each on its own, so that only that one fails.
+        let batch: BatchBody<&RawValue> = body::parse(bytes)?;
+        let judge_raw = |raw: &'b RawValue| match body::parse(raw.get().as_bytes()) {
+            Ok(item) => self.judge(item),
+            Err(problem) => Verdict::Denied(key_of_broken(raw), problem),
+        };
+        Ok(batch.admitted()?.into_iter().map(judge_raw).collect())
+    }
+
+    fn judge<'b>(&mut self, item: Item<'b>) -> Verdict<'b> {
+        let KeyAccess { admission, caller, action } = self.access;
+        let key = match admission.admit(caller, item.key.as_bytes(), action) {
+            Ok(key) => key,
+            Err(denied) => return Verdict::Denied(None, denied.into()),
+        };
+        match admit(&item, key) {
+            Ok(intent) => {
+                let requested = RequestedChange::of(&intent);
+                self.writes.push(key, intent);
+                Verdict::Admitted(item.key, requested)
+            }
+            Err(problem) => Verdict::Denied(Some(item.key), problem),
+        }
     }
 }
 
@@ -218,7 +230,8 @@ fn key_of_broken(raw: &RawValue) -> Option<Cow<'_, str>> {
         key: Cow<'a, str>,
     }
     let only: OnlyKey<'_> = body::parse(raw.get().as_bytes()).ok()?;
-    admission::key(only.key.as_bytes()).is_ok().then_some(only.key)
+    // Nothing is done to it, so nobody is asked for admission.
+    KeyRef::new(only.key.as_bytes()).is_ok().then_some(only.key)
 }
 
 /// Written piece by piece: building a list of answers first costs more than counting does.

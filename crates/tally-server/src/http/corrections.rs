@@ -8,7 +8,7 @@ use tally_core::event::{Change, Condition, Expiry};
 use tally_core::limits::REASON_BYTES_MAX;
 use utoipa::ToSchema;
 
-use super::address::{self, Query};
+use super::address::Query;
 use super::answer::{LedgerEntryAnswer, json};
 use super::body::{self, Integer, present};
 use super::counters::{text, write};
@@ -19,7 +19,7 @@ use super::openapi::{
 };
 use super::problem::{Kind, Problem};
 use super::{App, idempotency};
-use crate::admission::{self, PAGE_LIMITS};
+use crate::admission::{self, Action, Caller, PAGE_LIMITS};
 use crate::limits::LEDGER_PAGE_BYTES_MAX;
 use crate::service::Intent;
 
@@ -89,8 +89,8 @@ const DELETED_WITHOUT_REASON: &str = "deleted without a reason";
 )]
 pub async fn set(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let when = |input: &SetValue| input.expected.map_or(Condition::Always, |expected| Condition::Equals(expected.0));
-    correct(&app, request, |input: &SetValue, peer| {
-        let why = admission::correction(peer, &input.reason)?;
+    correct(&app, request, |input: &SetValue, caller| {
+        let why = admission::correction(caller, &input.reason)?;
         Ok(Change::Set { value: input.value.0, when: when(input), expiry: Expiry::Keep, why })
     })
     .await
@@ -104,7 +104,8 @@ pub async fn set(State(app): State<App>, request: Request) -> Result<Response, P
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn reset(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    correct(&app, request, |input: &Reset, peer| Ok(Change::Reset(admission::correction(peer, &input.reason)?))).await
+    correct(&app, request, |input: &Reset, caller| Ok(Change::Reset(admission::correction(caller, &input.reason)?)))
+        .await
 }
 
 /// Add to a counter, as a correction.
@@ -115,9 +116,9 @@ pub async fn reset(State(app): State<App>, request: Request) -> Result<Response,
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn adjust(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    correct(&app, request, |input: &Adjust, peer| {
+    correct(&app, request, |input: &Adjust, caller| {
         let delta = admission::delta(input.delta.0)?;
-        Ok(Change::Adjust { delta, why: admission::correction(peer, &input.reason)? })
+        Ok(Change::Adjust { delta, why: admission::correction(caller, &input.reason)? })
     })
     .await
 }
@@ -149,14 +150,15 @@ impl HasRequestId for Adjust {
 async fn correct<T: HasRequestId + for<'a> Deserialize<'a>>(
     app: &App,
     request: Request,
-    change: impl FnOnce(&T, std::net::IpAddr) -> Result<Change, Problem>,
+    change: impl FnOnce(&T, &Caller) -> Result<Change, Problem>,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let key = address::key(&parts.uri)?;
+    let caller = Peer::caller_of(&parts.extensions);
+    let key = app.access(&caller, Action::Correct).key(&parts.uri)?;
     Query::none(&parts.uri)?;
     let bytes = body::collect(&parts.headers, body).await?;
     let input: T = body::parse(&bytes)?;
-    let change = change(&input, Peer::of(&parts.extensions))?;
+    let change = change(&input, &caller)?;
     let request_id = idempotency::request_id(&parts.headers, input.request_id(), key.as_ref())?;
     drop(input);
     write(app, &key, Intent { change, request_id, details: None }).await
@@ -175,7 +177,8 @@ async fn correct<T: HasRequestId + for<'a> Deserialize<'a>>(
 )]
 pub async fn delete(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
-    let key = address::key(&parts.uri)?;
+    let caller = Peer::caller_of(&parts.extensions);
+    let key = app.access(&caller, Action::Delete).key(&parts.uri)?;
     let query = Query::parse(&parts.uri, &["reason"])?;
     let has_body = parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     if has_body || parts.headers.contains_key(header::TRANSFER_ENCODING) {
@@ -186,7 +189,7 @@ pub async fn delete(State(app): State<App>, request: Request) -> Result<Response
         let detail = format!("`reason` is empty; leave it out, or give 1 to {REASON_BYTES_MAX} bytes");
         return Err(Problem::new(Kind::InvalidReason, detail));
     }
-    let why = admission::correction(Peer::of(&parts.extensions), reason.as_deref().unwrap_or(DELETED_WITHOUT_REASON))?;
+    let why = admission::correction(&caller, reason.as_deref().unwrap_or(DELETED_WITHOUT_REASON))?;
     let request_id = idempotency::request_id(&parts.headers, None, key.as_ref())?;
     write(&app, &key, Intent { change: Change::Delete(why), request_id, details: None }).await
 }
@@ -212,7 +215,7 @@ struct LedgerAnswer<'a> {
     responses((status = 200, description = "One page of corrections", body = LedgerAnswer), ReadProblems),
 )]
 pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let key = address::key(request.uri())?;
+    let key = app.access(&Peer::caller_of(request.extensions()), Action::Read).key(request.uri())?;
     let query = Query::parse(request.uri(), &["after", "limit"])?;
     let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;

@@ -11,13 +11,14 @@ use tally_core::key::Key;
 use tally_core::reading::Reading;
 use utoipa::ToSchema;
 
-use super::address::{self, Query};
+use super::address::{KeyAccess, Query};
 use super::answer::{IDEMPOTENT_REPLAYED, ReadAnswer, StatsAnswer, WriteAnswer, json};
 use super::body::{self, Integer, amount, present};
+use super::listen::Peer;
 use super::openapi::{Conflict, FreshnessQuery, IdInHeader, KeyInPath, ReadProblems, WriteAnswered, WriteProblems};
 use super::problem::{Kind, Problem, RequestedChange};
 use super::{App, freshness, idempotency};
-use crate::admission;
+use crate::admission::{self, Action, Caller};
 use crate::policy::Consistency;
 use crate::service::{Intent, Latest};
 
@@ -119,7 +120,8 @@ impl Amount {
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    add(&app, request, Direction::Up).await
+    let caller = Peer::caller_of(request.extensions());
+    add(&app, request, Direction::Up, &caller).await
 }
 
 /// Subtract from a counter.
@@ -132,19 +134,20 @@ pub async fn increment(State(app): State<App>, request: Request) -> Result<Respo
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn decrement(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    add(&app, request, Direction::Down).await
+    let caller = Peer::caller_of(request.extensions());
+    add(&app, request, Direction::Down, &caller).await
 }
 
 /// Adds or subtracts: the hot path, called without going through axum.
-pub async fn add(app: &App, request: Request, direction: Direction) -> Result<Response, Problem> {
-    let (key, intent) = read_amount(request, direction).await?;
+pub async fn add(app: &App, request: Request, direction: Direction, caller: &Caller) -> Result<Response, Problem> {
+    let (key, intent) = read_amount(request, direction, app.access(caller, Action::Add)).await?;
     write(app, &key, intent).await
 }
 
 /// Parses the request. Everything else of it is dropped before the engine is called.
-async fn read_amount(request: Request, direction: Direction) -> Result<(Key, Intent), Problem> {
+async fn read_amount(request: Request, direction: Direction, access: KeyAccess<'_>) -> Result<(Key, Intent), Problem> {
     let (parts, body) = request.into_parts();
-    let key = address::key(&parts.uri)?;
+    let key = access.key(&parts.uri)?;
     Query::none(&parts.uri)?;
     let bytes = body::collect(&parts.headers, body).await?;
     let amount: Amount = if bytes.is_empty() { Amount::default() } else { body::parse(&bytes)? };
@@ -181,7 +184,7 @@ pub fn text(key: &Key) -> Result<&str, Problem> {
     responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let key = address::key(request.uri())?;
+    let key = app.access(&Peer::caller_of(request.extensions()), Action::Read).key(request.uri())?;
     let consistency = app.service.consistency(key.as_ref());
     read_one(&app, request.uri(), key, Latest::ByPolicy, consistency).await
 }
@@ -193,7 +196,7 @@ pub async fn read(State(app): State<App>, request: Request) -> Result<Response, 
     responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn exact(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let key = address::key(request.uri())?;
+    let key = app.access(&Peer::caller_of(request.extensions()), Action::Read).key(request.uri())?;
     read_one(&app, request.uri(), key, Latest::Exact, Consistency::Exact).await
 }
 
@@ -212,7 +215,7 @@ async fn read_one(app: &App, uri: &Uri, key: Key, at: Latest, consistency: Consi
     responses((status = 200, description = "The reading and the statistics", body = StatsAnswer), ReadProblems),
 )]
 pub async fn stats(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let key = address::key(request.uri())?;
+    let key = app.access(&Peer::caller_of(request.extensions()), Action::Read).key(request.uri())?;
     let query = Query::parse(request.uri(), &freshness::PARAMETERS)?;
     let freshness = freshness::freshness(&query, Latest::ByPolicy)?;
     let stats = app.service.stats(key.clone(), freshness).await?;

@@ -20,6 +20,7 @@ use super::Server;
 use super::parse_errors::{AnswerBody, ConnectionPhase, HttpConnection};
 use super::problem::{Kind, Problem};
 use crate::accept::{Listening, pause_after, prepare};
+use crate::admission::Caller;
 use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
 
 /// Where a request came from.
@@ -32,9 +33,14 @@ impl Peer {
         Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
 
-    /// The address a request came from.
-    pub fn of(extensions: &Extensions) -> IpAddr {
-        extensions.get::<Peer>().copied().unwrap_or_else(Peer::unknown).0
+    /// Who sent a request.
+    pub fn caller_of(extensions: &Extensions) -> Caller {
+        extensions.get::<Peer>().copied().unwrap_or_else(Peer::unknown).caller()
+    }
+
+    /// The caller at this address.
+    pub fn caller(self) -> Caller {
+        Caller::new(self.0)
     }
 }
 

@@ -10,12 +10,13 @@ use tally_core::reading::Reading;
 use tally_core::surface::PageRequest;
 use utoipa::ToSchema;
 
-use super::address::{self, Query};
+use super::address::Query;
 use super::answer::{ReadAnswer, json};
+use super::listen::Peer;
 use super::openapi::{FreshnessQuery, ListingQuery, ReadProblems};
 use super::problem::{Kind, Problem};
 use super::{App, freshness};
-use crate::admission::{self, PAGE_LIMITS};
+use crate::admission::{self, Action, Caller, PAGE_LIMITS};
 use crate::metrics::Verb;
 use crate::service::Latest;
 
@@ -44,15 +45,16 @@ struct CountersAnswer<'a> {
 )]
 pub async fn counters(State(app): State<App>, request: Request) -> Result<Response, Problem> {
     let query = Query::parse_with(request.uri(), &PARAMETERS, "key")?;
+    let caller = Peer::caller_of(request.extensions());
     let single: Vec<&str> = query.all("key").collect();
     match (query.raw("keys"), single.as_slice()) {
-        (None, []) => list(&app, &query).await,
+        (None, []) => list(&app, &caller, &query).await,
         (Some(_), [_, ..]) => {
             let detail = "`keys` and `key` both name counters; use one of them";
             Err(Problem::new(Kind::InvalidParameter, detail))
         }
-        (Some(keys), []) => many(&app, &query, &keys.split(',').collect::<Vec<_>>()).await,
-        (None, keys) => many(&app, &query, keys).await,
+        (Some(keys), []) => many(&app, &caller, &query, &keys.split(',').collect::<Vec<_>>()).await,
+        (None, keys) => many(&app, &caller, &query, keys).await,
     }
 }
 
@@ -63,20 +65,20 @@ pub fn verb(uri: &Uri) -> Verb {
     if many { Verb::Many } else { Verb::List }
 }
 
-async fn many(app: &App, query: &Query<'_>, encoded: &[&str]) -> Result<Response, Problem> {
+async fn many(app: &App, caller: &Caller, query: &Query<'_>, encoded: &[&str]) -> Result<Response, Problem> {
     if ["prefix", "limit", "cursor"].iter().any(|name| query.raw(name).is_some()) {
         let detail = "`keys` and `key` cannot be combined with `prefix`, `limit` or `cursor`";
         return Err(Problem::new(Kind::InvalidParameter, detail));
     }
     admission::keys_len(encoded.len())?;
-    let keys = address::keys(encoded)?;
+    let keys = app.access(caller, Action::Read).keys(encoded)?;
     let freshness = freshness::freshness(query, Latest::ByPolicy)?;
     let readings = app.service.read(keys.clone(), freshness).await?;
     let counters = keys.iter().zip(&readings).map(|(key, reading)| answer(app, key, reading)).collect();
     Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None }))
 }
 
-async fn list(app: &App, query: &Query<'_>) -> Result<Response, Problem> {
+async fn list(app: &App, caller: &Caller, query: &Query<'_>) -> Result<Response, Problem> {
     if freshness::PARAMETERS.iter().any(|name| query.raw(name).is_some()) {
         let detail =
             "`token` and `max_staleness_ms` cannot be combined with a listing; name counters with `keys` or `key`";
@@ -85,6 +87,7 @@ async fn list(app: &App, query: &Query<'_>) -> Result<Response, Problem> {
     let prefix = query.text("prefix")?.unwrap_or_default().into_owned().into_bytes();
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
     let after = query.raw("cursor").map(decode_cursor).transpose()?;
+    app.service.admission().admit_prefix(caller, &prefix, Action::List)?;
     let page = app.service.list(PageRequest { prefix, after, limit }).await?;
     let next_cursor = page.next.as_ref().map(|key| HEXLOWER.encode(key.as_bytes()));
     let counters = page.items.iter().map(|(key, reading)| answer(app, key, reading)).collect();

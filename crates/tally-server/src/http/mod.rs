@@ -27,8 +27,10 @@ use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use tower::ServiceExt as _;
 
+use crate::admission::{Action, Caller};
 use crate::metrics::{ProtocolMetrics, Stopwatch, Verb};
 use crate::service::Service;
+use address::KeyAccess;
 use counters::Direction;
 use listen::Peer;
 use problem::{Kind, Problem};
@@ -46,6 +48,13 @@ pub struct App {
     pub protocols: Arc<[Arc<ProtocolMetrics>]>,
     /// Memory for the bodies of batches.
     pub batch_room: Arc<body::BatchRoom>,
+}
+
+impl App {
+    /// Asks for admission to keys.
+    fn access<'a>(&'a self, caller: &'a Caller, action: Action) -> KeyAccess<'a> {
+        KeyAccess { admission: self.service.admission(), caller, action }
+    }
 }
 
 /// Answers HTTP requests over one service.
@@ -103,10 +112,10 @@ impl Server {
         match found {
             // The hot path: axum's boxed handlers cost about as much as counting does.
             RouteMatch::Handler(Verb::Increment, _) => {
-                counters::add(&self.app, request, Direction::Up).await.into_response()
+                counters::add(&self.app, request, Direction::Up, &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(Verb::Decrement, _) => {
-                counters::add(&self.app, request, Direction::Down).await.into_response()
+                counters::add(&self.app, request, Direction::Down, &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(_, handler) => {
                 request.extensions_mut().insert(peer);

@@ -1,4 +1,4 @@
-//! Who is connected: what `CLIENT LIST` and `INFO` tell, kept where every thread can see it.
+//! Connected clients, as `CLIENT LIST` and `INFO` show them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tally_core::time::Millis;
 
 /// One connected client.
-pub struct Client {
-    /// Its number, never used twice.
+pub struct RespClient {
+    /// Its number, never reused.
     pub id: u64,
-    /// Where it is.
+    /// Its address.
     pub peer: SocketAddr,
-    /// Where it reached the server.
+    /// The server's address it connected to.
     pub local: SocketAddr,
     since: Millis,
     last_ms: AtomicU64,
@@ -24,7 +24,7 @@ pub struct Client {
     texts: Mutex<Texts>,
 }
 
-/// What a client says about itself.
+/// What a client set about itself.
 #[derive(Clone, Default)]
 struct Texts {
     name: Vec<u8>,
@@ -33,18 +33,18 @@ struct Texts {
     last_command: &'static str,
 }
 
-impl Client {
+impl RespClient {
     fn texts(&self) -> MutexGuard<'_, Texts> {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It sent so many commands.
+    /// Counts commands it sent.
     pub fn used(&self, commands: u64) {
         self.commands.fetch_add(commands, Relaxed);
     }
 
-    /// It was heard of at this moment.
-    pub fn heard(&self, now: Millis) {
+    /// It sent something at this moment.
+    pub fn seen_at(&self, now: Millis) {
         self.last_ms.store(now.0, Relaxed);
     }
 
@@ -58,17 +58,17 @@ impl Client {
         self.texts().name = name.to_vec();
     }
 
-    /// It told which library it uses.
+    /// Its library.
     pub fn set_library(&self, name: &[u8]) {
         self.texts().library = name.to_vec();
     }
 
-    /// It told which version of it.
+    /// The version of its library.
     pub fn set_library_version(&self, version: &[u8]) {
         self.texts().library_version = version.to_vec();
     }
 
-    /// The last command that is worth telling.
+    /// The last command, except those on counters.
     pub fn set_last_command(&self, name: &'static str) {
         self.texts().last_command = name;
     }
@@ -113,23 +113,23 @@ impl Client {
     }
 }
 
-/// Everyone who is connected.
+/// All connected clients.
 #[derive(Default)]
 pub struct Clients {
     next: AtomicU64,
     gone_commands: AtomicU64,
-    known: Mutex<BTreeMap<u64, Arc<Client>>>,
+    known: Mutex<BTreeMap<u64, Arc<RespClient>>>,
 }
 
 impl Clients {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<RespClient>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Someone connected.
-    pub fn add(&self, peer: SocketAddr, local: SocketAddr, now: Millis) -> Arc<Client> {
+    /// A client connected.
+    pub fn add(&self, peer: SocketAddr, local: SocketAddr, now: Millis) -> Arc<RespClient> {
         let id = self.next.fetch_add(1, Relaxed) + 1;
-        let client = Arc::new(Client {
+        let client = Arc::new(RespClient {
             id,
             peer,
             local,
@@ -144,32 +144,32 @@ impl Clients {
         client
     }
 
-    /// Someone is gone.
+    /// A client disconnected.
     pub fn remove(&self, id: u64) {
         if let Some(client) = self.known().remove(&id) {
             self.gone_commands.fetch_add(client.commands.load(Relaxed), Relaxed);
         }
     }
 
-    /// How many are connected.
+    /// Number of connected clients.
     pub fn count(&self) -> usize {
         self.known().len()
     }
 
-    /// How many connected ever.
+    /// Number of clients that ever connected.
     pub fn ever(&self) -> u64 {
         self.next.load(Relaxed)
     }
 
-    /// Commands of everyone, ever.
+    /// Commands of all clients, also of those that disconnected.
     pub fn commands(&self) -> u64 {
         let known = self.known();
         let present: u64 = known.values().map(|client| client.commands.load(Relaxed)).sum();
         present + self.gone_commands.load(Relaxed)
     }
 
-    /// Everyone, by number.
-    pub fn all(&self) -> Vec<Arc<Client>> {
+    /// All clients, by number.
+    pub fn all(&self) -> Vec<Arc<RespClient>> {
         self.known().values().cloned().collect()
     }
 }

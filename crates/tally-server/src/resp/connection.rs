@@ -1,14 +1,12 @@
 //! One connection: its socket, what waits to be written, and when it may be read.
 //!
-//! A connection is read only while none of its commands is under way and all its answers have left. That keeps its
-//! replies in order and bounds what it can make the server hold: a client that does not read its answers is not read
-//! either. Answers are written by whoever settles the turn; the connection's own task only takes over what
-//! the socket did not take at once.
+//! A connection is read only while none of its commands is under way and all its replies have been sent. That keeps its
+//! replies in order and bounds its memory: a client that does not read its replies is not read either. Replies are
+//! written by the task that settles the turn; the connection's own task only sends what the socket did not accept.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -16,33 +14,51 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::clients::Client;
-use super::worker::Worker;
-use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX};
+use super::clients::RespClient;
+use super::server::SharedLimits;
+use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
+
+/// A buffer that the sockets of one thread are read into, one after the other.
+pub struct ReadBuffer(RefCell<Vec<u8>>);
+
+impl Default for ReadBuffer {
+    fn default() -> Self {
+        ReadBuffer(RefCell::new(vec![0; RESP_READ_BYTES]))
+    }
+}
+
+impl ReadBuffer {
+    /// Lends the buffer. `read` must not wait for anything.
+    pub fn with<T>(&self, read: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        read(&mut self.0.borrow_mut())
+    }
+}
 
 /// The socket of one client.
-pub struct Connection {
+pub struct RespConnection {
     stream: TcpStream,
-    worker: Rc<Worker>,
-    /// What others may know about it.
-    pub client: Arc<Client>,
+    /// The client's entry in `CLIENT LIST`.
+    pub client: Arc<RespClient>,
+    limits: Arc<SharedLimits>,
     out: RefCell<Out>,
     /// Shares of it in turns that are not settled.
     under_way: Cell<usize>,
-    /// It is not to be read any more.
+    /// The client is gone, or was cut off.
     over: Cell<bool>,
-    /// How to wake its task for more than the socket.
+    /// The server stops.
+    stopping: Cell<bool>,
+    /// Wakes its task for more than the socket.
     waker: RefCell<Option<Waker>>,
-    /// Its task waits for the answers under way, and not only for the next request.
-    awaits_answers: Cell<bool>,
+    /// Its task waits for the replies under way, and not only for the next request.
+    awaits_replies: Cell<bool>,
 }
 
-/// What waits to be written.
+/// Bytes to be written.
 #[derive(Default)]
 struct Out {
     bytes: Vec<u8>,
     written: usize,
-    /// Bytes the worker was told of: what the socket did not take.
+    /// Bytes counted in the shared limit: those the socket did not accept.
     counted: usize,
 }
 
@@ -57,22 +73,23 @@ impl Out {
 pub enum Ready {
     /// The socket has bytes, or its end.
     Read,
-    /// It is to be closed: the server stops, or the client is gone.
+    /// Close it: the server stops, or the client is gone.
     Close,
 }
 
-impl Connection {
+impl RespConnection {
     /// A connection over an accepted socket.
-    pub fn new(stream: TcpStream, worker: Rc<Worker>, client: Arc<Client>) -> Self {
-        Connection {
+    pub fn new(stream: TcpStream, client: Arc<RespClient>, limits: Arc<SharedLimits>) -> Self {
+        RespConnection {
             stream,
-            worker,
             client,
+            limits,
             out: RefCell::default(),
             under_way: Cell::new(0),
             over: Cell::new(false),
+            stopping: Cell::new(false),
             waker: RefCell::default(),
-            awaits_answers: Cell::new(false),
+            awaits_replies: Cell::new(false),
         }
     }
 
@@ -82,7 +99,7 @@ impl Connection {
         let read = self.stream.try_io(Interest::READABLE, || {
             let (read, _) = recv(&self.stream, &mut *into, RecvFlags::empty())?;
             if 0 < read && read < into.len() {
-                // It was all there is. Said this way, the next call waits for more instead of asking the system.
+                // Nothing is left. As `WouldBlock`, the next call waits for more instead of asking the system.
                 short = Some(read);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -91,58 +108,58 @@ impl Connection {
         short.map_or(read, Ok)
     }
 
-    /// One more share of it is under way.
-    pub fn begin(&self) {
-        self.under_way.set(self.under_way.get() + 1);
+    /// This many more shares of it are under way.
+    pub fn begin(&self, shares: usize) {
+        self.under_way.set(self.under_way.get() + shares);
     }
 
-    /// Writes the answer of one share, as far as the socket takes it.
+    /// Writes the replies of one share, as far as the socket accepts them.
     pub fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
         self.under_way.set(self.under_way.get().saturating_sub(1));
         self.put(write);
     }
 
-    /// Writes without a share: the answer of a command that the connection's own task carried out.
+    /// Writes the reply of a command that the connection's own task carried out.
     pub fn put(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let is_last = self.under_way.get() == 0;
         let mut out = self.out.borrow_mut();
-        // Written even when the client is gone: the next client's answer begins behind this one.
+        // Also when the client is gone; `give_up` frees it again.
         write(&mut out.bytes);
         // More shares follow: one write for all.
         if self.over.get() || (is_last && self.write(&mut out).is_err()) {
             self.give_up(&mut out);
         }
-        // Also when the client is gone: the task waits for its shares all the same. One that waits for the next request
-        // is woken by that.
-        if is_last && (self.awaits_answers.get() || self.over.get() || !out.rest().is_empty()) {
+        // Also when the client is gone: the task still waits for its shares. A task that waits for the next request is
+        // woken by the socket.
+        if is_last && (self.awaits_replies.get() || self.over.get() || !out.rest().is_empty()) {
             self.wake();
         }
     }
 
-    /// Nothing more can be written: what waits is given back at once, for others to have.
+    /// Nothing more can be written: frees what is unsent at once.
     fn give_up(&self, out: &mut Out) {
         self.over.set(true);
-        self.worker.door.unread.change(out.counted, 0);
+        self.limits.unread.change(out.counted, 0);
         *out = Out::default();
     }
 
-    /// Says goodbye to a client that still sends. Closing over requests that nobody read would take back answers that
-    /// are on their way, so they are read and dropped until the client has seen the end.
-    pub async fn farewell(&self) {
+    /// Lets a client that still sends receive its last replies. Closing a socket with unread requests resets it and
+    /// loses replies on their way, so requests are read and dropped until the client has seen the end.
+    pub async fn farewell(&self, buffer: &ReadBuffer) {
         let still_sends = || matches!(self.stream.try_read(&mut [0; 1]), Ok(1));
         if self.over.get() || !still_sends() || shutdown(&self.stream, Shutdown::Write).is_err() {
             return;
         }
         let until_end = async {
             while self.stream.readable().await.is_ok() {
-                match self.worker.with_buffer(|buffer| self.stream.try_read(buffer)) {
+                match buffer.with(|bytes| self.stream.try_read(bytes)) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(0) | Err(_) => return,
                     Ok(_) => {}
                 }
             }
         };
-        // A client that goes on is closed all the same.
+        // A client that does not stop is closed anyway.
         let _ = tokio::time::timeout(RESP_FAREWELL_MAX, until_end).await;
     }
 
@@ -157,12 +174,13 @@ impl Connection {
         }
     }
 
-    /// The connection is to be closed as soon as its answers have left.
+    /// Closes the connection as soon as its replies have been sent.
     pub fn stop(&self) {
+        self.stopping.set(true);
         self.wake();
     }
 
-    /// Writes what waits, as far as the socket takes it.
+    /// Writes unsent bytes, as far as the socket accepts them.
     fn write(&self, out: &mut Out) -> io::Result<()> {
         while !out.rest().is_empty() {
             match self.stream.try_write(out.rest()) {
@@ -177,44 +195,44 @@ impl Connection {
             out.written = 0;
         }
         let left = out.rest().len();
-        self.worker.door.unread.change(out.counted, left);
+        self.limits.unread.change(out.counted, left);
         out.counted = left;
-        if left > 0 && self.worker.door.unread.bytes() > RESP_OUTPUT_BYTES_MAX {
-            tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
+        if left > 0 && self.limits.unread.bytes() > RESP_OUTPUT_BYTES_MAX {
+            tracing::debug!(client = self.client.id, "closing a connection: too many replies are unread");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(())
     }
 
-    /// Resolves when there is something to read and nothing of it under way or left to write.
+    /// Resolves when there is something to read, nothing under way and nothing left to write.
     pub async fn ready(&self) -> Ready {
         poll_fn(|context| self.poll_ready(context)).await
     }
 
     fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Ready> {
-        if self.under_way.get() > 0 && !self.worker.is_stopping() && self.stream.poll_read_ready(context).is_pending() {
-            self.awaits_answers.set(false);
+        if self.under_way.get() > 0 && !self.stopping.get() && self.stream.poll_read_ready(context).is_pending() {
+            self.awaits_replies.set(false);
             self.remember(context);
             return Poll::Pending;
         }
         if self.poll_settled(context).is_pending() {
             return Poll::Pending;
         }
-        if self.over.get() || self.worker.is_stopping() {
+        if self.over.get() || self.stopping.get() {
             return Poll::Ready(Ready::Close);
         }
         match self.stream.poll_read_ready(context) {
             Poll::Ready(Ok(())) => Poll::Ready(Ready::Read),
             Poll::Ready(Err(_)) => Poll::Ready(Ready::Close),
             Poll::Pending => {
-                // To be told when the server stops.
+                // Woken when the server stops.
                 self.remember(context);
                 Poll::Pending
             }
         }
     }
 
-    /// Resolves when nothing of it is under way and all answers have left, or never will.
+    /// Resolves when nothing is under way and all replies have been sent, or never will be.
     pub async fn settled(&self) {
         poll_fn(|context| self.poll_settled(context)).await;
     }
@@ -222,7 +240,7 @@ impl Connection {
     fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.under_way.get() > 0 {
-                self.awaits_answers.set(true);
+                self.awaits_replies.set(true);
                 self.remember(context);
                 return Poll::Pending;
             }
@@ -246,9 +264,9 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for RespConnection {
     fn drop(&mut self) {
         let counted = self.out.borrow().counted;
-        self.worker.door.unread.change(counted, 0);
+        self.limits.unread.change(counted, 0);
     }
 }

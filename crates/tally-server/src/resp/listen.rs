@@ -11,7 +11,7 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
-use super::door::Door;
+use super::server::RespServer;
 use super::worker::{Accepted, Worker};
 use crate::accept::{Listening, pause_after, prepare};
 use crate::limits::{RESP_KEEPALIVE, RESP_THREADS_DEFAULT_MAX};
@@ -28,19 +28,19 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts this many threads, or one for every two cores: HTTP, checkpoints and the system's own work on the network
+    /// Starts this many threads, or one for every two cores: HTTP, checkpoints and the kernel's network stack
     /// need the rest, and the fewer threads there are, the more each flush covers.
-    pub fn start(door: &Arc<Door>, threads: Option<usize>) -> io::Result<Self> {
+    pub fn start(server: &Arc<RespServer>, threads: Option<usize>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let workers = threads.unwrap_or_else(|| (cores / 2).clamp(1, RESP_THREADS_DEFAULT_MAX));
-        (0..workers).map(|number| start(number, door)).collect::<io::Result<Vec<_>>>().map(Threads)
+        (0..workers).map(|number| start(number, server)).collect::<io::Result<Vec<_>>>().map(Threads)
     }
 }
 
 /// Accepts connections until `stopping` says how long what is under way may take to finish.
 pub async fn listen(
     listener: TcpListener,
-    door: Arc<Door>,
+    server: Arc<RespServer>,
     Threads(threads): Threads,
     stopping: impl Future<Output = Duration>,
 ) -> Listening {
@@ -51,9 +51,9 @@ pub async fn listen(
             biased;
             drain_max = &mut stopping => break drain_max,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) if door.clients.count() >= door.about.connections_max => refuse(&door, stream),
-                Ok((stream, peer)) => match admit(&door, stream, peer) {
-                    Ok(accepted) => hand_over(&door, turns.next(), accepted),
+                Ok((stream, _)) if server.clients.count() >= server.settings.connections_max => refuse(&server, stream),
+                Ok((stream, peer)) => match admit(&server, stream, peer) {
+                    Ok(accepted) => hand_over(&server, turns.next(), accepted),
                     Err(error) => tracing::debug!(%error, "a connection was gone before it was served"),
                 },
                 Err(error) => pause_after(&error).await,
@@ -72,45 +72,45 @@ pub async fn listen(
         if !end.await.unwrap_or(false) {
             ended = Listening::CutOff;
         }
-        // It has said its last word: there is nothing to wait for.
+        // It has reported, so the thread is about to end.
         let _ = handle.join();
     }
     ended
 }
 
-fn start(number: usize, door: &Arc<Door>) -> io::Result<Thread> {
+fn start(number: usize, server: &Arc<RespServer>) -> io::Result<Thread> {
     let (connections, accepted) = mpsc::unbounded_channel();
     let (stop, stopping) = oneshot::channel();
-    let (say_drained, drained) = oneshot::channel();
+    let (report_drained, drained) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let door = Arc::clone(door);
+    let server = Arc::clone(server);
     let handle = thread::Builder::new().name(format!("tally-resp-{number}")).spawn(move || {
-        let all = runtime.block_on(Worker::run(door, accepted, stopping));
-        let _ = say_drained.send(all);
+        let all = runtime.block_on(Worker::run(server, accepted, stopping));
+        let _ = report_drained.send(all);
     })?;
     Ok(Thread { connections, stop, drained, handle })
 }
 
-fn admit(door: &Door, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
+fn admit(server: &RespServer, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
     prepare(&stream)?;
     let local = stream.local_addr()?;
-    // Idle connections stay open; those whose client is gone without a word do not.
+    // Idle connections stay open; those whose client vanished do not.
     set_socket_keepalive(&stream, true)?;
     set_tcp_keepidle(&stream, RESP_KEEPALIVE)?;
     let stream = stream.into_std()?;
-    Ok(Accepted { stream, client: door.clients.add(peer, local, door.now()) })
+    Ok(Accepted { stream, client: server.clients.add(peer, local, server.now()) })
 }
 
-fn hand_over(door: &Door, thread: Option<&Thread>, accepted: Accepted) {
+fn hand_over(server: &RespServer, thread: Option<&Thread>, accepted: Accepted) {
     let id = accepted.client.id;
     if thread.is_none_or(|thread| thread.connections.send(accepted).is_err()) {
-        door.clients.remove(id);
+        server.clients.remove(id);
     }
 }
 
-/// Tells one connection too many that it is, without waiting for it.
-fn refuse(door: &Door, stream: TcpStream) {
-    door.metrics.connection_refused();
-    let told = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));
-    tracing::debug!(?told, "a connection was turned away: too many are open");
+/// Refuses a connection over the limit, without waiting for it.
+fn refuse(server: &RespServer, stream: TcpStream) {
+    server.metrics.connection_refused();
+    let sent = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));
+    tracing::debug!(?sent, "a connection was turned away: too many are open");
 }

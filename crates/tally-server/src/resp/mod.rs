@@ -1,34 +1,44 @@
 //! The Redis protocol, versions 2 and 3, so that any Redis client in any language is a Tally client.
 //!
-//! A request goes through these files in order. `listen` accepts connections and hands each to a `worker`, a thread of its
-//! own. There `session` reads a connection, `wire` takes requests out of its bytes, `commands` knows them by name, and
-//! `execute` decides what each comes to: events (`op`) and a `plan` of the reply, a reply at once (`about`, `info`,
-//! `settings`), or a command that waits for its turn (`slow`). Events of all connections gather in one `turn`, which is
-//! submitted whole. When it is settled, plans become replies, and `connection` writes them.
+//! A request goes one way: `listen` accepts a connection and hands it to a `worker`, a thread of its own. There `reader`
+//! reads the `connection` and takes requests out of its bytes with `wire`. `commands` finds each command by name, parses
+//! its arguments, has its keys admitted, and adds its events and the plan of its reply to the `turn` that the thread
+//! gathers (`gather`). The turn is submitted whole. When it is settled, each `reply_plan` becomes a `reply`, and the
+//! connection writes it.
+//!
+//! Modules depend on each other one way, too. Each may use those above it in the list below and none after it; tidy
+//! checks that against the order of this list.
 
-mod about;
-mod clients;
-mod commands;
-mod connection;
-mod cursors;
-mod door;
-mod errors;
-mod execute;
 mod glob;
-mod info;
-mod listen;
-mod op;
-mod plan;
 mod reply;
-mod session;
-mod settings;
-mod slow;
-mod turn;
 mod wire;
+
+mod errors;
+
+mod clients;
+mod cursors;
+
+mod server;
+
+mod connection;
+mod session;
+
+mod reply_plan;
+
+mod turn;
+
+mod commands;
+
+mod gather;
+
+mod reader;
+
 mod worker;
+
+mod listen;
 
 #[cfg(test)]
 mod tests;
 
-pub use door::{About, Door};
 pub use listen::{Threads, listen};
+pub use server::{RespServer, ShownSettings};

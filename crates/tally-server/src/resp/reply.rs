@@ -2,7 +2,7 @@
 
 /// The version of the protocol a connection speaks. `HELLO` changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Version {
+pub enum ProtocolVersion {
     /// What every connection starts with: no maps, sets, doubles or booleans, two kinds of null.
     #[default]
     V2,
@@ -10,16 +10,16 @@ pub enum Version {
     V3,
 }
 
-/// Appends replies to the bytes that go out. Whoever opens an array, a map or a set writes its elements next.
+/// Appends replies to the bytes that go out. After opening an array, a map or a set, write its elements next.
 #[derive(Debug)]
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
-    version: Version,
+    version: ProtocolVersion,
 }
 
 impl<'a> Reply<'a> {
     /// A writer at the end of `out`.
-    pub fn new(out: &'a mut Vec<u8>, version: Version) -> Reply<'a> {
+    pub fn new(out: &'a mut Vec<u8>, version: ProtocolVersion) -> Reply<'a> {
         Reply { out, version }
     }
 
@@ -52,7 +52,7 @@ impl<'a> Reply<'a> {
         self.end();
     }
 
-    /// So many integers, each `step` more than the one before.
+    /// This many integers, each `step` more than the one before.
     pub fn integers(&mut self, first: i64, step: i64, count: u32) {
         if step != 1 || first < 0 {
             let nth = |nth: u32| first.wrapping_add(step.wrapping_mul(i64::from(nth)));
@@ -88,8 +88,8 @@ impl<'a> Reply<'a> {
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.version {
-            Version::V2 => b"$-1\r\n",
-            Version::V3 => b"_\r\n",
+            ProtocolVersion::V2 => b"$-1\r\n",
+            ProtocolVersion::V3 => b"_\r\n",
         });
     }
 
@@ -102,32 +102,32 @@ impl<'a> Reply<'a> {
     /// Opens a map of `len` pairs: key, value, key, value. In version 2 it is a flat array.
     pub fn map(&mut self, len: usize) {
         match self.version {
-            Version::V2 => self.header(b'*', len * 2),
-            Version::V3 => self.header(b'%', len),
+            ProtocolVersion::V2 => self.header(b'*', len * 2),
+            ProtocolVersion::V3 => self.header(b'%', len),
         }
     }
 
     /// Opens a set of `len` elements. In version 2 it is an array.
     pub fn set(&mut self, len: usize) {
         match self.version {
-            Version::V2 => self.header(b'*', len),
-            Version::V3 => self.header(b'~', len),
+            ProtocolVersion::V2 => self.header(b'*', len),
+            ProtocolVersion::V3 => self.header(b'~', len),
         }
     }
 
     /// A truth value. In version 2 it is 1 or 0.
     pub fn boolean(&mut self, value: bool) {
         match self.version {
-            Version::V2 => self.integer(i64::from(value)),
-            Version::V3 => self.line(b'#', if value { b"t" } else { b"f" }),
+            ProtocolVersion::V2 => self.integer(i64::from(value)),
+            ProtocolVersion::V3 => self.line(b'#', if value { b"t" } else { b"f" }),
         }
     }
 
     /// A text for people, such as `INFO` answers. In version 2 it is a string.
     pub fn verbatim(&mut self, text: &str) {
         match self.version {
-            Version::V2 => self.bulk(text.as_bytes()),
-            Version::V3 => {
+            ProtocolVersion::V2 => self.bulk(text.as_bytes()),
+            ProtocolVersion::V3 => {
                 const FORMAT: &[u8] = b"txt:";
                 self.header(b'=', FORMAT.len() + text.len());
                 self.out.extend_from_slice(FORMAT);
@@ -220,7 +220,7 @@ fn is_line_break(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
+    fn written(version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) -> String {
         let mut out = b"before ".to_vec();
         write(&mut Reply::new(&mut out, version));
         String::from_utf8_lossy(&out[7..]).into_owned()
@@ -228,7 +228,7 @@ mod tests {
 
     /// The same reply in both versions.
     fn both(write: impl Fn(&mut Reply<'_>)) -> [String; 2] {
-        [Version::V2, Version::V3].map(|version| written(version, &write))
+        [ProtocolVersion::V2, ProtocolVersion::V3].map(|version| written(version, &write))
     }
 
     #[test]
@@ -256,18 +256,18 @@ mod tests {
                 let one_by_one = |reply: &mut Reply<'_>| {
                     (0..40).for_each(|nth| reply.integer(first.wrapping_add(step * nth)));
                 };
-                let in_a_row = written(Version::V2, |reply| reply.integers(first, step, 40));
-                assert_eq!(in_a_row, written(Version::V2, one_by_one), "from {first} by {step}");
+                let in_a_row = written(ProtocolVersion::V2, |reply| reply.integers(first, step, 40));
+                assert_eq!(in_a_row, written(ProtocolVersion::V2, one_by_one), "from {first} by {step}");
             }
         }
-        assert_eq!(written(Version::V2, |reply| reply.integers(i64::MAX, 1, 1)), ":9223372036854775807\r\n");
-        assert_eq!(written(Version::V2, |reply| reply.integers(7, 1, 0)), "");
+        assert_eq!(written(ProtocolVersion::V2, |reply| reply.integers(i64::MAX, 1, 1)), ":9223372036854775807\r\n");
+        assert_eq!(written(ProtocolVersion::V2, |reply| reply.integers(7, 1, 0)), "");
     }
 
     #[test]
     fn an_error_stays_on_one_line() {
-        assert_eq!(written(Version::V2, |reply| reply.error("ERR no")), "-ERR no\r\n");
-        assert_eq!(written(Version::V2, |reply| reply.error("ERR a\r\nb\n\r\n")), "-ERR a  b\r\n");
+        assert_eq!(written(ProtocolVersion::V2, |reply| reply.error("ERR no")), "-ERR no\r\n");
+        assert_eq!(written(ProtocolVersion::V2, |reply| reply.error("ERR a\r\nb\n\r\n")), "-ERR a  b\r\n");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::limits::{
     RESP_STRANGER_BULK_BYTES_MAX,
 };
 
-/// Every element ends with these two bytes. As in Redis, nobody looks at what they are after a bulk string.
+/// Every element ends with these two bytes. As in Redis, they are not checked after a bulk string.
 const LINE_END: &[u8] = b"\r\n";
 
 /// How large a request may be. What one may send depends on whether one has said who one is.

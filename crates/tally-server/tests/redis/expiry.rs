@@ -1,4 +1,4 @@
-//! Expiries that come in through the Redis door, as HTTP, the command line, `INFO` and the metrics show them.
+//! Expiries set over the Redis protocol, as HTTP, the command line, `INFO` and the metrics show them.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The Redis front door: beside a real Redis, among crashes, and together with the other front door.
+//! The Redis protocol: compared with a real Redis, across crashes, and together with HTTP.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 

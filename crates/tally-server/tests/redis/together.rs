@@ -1,4 +1,4 @@
-//! Many clients at once, and both front doors on the same counters.
+//! Many clients at once, and both protocols on the same counters.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;

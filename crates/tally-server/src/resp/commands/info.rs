@@ -1,177 +1,175 @@
-//! Writes what `COMMAND` and its subcommands answer, and the `HELP` of containers.
+//! `INFO`: the sections and fields that tools expect.
 
-use super::{Keys, Spec, find, find_full, find_subcommand, short_name, syntax, top_level};
-use crate::resp::glob;
+use std::fmt::Write;
+
+use tally_core::surface::{Figure, Health};
+
+use super::connection::REDIS_VERSION;
+use super::spec::{Execution, ImmediateCall, Spec};
 use crate::resp::reply::Reply;
+use crate::resp::server::RespServer;
+use crate::resp::wire::Args;
 
-/// Elements that describe one command.
-const INFO_ELEMENTS: usize = 10;
+pub static INFO: Spec = Spec::new("info", -1, Execution::Immediate(info))
+    .redis(
+        "loading stale",
+        "@slow @dangerous",
+        "nondeterministic_output request_policy:all_shards response_policy:special",
+    )
+    .syntax(&["[section...]"])
+    .docs("server", "1.0.0", "O(1)", "Tells about the server, for people and monitoring.");
 
-/// How many commands there are, for `COMMAND COUNT`.
-pub fn count() -> usize {
-    top_level().count()
+/// Writes one section.
+type InfoSection = fn(&RespServer, &mut String);
+
+const SECTIONS: [(&str, InfoSection); 9] = [
+    ("server", server_section),
+    ("clients", clients),
+    ("memory", memory),
+    ("persistence", persistence),
+    ("stats", stats),
+    ("replication", replication),
+    ("cpu", cpu),
+    ("cluster", cluster),
+    ("keyspace", keyspace),
+];
+
+fn info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    reply.verbatim(&sections(call.context.server, call.args));
 }
 
-/// `COMMAND` and `COMMAND INFO`: a description of each named command, or of all when none is named.
-pub fn info<'a>(reply: &mut Reply<'_>, names: impl ExactSizeIterator<Item = &'a [u8]>) {
-    if names.len() == 0 {
-        reply.array(count());
-        top_level().for_each(|spec| describe(reply, spec));
-        return;
-    }
-    reply.array(names.len());
-    for name in names {
-        match find_full(name) {
-            Some(spec) => describe(reply, spec),
-            None => reply.null(),
+/// The sections named; all of them without a name or with one that means all.
+fn sections(server: &RespServer, args: Args<'_>) -> String {
+    let wanted = |name: &str| {
+        args.len() == 1
+            || args.iter().skip(1).any(|word| {
+                let all: [&[u8]; 3] = [b"all", b"default", b"everything"];
+                word.eq_ignore_ascii_case(name.as_bytes()) || all.iter().any(|all| word.eq_ignore_ascii_case(all))
+            })
+    };
+    let mut text = String::new();
+    for (name, write) in SECTIONS.into_iter().filter(|(name, _)| wanted(name)) {
+        if !text.is_empty() {
+            text.push_str("\r\n");
         }
+        let (first, rest) = name.split_at(1);
+        match name {
+            "cpu" => line(&mut text, format_args!("# CPU")),
+            _ => line(&mut text, format_args!("# {}{rest}", first.to_uppercase())),
+        }
+        write(server, &mut text);
+    }
+    text
+}
+
+fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    // Writing to a string does not fail.
+    let _ = write!(text, "{line}\r\n");
+}
+
+/// A figure of the engine by its metric name.
+fn figure(server: &RespServer, name: &str) -> f64 {
+    let measures = server.service.measures();
+    let found = measures.iter().find(|measure| measure.name == name);
+    match found.map(|measure| &measure.figure) {
+        Some(Figure::Counter(count)) => *count as f64,
+        Some(Figure::Gauge(value)) => *value,
+        Some(Figure::Histogram { count, .. }) => *count as f64,
+        None => 0.0,
     }
 }
 
-/// `COMMAND DOCS`: an explanation of each named command, or of all when none is named. Unknown names are left out.
-pub fn docs<'a>(reply: &mut Reply<'_>, names: impl ExactSizeIterator<Item = &'a [u8]>) {
-    let specs: Vec<_> = if names.len() == 0 { top_level().collect() } else { names.filter_map(find_full).collect() };
-    reply.map(specs.len());
-    specs.into_iter().for_each(|spec| explain(reply, spec));
+fn server_section(server: &RespServer, text: &mut String) {
+    let uptime = server.uptime.elapsed().as_secs();
+    line(text, format_args!("redis_version:{REDIS_VERSION}"));
+    line(text, format_args!("tally_version:{}", env!("CARGO_PKG_VERSION")));
+    line(text, format_args!("redis_mode:standalone"));
+    line(text, format_args!("os:{} {}", std::env::consts::OS, std::env::consts::ARCH));
+    line(text, format_args!("arch_bits:{}", usize::BITS));
+    line(text, format_args!("process_id:{}", std::process::id()));
+    line(text, format_args!("run_id:{}", server.run_id()));
+    line(text, format_args!("tcp_port:{}", server.settings.address.port()));
+    line(text, format_args!("server_time_usec:{}", server.now().0 * 1000));
+    line(text, format_args!("uptime_in_seconds:{uptime}"));
+    line(text, format_args!("uptime_in_days:{}", uptime / 86_400));
 }
 
-/// `COMMAND LIST`: the names of all commands.
-pub fn list(reply: &mut Reply<'_>) {
-    names(reply, &top_level().map(|spec| spec.name).collect::<Vec<_>>());
+fn clients(server: &RespServer, text: &mut String) {
+    line(text, format_args!("connected_clients:{}", server.clients.count()));
+    line(text, format_args!("cluster_connections:0"));
+    line(text, format_args!("maxclients:{}", server.settings.connections_max));
+    line(text, format_args!("blocked_clients:0"));
+    line(text, format_args!("tracking_clients:0"));
 }
 
-/// `COMMAND LIST FILTERBY`: the names that pass. An error text if there is no such filter.
-pub fn list_filtered(reply: &mut Reply<'_>, filter: &[u8], by: &[u8]) -> Result<(), &'static str> {
-    let with_subcommands = top_level().flat_map(|spec| std::iter::once(spec).chain(spec.subcommands()));
-    let found: Vec<_> = if filter.eq_ignore_ascii_case(b"pattern") {
-        let matching = with_subcommands.filter(|spec| glob::matches(by, spec.name.as_bytes(), glob::Case::Ignored));
-        matching.map(|spec| spec.name).collect()
-    } else if filter.eq_ignore_ascii_case(b"aclcat") {
-        let has =
-            |spec: &&Spec| words(spec.categories).any(|category| category.as_bytes()[1..].eq_ignore_ascii_case(by));
-        with_subcommands.filter(has).map(|spec| spec.name).collect()
-    } else if filter.eq_ignore_ascii_case(b"module") {
-        // No command comes from a loaded module.
-        Vec::new()
-    } else {
-        return Err("ERR syntax error");
-    };
-    names(reply, &found);
-    Ok(())
-}
-
-/// `COMMAND GETKEYS`: the keys of a request, given its arguments. An error text if it has none.
-pub fn keys_of<'a>(request: &[&'a [u8]]) -> Result<Vec<&'a [u8]>, &'static str> {
-    const UNKNOWN: &str = "ERR Invalid command specified";
-    const KEYLESS: &str = "ERR The command has no key arguments";
-    let mut spec = request.first().and_then(|name| find(name)).ok_or(UNKNOWN)?;
-    if spec.is_container()
-        && let Some(sub) = request.get(1)
-    {
-        spec = find_subcommand(spec, sub).ok_or(UNKNOWN)?;
+fn memory(server: &RespServer, text: &mut String) {
+    let used = figure(server, "tally_memory_bytes") as u64;
+    line(text, format_args!("used_memory:{used}"));
+    line(text, format_args!("used_memory_human:{}", human(used)));
+    if let Some(rss) = crate::metrics::process_usage().map(|usage| usage.resident_bytes) {
+        line(text, format_args!("used_memory_rss:{rss}"));
+        line(text, format_args!("used_memory_rss_human:{}", human(rss)));
     }
-    let keys = spec.keys.as_ref().ok_or(KEYLESS)?;
-    if !spec.takes(request.len()) {
-        return Err("ERR Invalid number of arguments specified for command");
-    }
-    let last = match usize::try_from(keys.last) {
-        Ok(last) => last,
-        Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
-    };
-    let places = (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1));
-    Ok(places.filter_map(|place| request.get(place).copied()).collect())
+    line(text, format_args!("maxmemory:{}", server.settings.memory_bytes));
+    line(text, format_args!("maxmemory_human:{}", human(server.settings.memory_bytes)));
+    line(text, format_args!("maxmemory_policy:noeviction"));
+    line(text, format_args!("mem_clients_normal:{}", server.limits.unfinished.bytes() + server.limits.unread.bytes()));
+    line(text, format_args!("mem_allocator:mimalloc"));
 }
 
-/// `CLIENT HELP` and the like: the subcommands of the container that `spec` is the help of.
-pub fn help(reply: &mut Reply<'_>, spec: &Spec) {
-    let container = spec.name.split('|').next().unwrap_or_default();
-    let subcommands = find(container.as_bytes()).into_iter().flat_map(Spec::subcommands);
-    reply.array(1 + 2 * subcommands.clone().count());
-    let container = container.to_ascii_uppercase();
-    reply.simple(&format!("{container} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"));
-    for spec in subcommands {
-        reply.simple(&short_name(spec).to_ascii_uppercase());
-        reply.simple(&format!("    {}", spec.summary));
+fn human(bytes: u64) -> String {
+    let units = [(1u64 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.2}{name}", bytes as f64 / unit as f64),
+        None => format!("{bytes}B"),
     }
 }
 
-fn names(reply: &mut Reply<'_>, names: &[&str]) {
-    reply.array(names.len());
-    names.iter().for_each(|name| reply.bulk(name.as_bytes()));
+fn persistence(server: &RespServer, text: &mut String) {
+    let health = server.service.health();
+    line(text, format_args!("loading:{}", u8::from(health == Health::Recovering)));
+    line(text, format_args!("async_loading:0"));
+    line(text, format_args!("rdb_changes_since_last_save:{}", figure(server, "tally_dirty_counters") as u64));
+    line(text, format_args!("rdb_bgsave_in_progress:0"));
+    line(text, format_args!("rdb_last_bgsave_status:ok"));
+    line(text, format_args!("aof_enabled:1"));
+    line(text, format_args!("aof_rewrite_in_progress:0"));
+    let writes_well = matches!(health, Health::Ready | Health::Recovering | Health::Closing);
+    line(text, format_args!("aof_last_write_status:{}", if writes_well { "ok" } else { "err" }));
+    line(text, format_args!("aof_current_size:{}", figure(server, "tally_persist_lag_bytes") as u64));
 }
 
-fn describe(reply: &mut Reply<'_>, spec: &Spec) {
-    reply.array(INFO_ELEMENTS);
-    reply.bulk(spec.name.as_bytes());
-    reply.integer(spec.arity.into());
-    set_of_words(reply, spec.flags);
-    let (first, last, step) = spec.keys.as_ref().map_or((0, 0, 0), |keys| (keys.first, keys.last, keys.step));
-    [first, last, step].into_iter().for_each(|number| reply.integer(number.into()));
-    set_of_words(reply, spec.categories);
-    reply.set(words(spec.tips).count());
-    words(spec.tips).for_each(|tip| reply.bulk(tip.as_bytes()));
-    reply.set(spec.keys.iter().count());
-    spec.keys.iter().for_each(|keys| describe_keys(reply, keys));
-    // As Redis has it: an empty set, but an array of subcommands.
-    match spec.subcommands().count() {
-        0 => reply.set(0),
-        subcommands => reply.array(subcommands),
-    }
-    spec.subcommands().for_each(|sub| describe(reply, sub));
+fn stats(server: &RespServer, text: &mut String) {
+    line(text, format_args!("total_connections_received:{}", server.clients.ever()));
+    line(text, format_args!("total_commands_processed:{}", server.clients.commands()));
+    line(text, format_args!("rejected_connections:{}", server.metrics.refused()));
+    line(text, format_args!("expired_keys:{}", figure(server, "tally_expired_counters_total") as u64));
+    line(text, format_args!("evicted_keys:0"));
 }
 
-fn describe_keys(reply: &mut Reply<'_>, keys: &Keys) {
-    reply.map(3);
-    reply.bulk(b"flags");
-    set_of_words(reply, keys.access);
-    reply.bulk(b"begin_search");
-    search(reply, b"index", &[(b"index", keys.first)]);
-    reply.bulk(b"find_keys");
-    // Counted from the first key, or from the end when negative.
-    let last = if keys.last < 0 { keys.last } else { keys.last - keys.first };
-    search(reply, b"range", &[(b"lastkey", last), (b"keystep", keys.step), (b"limit", 0)]);
+fn replication(server: &RespServer, text: &mut String) {
+    line(text, format_args!("role:master"));
+    line(text, format_args!("connected_slaves:0"));
+    line(text, format_args!("master_failover_state:no-failover"));
+    line(text, format_args!("master_replid:{}", server.run_id()));
+    line(text, format_args!("master_repl_offset:0"));
 }
 
-fn search(reply: &mut Reply<'_>, kind: &[u8], numbers: &[(&[u8], i8)]) {
-    reply.map(2);
-    reply.bulk(b"type");
-    reply.bulk(kind);
-    reply.bulk(b"spec");
-    reply.map(numbers.len());
-    for (name, number) in numbers {
-        reply.bulk(name);
-        reply.integer((*number).into());
+fn cpu(_: &RespServer, text: &mut String) {
+    if let Some(usage) = crate::metrics::process_usage() {
+        line(text, format_args!("used_cpu_sys:{:.6}", usage.system_seconds));
+        line(text, format_args!("used_cpu_user:{:.6}", usage.user_seconds));
     }
 }
 
-fn explain(reply: &mut Reply<'_>, spec: &Spec) {
-    let subcommands = spec.subcommands();
-    let has_some = subcommands.clone().next().is_some();
-    let texts =
-        [("summary", spec.summary), ("since", spec.since), ("group", spec.group), ("complexity", spec.complexity)];
-    reply.bulk(spec.name.as_bytes());
-    let has_arguments = syntax::has_arguments(spec.id);
-    reply.map(texts.len() + usize::from(has_arguments) + usize::from(has_some));
-    for (name, text) in texts {
-        reply.bulk(name.as_bytes());
-        reply.bulk(text.as_bytes());
-    }
-    if has_arguments {
-        reply.bulk(b"arguments");
-        syntax::arguments(reply, spec.id);
-    }
-    if has_some {
-        reply.bulk(b"subcommands");
-        reply.map(subcommands.clone().count());
-        subcommands.for_each(|sub| explain(reply, sub));
-    }
+fn cluster(_: &RespServer, text: &mut String) {
+    line(text, format_args!("cluster_enabled:0"));
 }
 
-fn set_of_words(reply: &mut Reply<'_>, text: &str) {
-    reply.set(words(text).count());
-    words(text).for_each(|word| reply.simple(word));
-}
-
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split_ascii_whitespace()
+fn keyspace(server: &RespServer, text: &mut String) {
+    let keys = figure(server, "tally_counters") as u64;
+    let expires = figure(server, "tally_expiring_counters") as u64;
+    if keys > 0 {
+        line(text, format_args!("db0:keys={keys},expires={expires},avg_ttl=0"));
+    }
 }

@@ -1,9 +1,8 @@
-//! What is said about requests that no command takes, in Redis's words.
+//! Errors for requests that no command takes, in Redis's words.
 
-use super::Spec;
 use crate::resp::wire::Args;
 
-/// How much of what a client sent is repeated to it.
+/// Longest part of a request that an error repeats.
 const ECHO_BYTES_MAX: usize = 128;
 
 /// No command has this name.
@@ -23,16 +22,16 @@ pub fn unknown_command(args: &Args<'_>) -> Vec<u8> {
 
 /// The command is there, but has no such subcommand.
 #[cold]
-pub fn unknown_subcommand(container: &Spec, name: &[u8]) -> Vec<u8> {
+pub fn unknown_subcommand(container: &str, name: &[u8]) -> Vec<u8> {
     let tried = begin(name, ECHO_BYTES_MAX);
-    let container = container.name.to_ascii_uppercase();
+    let container = container.to_ascii_uppercase();
     one_line([b"ERR unknown subcommand '", tried, b"'. Try ", container.as_bytes(), b" HELP."].concat())
 }
 
 /// Too few or too many arguments.
 #[cold]
-pub fn wrong_arguments(spec: &Spec) -> Vec<u8> {
-    format!("ERR wrong number of arguments for '{}' command", spec.name).into_bytes()
+pub fn wrong_arguments(name: &str) -> Vec<u8> {
+    format!("ERR wrong number of arguments for '{name}' command").into_bytes()
 }
 
 /// At most `bytes_max` bytes, and none from the first zero on: Redis prints it as C does.

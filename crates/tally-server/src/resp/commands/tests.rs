@@ -1,7 +1,11 @@
-//! The table as a whole, and what is said about requests that it refuses.
+//! The table as a whole, and the errors for requests that it refuses.
 
-use super::*;
-use crate::resp::reply::{Reply, Version};
+#![allow(clippy::unwrap_used)]
+
+use super::introspection::{describe_all, explain_all, filtered, help_of, keys_of};
+use super::spec::Spec;
+use super::table::{COMMANDS, resolve};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
 /// What a line of words is resolved to: a name, or an error.
@@ -15,7 +19,7 @@ fn resolved(line: &str) -> String {
     }
 }
 
-fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
+fn written(version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) -> String {
     let mut out = Vec::new();
     write(&mut Reply::new(&mut out, version));
     String::from_utf8_lossy(&out).into_owned()
@@ -23,32 +27,39 @@ fn written(version: Version, write: impl FnOnce(&mut Reply<'_>)) -> String {
 
 #[test]
 fn every_command_is_found_by_its_name_in_any_case() {
-    for spec in top_level() {
+    for spec in COMMANDS.commands() {
         let upper = spec.name.to_ascii_uppercase();
         for name in [spec.name, &upper] {
-            assert_eq!(find(name.as_bytes()).map(|found| found.id), Some(spec.id), "{name}");
+            let found = COMMANDS.find(name.as_bytes()).unwrap();
+            assert!(std::ptr::eq(found, spec), "{name} leads to {}", found.name);
         }
     }
     for name in ["", "i", "inc", "incrr", "incs", "client|id", "tally\u{e}add", "\0", "getx"] {
-        assert!(find(name.as_bytes()).is_none(), "{name:?}");
+        assert!(COMMANDS.find(name.as_bytes()).is_none(), "{name:?}");
     }
 }
 
 #[test]
-fn the_busiest_commands_are_found_at_the_first_look() {
-    for name in ["incr", "incrby", "get", "decr", "decrby", "tally.add"] {
-        let first = &SPECS[usize::from(SLOTS[home(name.as_bytes())])];
-        assert_eq!(first.name, name);
+fn frequent_commands_are_the_same_without_hashing() {
+    for name in ["INCR", "INCRBY", "GET", "DECR", "SET", "MGET", "INCREX", "EXPIRE", "TALLY.ADD"] {
+        for name in [name.to_owned(), name.to_lowercase(), name.replace('E', "e")] {
+            let found = COMMANDS.find(name.as_bytes()).unwrap();
+            assert_eq!(
+                resolved(&format!("{name} {}", "1 ".repeat(usize::from(found.arity.unsigned_abs()) - 1))),
+                found.name
+            );
+        }
     }
 }
 
 #[test]
 fn names_are_unique_lower_case_and_below_a_container_that_is_there() {
-    for (at, spec) in SPECS.iter().enumerate() {
+    let specs: Vec<&Spec> = COMMANDS.commands_and_subcommands().collect();
+    for (at, spec) in specs.iter().enumerate() {
         assert_eq!(spec.name, spec.name.to_ascii_lowercase());
-        assert!(SPECS[..at].iter().all(|other| other.name != spec.name), "{} twice", spec.name);
-        assert_eq!(find_full(spec.name.as_bytes()).map(|found| found.id), Some(spec.id), "{}", spec.name);
-        assert_eq!(spec.is_container(), spec.subcommands().next().is_some(), "{}", spec.name);
+        assert!(specs[..at].iter().all(|other| other.name != spec.name), "{} twice", spec.name);
+        let found = COMMANDS.find_full(spec.name.as_bytes()).unwrap();
+        assert!(std::ptr::eq(found, *spec), "{} leads to {}", spec.name, found.name);
         assert!(spec.categories.split(' ').all(|category| category.starts_with('@')), "{}", spec.name);
         assert!(spec.summary.ends_with('.') && !spec.since.is_empty() && !spec.complexity.is_empty());
     }
@@ -90,8 +101,9 @@ fn a_long_unknown_command_is_cut() {
 }
 
 #[test]
-fn strangers_may_only_say_who_they_are_or_leave() {
-    let open: Vec<_> = SPECS.iter().filter(|spec| spec.is_open_to_strangers()).map(|spec| spec.name).collect();
+fn without_authentication_clients_may_only_authenticate_or_leave() {
+    let all = COMMANDS.commands_and_subcommands();
+    let open: Vec<_> = all.filter(|spec| spec.needs_no_authentication()).map(|spec| spec.name).collect();
     assert_eq!(open, ["hello", "auth", "quit", "reset"]);
 }
 
@@ -99,48 +111,45 @@ fn strangers_may_only_say_who_they_are_or_leave() {
 fn a_command_is_described_as_redis_does() {
     let names = [b"get".as_slice(), b"nope"];
     assert_eq!(
-        written(Version::V3, |reply| info(reply, names.into_iter())),
+        written(ProtocolVersion::V3, |reply| describe_all(&COMMANDS, names.into_iter(), reply)),
         "*2\r\n*10\r\n$3\r\nget\r\n:2\r\n~2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n~3\r\n+@read\r\n+@string\r\n\
          +@fast\r\n~0\r\n~1\r\n%3\r\n$5\r\nflags\r\n~2\r\n+RO\r\n+access\r\n$12\r\nbegin_search\r\n%2\r\n$4\r\ntype\r\n\
          $5\r\nindex\r\n$4\r\nspec\r\n%1\r\n$5\r\nindex\r\n:1\r\n$9\r\nfind_keys\r\n%2\r\n$4\r\ntype\r\n$5\r\nrange\r\n\
          $4\r\nspec\r\n%3\r\n$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n~0\r\n_\r\n"
     );
-    let all = written(Version::V2, |reply| info(reply, [].into_iter()));
-    assert!(all.starts_with(&format!("*{}\r\n", count())) && all.contains("client|setname"));
+    let all = written(ProtocolVersion::V2, |reply| describe_all(&COMMANDS, [].into_iter(), reply));
+    assert!(all.starts_with(&format!("*{}\r\n", COMMANDS.commands().len())) && all.contains("client|setname"));
 }
 
 #[test]
 fn commands_are_explained_and_unknown_ones_left_out() {
     let names = [b"ECHO".as_slice(), b"nope"];
     assert_eq!(
-        written(Version::V3, |reply| docs(reply, names.into_iter())),
+        written(ProtocolVersion::V3, |reply| explain_all(&COMMANDS, names.into_iter(), reply)),
         "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$30\r\nAnswers with what it was sent.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
          $5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n\
          $9\r\narguments\r\n*1\r\n%2\r\n$4\r\nname\r\n$7\r\nmessage\r\n$4\r\ntype\r\n$6\r\nstring\r\n"
     );
-    let nested = written(Version::V2, |reply| docs(reply, [b"function".as_slice()].into_iter()));
+    let nested =
+        written(ProtocolVersion::V2, |reply| explain_all(&COMMANDS, [b"function".as_slice()].into_iter(), reply));
     assert!(nested.starts_with("*2\r\n$8\r\nfunction\r\n*10\r\n") && nested.contains("subcommands\r\n*4\r\n"));
 }
 
 #[test]
 fn names_are_listed_by_pattern_and_category() {
-    let listed = |filter: &[u8], by: &[u8]| {
-        let mut verdict = Ok(());
-        let text = written(Version::V2, |reply| verdict = list_filtered(reply, filter, by));
-        verdict.map(|()| text)
-    };
-    assert_eq!(listed(b"PATTERN", b"GETS*"), Ok("*1\r\n$6\r\ngetset\r\n".to_owned()));
-    assert_eq!(listed(b"pattern", b"client|i*"), Ok("*1\r\n$9\r\nclient|id\r\n".to_owned()));
-    let transactions = "*3\r\n$5\r\nmulti\r\n$4\r\nexec\r\n$7\r\ndiscard\r\n".to_owned();
-    assert_eq!(listed(b"aclcat", b"Transaction"), Ok(transactions));
-    assert_eq!(listed(b"module", b"x"), Ok("*0\r\n".to_owned()));
+    let listed = |filter: &[u8], by: &[u8]| filtered(&COMMANDS, filter, by);
+    assert_eq!(listed(b"PATTERN", b"GETS*"), Ok(vec!["getset"]));
+    assert_eq!(listed(b"pattern", b"client|i*"), Ok(vec!["client|id"]));
+    assert_eq!(listed(b"aclcat", b"Transaction"), Ok(vec!["multi", "exec", "discard"]));
+    assert_eq!(listed(b"module", b"x"), Ok(Vec::new()));
     assert_eq!(listed(b"other", b"x"), Err("ERR syntax error"));
-    assert!(written(Version::V2, list).starts_with(&format!("*{}\r\n$4\r\nincr\r\n", count())));
+    assert_eq!(COMMANDS.commands().next().map(|spec| spec.name), Some("incr"));
 }
 
 #[test]
 fn the_keys_of_a_request_are_found() {
-    let keys = |words: &[&'static str]| keys_of(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+    let keys =
+        |words: &[&'static str]| keys_of(&COMMANDS, &words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
     assert_eq!(keys(&["mget", "a", "b"]), Ok(vec![b"a".as_slice(), b"b"]));
     assert_eq!(keys(&["SET", "a", "1", "NX"]), Ok(vec![b"a".as_slice()]));
     assert_eq!(keys(&["get", "a", "b"]), Err("ERR Invalid number of arguments specified for command"));
@@ -153,9 +162,9 @@ fn the_keys_of_a_request_are_found() {
 
 #[test]
 fn help_lists_the_subcommands() {
-    let spec = find_full(b"function|help").unwrap();
+    let spec = COMMANDS.find_full(b"function|help").unwrap();
     assert_eq!(
-        written(Version::V2, |reply| help(reply, spec)),
+        written(ProtocolVersion::V2, |reply| help_of(&COMMANDS, spec, reply)),
         "*5\r\n+FUNCTION <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n+FLUSH\r\n\
          +    Is accepted: there are no functions to remove.\r\n+HELP\r\n+    Lists the subcommands.\r\n"
     );

@@ -12,7 +12,7 @@ use tally_sim::rng::Rng;
 use super::naive::{self, Verdict};
 use crate::resp::commands;
 use crate::resp::glob::{self, Case};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
 const ROUNDS_DEFAULT: u64 = 200_000;
@@ -110,7 +110,7 @@ fn read(input: &[u8], limits: &Limits, cuts: &[usize]) -> Vec<Verdict> {
 /// Whatever is read can be looked up, matched and answered.
 fn use_it(parsed: &Parsed<'_>) {
     let mut out = Vec::new();
-    let mut reply = Reply::new(&mut out, Version::V3);
+    let mut reply = Reply::new(&mut out, ProtocolVersion::V3);
     match parsed {
         Parsed::Request(args, _) => {
             if let Err(text) = commands::resolve(args) {

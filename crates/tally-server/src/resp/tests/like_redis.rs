@@ -9,7 +9,7 @@ use super::redis::{AUTH, Redis};
 use crate::limits::RESP_LINE_BYTES_MAX;
 use crate::resp::commands;
 use crate::resp::glob::{self, Case};
-use crate::resp::reply::{Reply, Version};
+use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
 /// What Tally answers to these bytes, as long as it knows none of the commands.
@@ -21,14 +21,14 @@ fn ours(input: &[u8], limits: &Limits) -> Vec<u8> {
         match parser.next(&input[from..], limits) {
             Parsed::Request(args, taken) => {
                 let refusal = commands::resolve(&args).expect_err("the command must be unknown");
-                Reply::new(&mut out, Version::V2).error(refusal);
+                Reply::new(&mut out, ProtocolVersion::V2).error(refusal);
                 from += taken;
             }
             Parsed::Empty(taken) => from += taken,
             Parsed::Incomplete { .. } => return out,
             Parsed::Broken(error) => {
                 if let Some(text) = error.text() {
-                    Reply::new(&mut out, Version::V2).error(text);
+                    Reply::new(&mut out, ProtocolVersion::V2).error(text);
                 }
                 return out;
             }
@@ -146,12 +146,16 @@ fn commands_are_described_as_redis_describes_them() {
     /// Commands that Redis 7.0 lacks, and one whose keys it describes with a note.
     const APART: [&str; 6] = ["tally.add", "tally.read", "increx", "set", "client|setinfo", "client|no-touch"];
     let redis = Redis::start();
-    for (version, hello) in [(Version::V2, ""), (Version::V3, "HELLO 3\r\n")] {
-        for spec in commands::all().filter(|spec| !APART.contains(&spec.name) && spec.subcommands().count() == 0) {
+    for (version, hello) in [(ProtocolVersion::V2, ""), (ProtocolVersion::V3, "HELLO 3\r\n")] {
+        for spec in commands::COMMANDS
+            .commands_and_subcommands()
+            .filter(|spec| !APART.contains(&spec.name) && spec.subcommands.is_empty())
+        {
             let request = [AUTH, format!("{hello}COMMAND INFO {}\r\n", spec.name).as_bytes()].concat();
             let theirs = redis.answer(&request);
             let mut ours = Vec::new();
-            commands::info(&mut Reply::new(&mut ours, version), [spec.name.as_bytes()].into_iter());
+            let names = [spec.name.as_bytes()].into_iter();
+            commands::describe_all(&commands::COMMANDS, names, &mut Reply::new(&mut ours, version));
             let (ours, theirs) = (String::from_utf8_lossy(&ours), String::from_utf8_lossy(&theirs));
             assert!(theirs.ends_with(ours.as_ref()), "{ours:?}\nis not the end of\n{theirs:?}");
         }
@@ -172,7 +176,7 @@ fn patterns_match_the_keys_that_redis_matches() {
     let patterns: Vec<_> = (0..ROUNDS).map(|_| drawn(SIGNS, 7)).collect();
     let request = |words: &[&[u8]]| {
         let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
-        words.iter().for_each(|word| Reply::new(&mut bytes, Version::V2).bulk(word));
+        words.iter().for_each(|word| Reply::new(&mut bytes, ProtocolVersion::V2).bulk(word));
         bytes
     };
     let sets = keys.iter().flat_map(|key| request(&[b"SET", key, b"1"]));

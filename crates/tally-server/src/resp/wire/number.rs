@@ -6,7 +6,7 @@ const SHORT_DIGITS_MAX: usize = 9;
 const INTEGER_BYTES_MAX: usize = 20;
 
 /// The number at `from` and where its line ends, if it is one to nine digits without a leading zero in a whole line.
-/// Everything else, wrong or just unusual, is left to whoever reads the line.
+/// Everything else, wrong or just unusual, is left to the caller, which reads the line.
 #[inline]
 pub fn short(input: &[u8], from: usize) -> Option<(usize, usize)> {
     match input.get(from..)? {

@@ -1,4 +1,4 @@
-//! What all threads of the Redis front door share.
+//! What all threads of the Redis protocol share.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -13,37 +13,44 @@ use super::cursors::Cursors;
 use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::service::Service;
 
-/// The Redis front door.
-pub struct Door {
-    /// What it leads to.
+/// The server of the Redis protocol.
+pub struct RespServer {
+    /// Counters.
     pub service: Arc<Service>,
-    /// Who came in.
+    /// Connected clients.
     pub clients: Clients,
-    /// Where walks over the counters have got to.
+    /// Positions of `SCAN`.
     pub cursors: Cursors,
-    /// Bytes of requests that are not complete, and of transactions being queued.
-    pub unfinished: Room,
-    /// Bytes of answers that sockets did not take.
-    pub unread: Room,
-    /// What it measures.
+    /// Memory that connections share.
+    pub limits: Arc<SharedLimits>,
+    /// Requests and connections, counted.
     pub metrics: Arc<ProtocolMetrics>,
-    /// What the server was started with, for `INFO` and `CONFIG GET`.
-    pub about: About,
+    /// Settings that `INFO` and `CONFIG GET` show.
+    pub settings: ShownSettings,
     /// Since the start.
     pub uptime: Stopwatch,
     clock: SystemClock,
     random: RandomState,
 }
 
+/// Memory that all connections share.
+#[derive(Default)]
+pub struct SharedLimits {
+    /// Bytes of requests that are not complete, and of transactions being queued.
+    pub unfinished: SharedLimit,
+    /// Bytes of replies that sockets did not accept yet.
+    pub unread: SharedLimit,
+}
+
 /// Bytes that all connections hold together.
 #[derive(Default)]
-pub struct Room(AtomicUsize);
+pub struct SharedLimit(AtomicUsize);
 
-impl Room {
-    /// What one connection holds went from `before` to `after` bytes.
+impl SharedLimit {
+    /// One connection went from `before` to `after` bytes.
     #[inline]
     pub fn change(&self, before: usize, after: usize) {
-        // Most often nothing waits before or after, and nothing shared is touched.
+        // Most often both are 0, and nothing shared is touched.
         if before < after {
             self.0.fetch_add(after - before, Relaxed);
         } else if after < before {
@@ -51,36 +58,35 @@ impl Room {
         }
     }
 
-    /// What all hold.
+    /// Bytes of all connections.
     pub fn bytes(&self) -> usize {
         self.0.load(Relaxed)
     }
 }
 
-/// What the server was started with.
+/// Settings that clients can read.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct ShownSettings {
     /// The data directory.
     pub data: String,
     /// The memory budget.
     pub memory_bytes: u64,
     /// Most connections at once.
     pub connections_max: usize,
-    /// Where it listens.
+    /// The address the server listens on.
     pub address: SocketAddr,
 }
 
-impl Door {
-    /// A door to the service.
-    pub fn new(service: Arc<Service>, metrics: Arc<ProtocolMetrics>, about: About) -> Self {
-        Door {
+impl RespServer {
+    /// A server for this service.
+    pub fn new(service: Arc<Service>, metrics: Arc<ProtocolMetrics>, settings: ShownSettings) -> Self {
+        RespServer {
             service,
             clients: Clients::default(),
             cursors: Cursors::default(),
-            unfinished: Room::default(),
-            unread: Room::default(),
+            limits: Arc::default(),
             metrics,
-            about,
+            settings,
             uptime: Stopwatch::start(),
             clock: SystemClock,
             random: RandomState::new(),

@@ -1,0 +1,95 @@
+//! Carries out one request: finds its command, and runs it or queues it for a transaction.
+
+use super::call::{CallContext, CommandCall, EngineCall, EventTarget};
+use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
+use super::table::{COMMANDS, resolve};
+use super::{counters, transactions};
+use crate::metrics::Verb;
+use crate::resp::session::Session;
+use crate::resp::turn::{CommandStatus, Turn};
+use crate::resp::wire::{Args, Sent};
+
+/// Carries out a request, and with a plain add also the equal requests that directly follow it.
+#[inline]
+pub fn dispatch(
+    context: &CallContext<'_>,
+    session: &mut Session,
+    (args, sent): (Args<'_>, Sent<'_>),
+    turn: &mut Turn,
+) -> NextStep {
+    let spec = match resolve(&args) {
+        Ok(spec) => spec,
+        Err(text) => return refuse_unknown(context, session, args, turn, &text),
+    };
+    if session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_)) {
+        return transactions::queue(session, spec, args, turn);
+    }
+    let mut call = CommandCall { args, context, target: EventTarget::Turn(turn) };
+    let planned = match spec.execution {
+        Execution::Add(step) => counters::add(&mut call, step, Some(sent)),
+        Execution::Read(field, plan) => counters::read(&mut call, field, plan).map(|plan| (plan, 1)),
+        Execution::Counter(run) => run(&mut call).map(|plan| (plan, 1)),
+        _ => return run_other(context, session, spec, args, turn),
+    };
+    match planned {
+        Ok((plan, times)) => {
+            turn.count(spec.verb, CommandStatus::Accepted, times);
+            turn.plan(plan);
+            NextStep::SkipRepeats(times as usize - 1)
+        }
+        Err(error) => {
+            turn.count(spec.verb, error.status(), 1);
+            turn.reply(session.version, |reply| reply.error(error.text().as_bytes()));
+            NextStep::Continue
+        }
+    }
+}
+
+#[cold]
+fn refuse_unknown(
+    context: &CallContext<'_>,
+    session: &mut Session,
+    args: Args<'_>,
+    turn: &mut Turn,
+    text: &[u8],
+) -> NextStep {
+    turn.count(Verb::Other, CommandStatus::Refused, 1);
+    if args.name().eq_ignore_ascii_case(b"EXEC") {
+        return transactions::refuse_exec(context, session, turn, text);
+    }
+    transactions::refuse(session, turn, text)
+}
+
+/// Carries out a command that adds no events to the turn.
+fn run_other(
+    context: &CallContext<'_>,
+    session: &mut Session,
+    spec: &'static Spec,
+    args: Args<'_>,
+    turn: &mut Turn,
+) -> NextStep {
+    context.client.set_last_command(spec.name);
+    if let Execution::Engine(run) = spec.execution {
+        let (server, caller) = (context.server.clone(), context.caller.clone());
+        return match run(EngineCall { server, caller, version: session.version }, args) {
+            // Counted when it is done.
+            Ok(reply) => NextStep::Defer(spec.verb, reply),
+            Err(error) => {
+                turn.count(spec.verb, error.status(), 1);
+                transactions::refuse(session, turn, error.text().as_bytes())
+            }
+        };
+    }
+    turn.count(spec.verb, CommandStatus::Accepted, 1);
+    match spec.execution {
+        Execution::Session(run) | Execution::Handshake(run) => {
+            run(&mut SessionCall { args, context, session, turn, commands: &COMMANDS })
+        }
+        Execution::Immediate(run) => {
+            let call = ImmediateCall { args, context, spec, commands: &COMMANDS };
+            turn.reply(session.version, |reply| run(&call, reply));
+            NextStep::Continue
+        }
+        Execution::Add(_) | Execution::Read(..) | Execution::Counter(_) | Execution::Engine(_) => NextStep::Continue,
+    }
+}

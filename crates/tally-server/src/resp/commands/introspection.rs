@@ -1,0 +1,280 @@
+//! `COMMAND`: describes the commands; also the `HELP` of containers.
+
+use super::refusal;
+use super::spec::{CommandTable, Execution, ImmediateCall, Keys, Spec};
+use crate::resp::errors::SYNTAX;
+use crate::resp::glob;
+use crate::resp::reply::Reply;
+
+/// Elements that describe one command.
+const INFO_ELEMENTS: usize = 10;
+
+pub static COMMAND: Spec = Spec::new("command", -1, Execution::Immediate(command))
+    .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
+    .subcommands(&[&COMMAND_COUNT, &COMMAND_DOCS, &COMMAND_INFO, &COMMAND_LIST, &COMMAND_GETKEYS, &COMMAND_HELP])
+    .docs("server", "2.8.13", "O(N) for N commands", "Tells about all commands, or about what its subcommand says.");
+
+pub static COMMAND_INFO: Spec = Spec::new("command|info", -2, Execution::Immediate(command))
+    .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
+    .syntax(&["[command-name...]"])
+    .docs("server", "2.8.13", "O(N) for N commands", "Tells about some commands.");
+
+/// A description of each command named, or of all if none is named.
+fn command(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    describe_all(call.commands, call.args.iter().skip(2), reply);
+}
+
+/// The reply of `COMMAND INFO`.
+pub fn describe_all<'a>(
+    commands: &CommandTable,
+    names: impl ExactSizeIterator<Item = &'a [u8]>,
+    reply: &mut Reply<'_>,
+) {
+    if names.len() == 0 {
+        reply.array(commands.commands().len());
+        commands.commands().for_each(|spec| describe(reply, spec));
+        return;
+    }
+    reply.array(names.len());
+    for name in names {
+        match commands.find_full(name) {
+            Some(spec) => describe(reply, spec),
+            None => reply.null(),
+        }
+    }
+}
+
+pub static COMMAND_COUNT: Spec = Spec::new("command|count", 2, Execution::Immediate(count))
+    .redis("loading stale", "@slow @connection", "")
+    .docs("server", "2.8.13", "O(1)", "Says how many commands there are.");
+
+fn count(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    reply.integer(i64::try_from(call.commands.commands().len()).unwrap_or(i64::MAX));
+}
+
+pub static COMMAND_DOCS: Spec = Spec::new("command|docs", -2, Execution::Immediate(docs))
+    .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
+    .syntax(&["[command-name...]"])
+    .docs("server", "7.0.0", "O(N) for N commands", "Explains commands.");
+
+/// The documentation of each command named, or of all if none is named. Unknown names are left out.
+fn docs(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    explain_all(call.commands, call.args.iter().skip(2), reply);
+}
+
+/// The reply of `COMMAND DOCS`.
+pub fn explain_all<'a>(commands: &CommandTable, names: impl ExactSizeIterator<Item = &'a [u8]>, reply: &mut Reply<'_>) {
+    let specs: Vec<_> = match names.len() {
+        0 => commands.commands().collect(),
+        _ => names.filter_map(|name| commands.find_full(name)).collect(),
+    };
+    reply.map(specs.len());
+    specs.into_iter().for_each(|spec| explain(reply, spec));
+}
+
+pub static COMMAND_LIST: Spec = Spec::new("command|list", -2, Execution::Immediate(list))
+    .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
+    .syntax(&["[FILTERBY filter]"])
+    .docs("server", "7.0.0", "O(N) for N commands", "Lists the names of commands.");
+
+/// `[FILTERBY (MODULE | ACLCAT | PATTERN) value]`
+fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    match call.args.len() {
+        2 => names(reply, &call.commands.commands().map(|spec| spec.name).collect::<Vec<_>>()),
+        5 if call.arg(2).eq_ignore_ascii_case(b"FILTERBY") => match filtered(call.commands, call.arg(3), call.arg(4)) {
+            Ok(found) => names(reply, &found),
+            Err(text) => reply.error(text),
+        },
+        _ => reply.error(SYNTAX),
+    }
+}
+
+/// The names that pass a filter; the text of an error if there is no such filter.
+pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec<&'static str>, &'static str> {
+    let has_category =
+        |spec: &Spec| words(spec.categories).any(|category| category.as_bytes()[1..].eq_ignore_ascii_case(by));
+    let all = commands.commands_and_subcommands();
+    if filter.eq_ignore_ascii_case(b"pattern") {
+        let matching = all.filter(|spec| glob::matches(by, spec.name.as_bytes(), glob::Case::Ignored));
+        Ok(matching.map(|spec| spec.name).collect())
+    } else if filter.eq_ignore_ascii_case(b"aclcat") {
+        Ok(all.filter(|spec| has_category(spec)).map(|spec| spec.name).collect())
+    } else if filter.eq_ignore_ascii_case(b"module") {
+        // No command comes from a loaded module.
+        Ok(Vec::new())
+    } else {
+        Err(SYNTAX)
+    }
+}
+
+pub static COMMAND_GETKEYS: Spec = Spec::new("command|getkeys", -4, Execution::Immediate(get_keys))
+    .redis("loading stale", "@slow @connection", "")
+    .syntax(&["command", "[arg...]"])
+    .docs("server", "2.8.13", "O(N) for N arguments", "Says which arguments of a request are keys.");
+
+fn get_keys(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    let request: Vec<&[u8]> = call.args.iter().skip(2).collect();
+    match keys_of(call.commands, &request) {
+        Ok(keys) => {
+            reply.array(keys.len());
+            keys.iter().for_each(|key| reply.bulk(key));
+        }
+        Err(text) => reply.error(text),
+    }
+}
+
+/// The keys of a request, given its arguments; the text of an error if it has none.
+pub fn keys_of<'a>(commands: &CommandTable, request: &[&'a [u8]]) -> Result<Vec<&'a [u8]>, &'static str> {
+    const UNKNOWN: &str = "ERR Invalid command specified";
+    const KEYLESS: &str = "ERR The command has no key arguments";
+    let mut spec = request.first().and_then(|name| commands.find(name)).ok_or(UNKNOWN)?;
+    if !spec.subcommands.is_empty()
+        && let Some(sub) = request.get(1)
+    {
+        spec = spec.subcommand(sub).ok_or(UNKNOWN)?;
+    }
+    let keys = spec.keys.as_ref().ok_or(KEYLESS)?;
+    if !spec.takes(request.len()) {
+        return Err("ERR Invalid number of arguments specified for command");
+    }
+    let last = match usize::try_from(keys.last) {
+        Ok(last) => last,
+        Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
+    };
+    let places = (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1));
+    Ok(places.filter_map(|place| request.get(place).copied()).collect())
+}
+
+pub static COMMAND_HELP: Spec = Spec::new("command|help", 2, Execution::Immediate(help))
+    .redis("loading stale", "@slow @connection", "")
+    .docs("server", "5.0.0", "O(1)", "Lists the subcommands.");
+
+/// The `HELP` of a container.
+pub fn help(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    help_of(call.commands, call.spec, reply);
+}
+
+/// The subcommands of the container that `spec` is the help of.
+pub fn help_of(commands: &CommandTable, spec: &Spec, reply: &mut Reply<'_>) {
+    let container = spec.name.split('|').next().unwrap_or_default();
+    let subcommands = commands.find(container.as_bytes()).map_or(&[][..], |spec| spec.subcommands);
+    reply.array(1 + 2 * subcommands.len());
+    let container = container.to_ascii_uppercase();
+    reply.simple(&format!("{container} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"));
+    for spec in subcommands {
+        reply.simple(&spec.short_name().to_ascii_uppercase());
+        reply.simple(&format!("    {}", spec.summary));
+    }
+}
+
+/// A container without a subcommand.
+pub fn wrong_arguments(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    reply.error(refusal::wrong_arguments(call.spec.name));
+}
+
+fn names(reply: &mut Reply<'_>, names: &[&str]) {
+    reply.array(names.len());
+    names.iter().for_each(|name| reply.bulk(name.as_bytes()));
+}
+
+fn describe(reply: &mut Reply<'_>, spec: &Spec) {
+    reply.array(INFO_ELEMENTS);
+    reply.bulk(spec.name.as_bytes());
+    reply.integer(spec.arity.into());
+    set_of_words(reply, spec.flags);
+    let (first, last, step) = spec.keys.as_ref().map_or((0, 0, 0), |keys| (keys.first, keys.last, keys.step));
+    [first, last, step].into_iter().for_each(|number| reply.integer(number.into()));
+    set_of_words(reply, spec.categories);
+    reply.set(words(spec.tips).count());
+    words(spec.tips).for_each(|tip| reply.bulk(tip.as_bytes()));
+    reply.set(spec.keys.iter().count());
+    spec.keys.iter().for_each(|keys| describe_keys(reply, keys));
+    // As Redis has it: an empty set, but an array of subcommands.
+    match spec.subcommands.len() {
+        0 => reply.set(0),
+        subcommands => reply.array(subcommands),
+    }
+    spec.subcommands.iter().for_each(|sub| describe(reply, sub));
+}
+
+fn describe_keys(reply: &mut Reply<'_>, keys: &Keys) {
+    reply.map(3);
+    reply.bulk(b"flags");
+    set_of_words(reply, keys.access);
+    reply.bulk(b"begin_search");
+    search(reply, b"index", &[(b"index", keys.first)]);
+    reply.bulk(b"find_keys");
+    // Counted from the first key, or from the end when negative.
+    let last = if keys.last < 0 { keys.last } else { keys.last - keys.first };
+    search(reply, b"range", &[(b"lastkey", last), (b"keystep", keys.step), (b"limit", 0)]);
+}
+
+fn search(reply: &mut Reply<'_>, kind: &[u8], numbers: &[(&[u8], i8)]) {
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(kind);
+    reply.bulk(b"spec");
+    reply.map(numbers.len());
+    for (name, number) in numbers {
+        reply.bulk(name);
+        reply.integer((*number).into());
+    }
+}
+
+fn explain(reply: &mut Reply<'_>, spec: &Spec) {
+    let has_subcommands = !spec.subcommands.is_empty();
+    let texts =
+        [("summary", spec.summary), ("since", spec.since), ("group", spec.group), ("complexity", spec.complexity)];
+    reply.bulk(spec.name.as_bytes());
+    let has_arguments = !spec.syntax.is_empty();
+    reply.map(texts.len() + usize::from(has_arguments) + usize::from(has_subcommands));
+    for (name, text) in texts {
+        reply.bulk(name.as_bytes());
+        reply.bulk(text.as_bytes());
+    }
+    if has_arguments {
+        reply.bulk(b"arguments");
+        arguments(reply, spec.syntax);
+    }
+    if has_subcommands {
+        reply.bulk(b"subcommands");
+        reply.map(spec.subcommands.len());
+        spec.subcommands.iter().for_each(|sub| explain(reply, sub));
+    }
+}
+
+fn set_of_words(reply: &mut Reply<'_>, text: &str) {
+    reply.set(words(text).count());
+    words(text).for_each(|word| reply.simple(word));
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_ascii_whitespace()
+}
+
+/// Writes the list of arguments.
+fn arguments(reply: &mut Reply<'_>, syntax: &[&str]) {
+    reply.array(syntax.len());
+    for text in syntax {
+        let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+        let name = inner.unwrap_or(text);
+        let one = name.strip_suffix("...");
+        let flags = [inner.map(|_| "optional"), one.map(|_| "multiple")];
+        let name = one.unwrap_or(name);
+        let count = flags.iter().flatten().count();
+        reply.map(2 + usize::from(name == "key") + usize::from(count > 0));
+        reply.bulk(b"name");
+        reply.bulk(name.as_bytes());
+        reply.bulk(b"type");
+        reply.bulk(if name == "key" { b"key" } else { b"string" });
+        if name == "key" {
+            reply.bulk(b"key_spec_index");
+            reply.integer(0);
+        }
+        if count > 0 {
+            reply.bulk(b"flags");
+            reply.set(count);
+            flags.iter().flatten().for_each(|flag| reply.simple(flag));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Keys as such: which exist, walking over all of them, and removing them.
+
+use tally_core::batch::Events;
+use tally_core::event::{Change, Field};
+use tally_core::key::Key;
+use tally_core::limits::PAGE_ITEMS_MAX;
+use tally_core::outcome::{Outcome, Refusal};
+use tally_core::surface::{EngineError, PageRequest};
+
+use super::call::{CommandCall, CommandError, EngineCall};
+use super::spec::{EngineReply, Execution, Keys, Spec};
+use crate::admission::{self, Action};
+use crate::metrics::Verb;
+use crate::policy::Consistency;
+use crate::resp::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX};
+use crate::resp::glob::{Case, matches};
+use crate::resp::reply::Reply;
+use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
+use crate::resp::wire::{Args, integer};
+use crate::service::Failure;
+
+/// Counters that `SCAN` visits by default.
+const SCAN_COUNT_DEFAULT: usize = 10;
+
+pub static DEL: Spec = Spec::new("del", -2, Execution::Counter(del))
+    .verb(Verb::Delete)
+    .keys(Keys::all("RM delete"))
+    .redis("write", "@keyspace @write @slow", "request_policy:multi_shard response_policy:agg_sum")
+    .syntax(&["key..."])
+    .docs("generic", "1.0.0", "O(N) for N keys", "Removes counters.");
+
+pub static UNLINK: Spec = Spec::new("unlink", -2, Execution::Counter(del))
+    .verb(Verb::Delete)
+    .keys(Keys::all("RM delete"))
+    .redis("write fast", "@keyspace @write @fast", "request_policy:multi_shard response_policy:agg_sum")
+    .syntax(&["key..."])
+    .docs("generic", "4.0.0", "O(N) for N keys", "Removes counters, like DEL.");
+
+fn del(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
+    // Of each read and the removal after it, the read says whether the key existed.
+    fn write(outcomes: &[Outcome], reply: &mut Reply<'_>) {
+        write_existing(outcomes.iter().step_by(2), reply);
+    }
+    let keys = call.keys(Action::Delete)?;
+    let why = call.correction("DEL")?;
+    let events = call.writes_with(keys.consistency)?;
+    for key in keys.iter() {
+        events.push(key, Change::Read(Field::Value), None, None);
+        events.push(key, Change::Delete(why.clone()), None, None);
+    }
+    Ok(ReplyPlan::of_many(2 * keys.len(), write))
+}
+
+fn write_existing<'a>(reads: impl Iterator<Item = &'a Outcome>, reply: &mut Reply<'_>) {
+    let existing = reads.filter(|read| read.exists).count();
+    reply.integer(i64::try_from(existing).unwrap_or(i64::MAX));
+}
+
+pub static EXISTS: Spec = Spec::new("exists", -2, Execution::Counter(exists))
+    .verb(Verb::Read)
+    .keys(Keys::all("RO"))
+    .redis("readonly fast", "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum")
+    .syntax(&["key..."])
+    .docs("generic", "1.0.0", "O(N) for N keys", "Says how many of the keys are there.");
+
+fn exists(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
+    fn write(reads: &[Outcome], reply: &mut Reply<'_>) {
+        write_existing(reads.iter(), reply);
+    }
+    let keys = call.keys(Action::Read)?;
+    let events = call.reads_with(keys.consistency)?;
+    keys.iter().for_each(|key| events.push(key, Change::Read(Field::Value), None, None));
+    Ok(ReplyPlan::of_many(keys.len(), write))
+}
+
+pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, ReplyPlan::of_one(kind)))
+    .verb(Verb::Read)
+    .keys(Keys::first("RO"))
+    .redis("readonly fast", "@keyspace @read @fast", "")
+    .syntax(&["key"])
+    .docs("generic", "1.0.0", "O(1)", "Says what kind of value a key has.");
+
+fn kind(outcomes: &[Outcome], reply: &mut Reply<'_>) {
+    match outcomes {
+        [read] => reply.simple(if read.exists { "string" } else { "none" }),
+        _ => reply.error(NO_OUTCOME),
+    }
+}
+
+pub static SCAN: Spec = Spec::new("scan", -2, Execution::Engine(scan))
+    .verb(Verb::List)
+    .redis("readonly", "@keyspace @read @slow", "nondeterministic_output request_policy:special")
+    .syntax(&["cursor", "[MATCH pattern]", "[COUNT count]", "[TYPE type]"])
+    .docs("generic", "2.8.0", "O(1) a call, O(N) for all keys", "Lists keys, some at a time.");
+
+/// The arguments of `SCAN`.
+struct ScanRequest {
+    /// Where to go on; 0 at the start.
+    cursor: u64,
+    pattern: Option<Vec<u8>>,
+    /// Counters to visit.
+    count: usize,
+    /// Whether strings are wanted: every counter is one.
+    strings: bool,
+}
+
+fn scan(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
+    let cursor = args.get(1).unwrap_or_default();
+    let cursor = std::str::from_utf8(cursor).ok().and_then(|text| text.parse().ok()).ok_or(INVALID_CURSOR)?;
+    let mut request = ScanRequest { cursor, pattern: None, count: SCAN_COUNT_DEFAULT, strings: true };
+    let mut options = args.iter().skip(2);
+    while let Some(word) = options.next() {
+        let value = options.next().ok_or(SYNTAX)?;
+        if word.eq_ignore_ascii_case(b"MATCH") {
+            request.pattern = Some(value.to_vec()).filter(|pattern| pattern != b"*");
+        } else if word.eq_ignore_ascii_case(b"COUNT") {
+            let number = integer(value).ok_or(NOT_AN_INTEGER)?;
+            let count = usize::try_from(number).ok().filter(|&count| count > 0).ok_or(SYNTAX)?;
+            request.count = count.min(PAGE_ITEMS_MAX);
+        } else if word.eq_ignore_ascii_case(b"TYPE") {
+            request.strings = value.eq_ignore_ascii_case(b"string");
+        } else {
+            return Err(SYNTAX.into());
+        }
+    }
+    let prefix = prefix(request.pattern.as_deref().unwrap_or_default());
+    call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
+    Ok(Box::pin(async move { run_scan(&call, request, prefix).await }))
+}
+
+async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    let mut out = Vec::new();
+    let mut reply = Reply::new(&mut out, call.version);
+    let ScanRequest { cursor, pattern, count, strings } = request;
+    let after = match cursor {
+        0 => None,
+        number => match call.server.cursors.recall(number) {
+            Some(key) => Some(key),
+            None => {
+                reply.error(INVALID_CURSOR);
+                return Ok(out);
+            }
+        },
+    };
+    let page = call.server.service.list(PageRequest { prefix, after, limit: count }).await?;
+    let next = page.next.map_or(0, |key| call.server.cursors.remember(key));
+    let pattern = pattern.as_deref();
+    let wanted = |key: &Key| strings && pattern.is_none_or(|pattern| matches(pattern, key.as_bytes(), Case::Kept));
+    let keys: Vec<Key> = page.items.into_iter().map(|(key, _)| key).filter(wanted).collect();
+    reply.array(2);
+    reply.bulk(next.to_string().as_bytes());
+    reply.array(keys.len());
+    keys.iter().for_each(|key| reply.bulk(key.as_bytes()));
+    Ok(out)
+}
+
+/// What every key that matches begins with.
+fn prefix(pattern: &[u8]) -> Vec<u8> {
+    pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
+}
+
+pub static DBSIZE: Spec = Spec::new("dbsize", 1, Execution::Engine(dbsize))
+    .verb(Verb::List)
+    .redis("readonly fast", "@keyspace @read @fast", "request_policy:all_shards response_policy:agg_sum")
+    .docs("server", "1.0.0", "O(1)", "Says how many keys there are.");
+
+fn dbsize(call: EngineCall, _: Args<'_>) -> Result<EngineReply, CommandError> {
+    call.server.service.admission().admit_prefix(&call.caller, b"", Action::List)?;
+    Ok(Box::pin(async move {
+        let count = call.server.service.count().await?;
+        Ok(call.reply(|reply| reply.integer(i64::try_from(count).unwrap_or(i64::MAX))))
+    }))
+}
+
+pub static RANDOMKEY: Spec = Spec::new("randomkey", 1, Execution::Engine(randomkey))
+    .verb(Verb::List)
+    .redis("readonly", "@keyspace @read @slow", "request_policy:all_shards nondeterministic_output")
+    .docs("generic", "1.0.0", "O(1)", "Answers some key.");
+
+fn randomkey(call: EngineCall, _: Args<'_>) -> Result<EngineReply, CommandError> {
+    call.server.service.admission().admit_prefix(&call.caller, b"", Action::List)?;
+    Ok(Box::pin(async move {
+        let key = call.server.service.sample(call.server.random()).await?;
+        Ok(call.reply(|reply| match key {
+            Some(key) => reply.bulk(key.as_bytes()),
+            None => reply.null(),
+        }))
+    }))
+}
+
+pub static FLUSHALL: Spec = Spec::new("flushall", -1, Execution::Engine(flush))
+    .verb(Verb::Delete)
+    .redis("write", "@keyspace @write @slow @dangerous", "request_policy:all_shards response_policy:all_succeeded")
+    .syntax(&["[ASYNC | SYNC]"])
+    .docs("server", "1.0.0", "O(N) for all keys", "Removes everything.");
+
+pub static FLUSHDB: Spec = Spec::new("flushdb", -1, Execution::Engine(flush))
+    .verb(Verb::Delete)
+    .redis("write", "@keyspace @write @slow @dangerous", "request_policy:all_shards response_policy:all_succeeded")
+    .syntax(&["[ASYNC | SYNC]"])
+    .docs("server", "1.0.0", "O(N) for all keys", "Removes everything, for there is one database.");
+
+fn flush(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
+    let is_known = |how: &[u8]| how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC");
+    match args.get(1) {
+        Some(how) if args.len() > 2 || !is_known(how) => return Err(SYNTAX.into()),
+        _ => {}
+    }
+    call.server.service.admission().admit_prefix(&call.caller, b"", Action::Delete)?;
+    Ok(Box::pin(async move { run_flush(&call).await }))
+}
+
+/// Removes every counter, a page at a time, each with its ledger entry. Counters created meanwhile may stay.
+async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
+    let service = &call.server.service;
+    let why = match admission::correction(&call.caller, "FLUSHALL") {
+        Ok(why) => why,
+        Err(denied) => return Ok(call.reply(|reply| reply.error(format!("ERR {denied}")))),
+    };
+    let mut after = None;
+    loop {
+        let page = service.list(PageRequest { prefix: Vec::new(), after, limit: PAGE_ITEMS_MAX }).await?;
+        let mut events: Events = service.events()?;
+        for (key, _) in &page.items {
+            events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
+        }
+        let receipt = service.submit(events, Consistency::Exact).await?;
+        if receipt.outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
+            return Err(EngineError::DiskFull.into());
+        }
+        after = page.next;
+        if after.is_none() {
+            return Ok(call.reply(|reply| reply.ok()));
+        }
+    }
+}

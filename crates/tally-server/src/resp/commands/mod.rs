@@ -1,0 +1,45 @@
+//! Commands. Each stands in the file of its group: its spec, its arguments, the events it submits, and how its reply
+//! follows from their outcomes.
+//!
+//! | file | commands |
+//! |---|---|
+//! | `counters` | `INCR`, `INCRBY`, `DECR`, `DECRBY`, `GET`, `MGET`, `SET`, `GETSET`, `GETDEL` |
+//! | `bounds` | `INCREX` |
+//! | `expiry` | `EXPIRE`, `TTL`, `PERSIST` and their variants |
+//! | `keyspace` | `DEL`, `UNLINK`, `EXISTS`, `TYPE`, `SCAN`, `DBSIZE`, `RANDOMKEY`, `FLUSHALL`, `FLUSHDB` |
+//! | `tally` | `TALLY.ADD`, `TALLY.READ` |
+//! | `transactions` | `MULTI`, `EXEC`, `DISCARD` |
+//! | `connection` | `PING`, `ECHO`, `HELLO`, `AUTH`, `SELECT`, `QUIT`, `RESET`, `CLIENT` |
+//! | `introspection` | `COMMAND` |
+//! | `info`, `config`, `server` | `INFO`, `CONFIG`, `TIME`, `FUNCTION` |
+//!
+//! `spec` says what a command is, `call` what it gets to work with, `table` finds it by name, and `dispatch` carries it
+//! out.
+
+mod bounds;
+mod call;
+mod config;
+mod connection;
+mod counters;
+mod deadlines;
+mod dispatch;
+mod expiry;
+mod info;
+mod introspection;
+mod keyspace;
+mod refusal;
+mod server;
+mod spec;
+mod table;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod transactions;
+
+pub use call::CallContext;
+pub use dispatch::dispatch;
+#[cfg(test)]
+pub use introspection::describe_all;
+pub use spec::{EngineReply, NextStep};
+#[cfg(test)]
+pub use table::{COMMANDS, resolve};

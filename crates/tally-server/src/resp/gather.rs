@@ -1,0 +1,114 @@
+//! Gathers the commands of one thread's connections in a turn, and submits it once all connections were read.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio::task::spawn_local;
+
+use super::connection::{ReadBuffer, RespConnection};
+use super::reply::ProtocolVersion;
+use super::server::RespServer;
+use super::turn::{ReplySink, Turn, TurnLoad};
+use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_EVENTS_UNDER_WAY_MAX, RESP_REPLY_BYTES_UNDER_WAY_MAX};
+
+/// The turns of one thread.
+pub struct Gatherer {
+    /// What all threads share.
+    pub server: Arc<RespServer>,
+    /// What sockets are read into.
+    pub buffer: ReadBuffer,
+    /// Commands for the next turn.
+    open: RefCell<OpenTurn>,
+    /// A turn whose memory can be used again.
+    spare: RefCell<OpenTurn>,
+    /// Load of the turns that are submitted and not settled.
+    under_way: Cell<TurnLoad>,
+    settled: Notify,
+}
+
+/// A turn, and the connections it knows by number.
+#[derive(Default)]
+struct OpenTurn {
+    turn: Turn,
+    connections: TurnConnections,
+}
+
+#[derive(Default)]
+struct TurnConnections(Vec<Rc<RespConnection>>);
+
+impl ReplySink for TurnConnections {
+    fn answer(&self, connection: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        if let Some(connection) = self.0.get(connection) {
+            connection.answer(write);
+        }
+    }
+}
+
+impl Gatherer {
+    /// A thread without commands.
+    pub fn new(server: Arc<RespServer>) -> Self {
+        Gatherer {
+            server,
+            buffer: ReadBuffer::default(),
+            open: RefCell::default(),
+            spare: RefCell::default(),
+            under_way: Cell::default(),
+            settled: Notify::new(),
+        }
+    }
+
+    /// Adds commands of a connection to the turn. The first commands of a turn have it submitted once all other
+    /// connections were read.
+    pub fn gather<T>(
+        self: &Rc<Self>,
+        connection: &Rc<RespConnection>,
+        version: ProtocolVersion,
+        commands: impl FnOnce(&mut Turn) -> T,
+    ) -> T {
+        let mut open = self.open.borrow_mut();
+        let OpenTurn { turn, connections } = &mut *open;
+        let before = turn.shares();
+        turn.begin(connections.0.len(), version);
+        let result = commands(turn);
+        turn.end();
+        let added = turn.shares() - before;
+        if added > 0 {
+            connection.begin(added);
+            connections.0.push(Rc::clone(connection));
+            if before == 0 {
+                let gatherer = Rc::clone(self);
+                spawn_local(async move { gatherer.submit().await });
+            }
+        }
+        result
+    }
+
+    async fn submit(&self) {
+        // One more round: includes what arrived while the others were read.
+        tokio::task::yield_now().await;
+        let mut open = self.open.replace(self.spare.take());
+        let load = open.turn.load();
+        self.under_way.set(self.under_way.get().plus(load));
+        open.turn.run(&self.server.service, &self.server.metrics, &open.connections).await;
+        open.connections.0.clear();
+        self.under_way.set(self.under_way.get().minus(load));
+        self.settled.notify_waiters();
+        self.spare.replace(open);
+    }
+
+    /// Resolves when few enough commands are gathered and under way to read more.
+    pub async fn room(&self) {
+        while self.is_full() {
+            self.settled.notified().await;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let load = self.under_way.get().plus(self.open.borrow().turn.load());
+        load.commands > RESP_COMMANDS_UNDER_WAY_MAX
+            || load.events > RESP_EVENTS_UNDER_WAY_MAX
+            || load.reply_bytes > RESP_REPLY_BYTES_UNDER_WAY_MAX
+    }
+}

@@ -1,0 +1,249 @@
+//! Reads the requests of one connection and dispatches their commands.
+
+use std::io;
+use std::rc::Rc;
+
+use super::commands::{CallContext, EngineReply, NextStep, dispatch};
+use super::connection::{Ready, RespConnection};
+use super::errors::failure;
+use super::gather::Gatherer;
+use super::reply::{ProtocolVersion, Reply};
+use super::session::Session;
+use super::turn::{CommandStatus, Turn};
+use super::wire::{Limits, Parsed, Parser, ProtocolError, Sent};
+use crate::admission::Caller;
+use crate::limits::{
+    RESP_INPUT_BYTES_MAX, RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX,
+    RESP_UNFINISHED_BYTES_FREE,
+};
+use crate::metrics::{Stopwatch, Verb};
+
+const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again later";
+
+/// How reading requests ended.
+enum ReadOutcome {
+    /// All complete requests were taken.
+    Drained,
+    /// The rest waits until the requests taken are answered.
+    Paused,
+    /// This command waits until the requests before it are answered.
+    Deferred(Verb, EngineReply),
+    /// Nothing more is read; the requests taken are answered first.
+    Closed,
+}
+
+/// Serves one connection until it ends.
+pub async fn serve(gatherer: &Rc<Gatherer>, connection: Rc<RespConnection>) {
+    let mut reader = RequestReader {
+        gatherer: Rc::clone(gatherer),
+        connection,
+        session: Session::default(),
+        parser: Parser::default(),
+        rest: Vec::new(),
+        queued: 0,
+    };
+    reader.run().await;
+    reader.keep(&[]);
+    gatherer.server.limits.unfinished.change(reader.queued, 0);
+    reader.connection.farewell(&gatherer.buffer).await;
+}
+
+struct RequestReader {
+    gatherer: Rc<Gatherer>,
+    connection: Rc<RespConnection>,
+    session: Session,
+    parser: Parser,
+    /// The beginning of a request that is not complete, or requests that wait.
+    rest: Vec<u8>,
+    /// Bytes of the queued transaction that are counted in the shared limit.
+    queued: usize,
+}
+
+impl RequestReader {
+    async fn run(&mut self) {
+        loop {
+            match self.connection.ready().await {
+                Ready::Read => {}
+                Ready::Close => return,
+            }
+            self.gatherer.room().await;
+            let mut outcome = match self.read() {
+                Ok(outcome) => outcome,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => return,
+            };
+            loop {
+                match outcome {
+                    ReadOutcome::Drained => break,
+                    ReadOutcome::Closed => return self.connection.settled().await,
+                    ReadOutcome::Paused => {
+                        self.connection.settled().await;
+                        self.gatherer.room().await;
+                    }
+                    ReadOutcome::Deferred(verb, command) => self.run_deferred(verb, command).await,
+                }
+                if self.connection.is_over() {
+                    return;
+                }
+                outcome = self.take_rest();
+            }
+        }
+    }
+
+    /// Carries out a command that waits for the engine by itself.
+    async fn run_deferred(&mut self, verb: Verb, command: EngineReply) {
+        self.connection.settled().await;
+        let since = Stopwatch::start();
+        let reply = command.await;
+        let status = if reply.is_ok() { CommandStatus::Accepted } else { CommandStatus::Failed };
+        self.gatherer.server.metrics.request(verb, status.http(), &since);
+        self.connection.put(|out| match reply {
+            Ok(reply) => out.extend_from_slice(&reply),
+            Err(error) => Reply::new(out, self.session.version).error(failure(&error)),
+        });
+        self.connection.settled().await;
+    }
+
+    /// Reads what has arrived and takes every complete request of it.
+    fn read(&mut self) -> io::Result<ReadOutcome> {
+        let gatherer = Rc::clone(&self.gatherer);
+        gatherer.buffer.with(|buffer| {
+            // An incomplete request is continued in the buffer while it is small, otherwise where it lies.
+            let kept = self.rest.len();
+            if kept <= buffer.len() / 2 {
+                let (front, room) = buffer.split_at_mut(kept);
+                let read = self.connection.read(room)?;
+                front.copy_from_slice(&self.rest);
+                if read == 0 {
+                    return Ok(ReadOutcome::Closed);
+                }
+                let input = buffer.get(..kept + read).unwrap_or_default();
+                let (outcome, taken) = self.take(input);
+                self.keep(input.get(taken..).unwrap_or_default());
+                return Ok(outcome);
+            }
+            let read = self.connection.read(buffer)?;
+            if read == 0 {
+                return Ok(ReadOutcome::Closed);
+            }
+            self.rest.extend_from_slice(buffer.get(..read).unwrap_or_default());
+            self.gatherer.server.limits.unfinished.change(kept, kept + read);
+            Ok(self.take_rest())
+        })
+    }
+
+    /// Takes the complete requests of what was kept.
+    fn take_rest(&mut self) -> ReadOutcome {
+        let input = std::mem::take(&mut self.rest);
+        self.gatherer.server.limits.unfinished.change(input.len(), 0);
+        let (outcome, taken) = self.take(&input);
+        let left = input.get(taken..).unwrap_or_default();
+        if left.len() == input.len() {
+            self.gatherer.server.limits.unfinished.change(0, input.len());
+            self.rest = input;
+        } else {
+            self.keep(left);
+        }
+        outcome
+    }
+
+    /// Keeps bytes for later.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.gatherer.server.limits.unfinished.change(self.rest.len(), bytes.len());
+        if bytes.is_empty() {
+            self.rest = Vec::new();
+            self.parser.trim();
+        } else {
+            self.rest.clear();
+            self.rest.extend_from_slice(bytes);
+        }
+    }
+
+    /// Dispatches every complete request; also returns how many bytes they took.
+    fn take(&mut self, input: &[u8]) -> (ReadOutcome, usize) {
+        let (gatherer, connection) = (Rc::clone(&self.gatherer), Rc::clone(&self.connection));
+        gatherer.gather(&connection, self.session.version, |turn| {
+            let bytes_before = turn.reply_bytes();
+            let client = &connection.client;
+            // What arrived together has one time.
+            let now = gatherer.server.now();
+            let caller = Caller::new(client.peer.ip());
+            let context = CallContext { server: &gatherer.server, client, caller, now };
+            client.seen_at(now);
+            let (mut taken, mut commands) = (0, 0);
+            let outcome = loop {
+                let left = input.get(taken..).unwrap_or_default();
+                if left.is_empty() {
+                    break ReadOutcome::Drained;
+                }
+                if commands >= RESP_SHARE_COMMANDS_MAX || turn.reply_bytes() - bytes_before > RESP_SHARE_BYTES_MAX {
+                    break ReadOutcome::Paused;
+                }
+                match self.parser.next(left, &Limits::KNOWN) {
+                    Parsed::Empty(bytes) => taken += bytes,
+                    Parsed::Request(args, bytes) => {
+                        taken += bytes;
+                        commands += 1;
+                        let (request, behind) = left.split_at_checked(bytes).unwrap_or((left, &[]));
+                        let request = (args, Sent { request, behind });
+                        let next = dispatch(&context, &mut self.session, request, turn);
+                        turn.set_version(self.session.version);
+                        match next {
+                            NextStep::Continue => {}
+                            NextStep::SkipRepeats(repeats) => {
+                                taken += bytes * repeats;
+                                commands += repeats;
+                            }
+                            NextStep::Defer(verb, command) => break ReadOutcome::Deferred(verb, command),
+                            NextStep::Close => break ReadOutcome::Closed,
+                        }
+                    }
+                    Parsed::Incomplete { needed } => break self.incomplete(turn, left.len() + needed),
+                    Parsed::Broken(error) => {
+                        refuse(turn, self.session.version, error);
+                        break ReadOutcome::Closed;
+                    }
+                }
+            };
+            let outcome = if self.queues_too_much() {
+                turn.reply(self.session.version, |reply| reply.error(TOO_MUCH_UNFINISHED));
+                ReadOutcome::Closed
+            } else {
+                outcome
+            };
+            self.parser.trim();
+            client.used(commands as u64);
+            (outcome, taken)
+        })
+    }
+
+    /// Waits for the rest of a request, unless it is over a limit.
+    fn incomplete(&self, turn: &mut Turn, bytes: usize) -> ReadOutcome {
+        let others = self.gatherer.server.limits.unfinished.bytes().saturating_sub(self.rest.len());
+        if bytes > RESP_REQUEST_BYTES_MAX {
+            turn.reply(self.session.version, |reply| reply.error("ERR Protocol error: too big request"));
+            return ReadOutcome::Closed;
+        }
+        if bytes > RESP_UNFINISHED_BYTES_FREE && others + bytes > RESP_INPUT_BYTES_MAX {
+            turn.reply(self.session.version, |reply| reply.error(TOO_MUCH_UNFINISHED));
+            return ReadOutcome::Closed;
+        }
+        ReadOutcome::Drained
+    }
+
+    /// Counts the queued transaction as an unfinished request. Whether it is over the shared limit.
+    fn queues_too_much(&mut self) -> bool {
+        let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
+        self.gatherer.server.limits.unfinished.change(self.queued, queued);
+        let grew = queued > self.queued;
+        self.queued = queued;
+        grew && queued > RESP_UNFINISHED_BYTES_FREE
+            && self.gatherer.server.limits.unfinished.bytes() > RESP_INPUT_BYTES_MAX
+    }
+}
+
+fn refuse(turn: &mut Turn, version: ProtocolVersion, error: ProtocolError) {
+    if let Some(text) = error.text() {
+        turn.reply(version, |reply| reply.error(&text));
+    }
+}

@@ -1,0 +1,216 @@
+//! Submits a turn and writes the replies of its shares.
+
+use std::task::Poll;
+
+use tally_core::outcome::{Outcome, Reads, Receipt, Refusal};
+use tally_core::surface::EngineError;
+
+use super::{CommandStatus, OutcomeSource, PhaseCounts, ReplySink, Share, Turn, TurnSubmission};
+use crate::metrics::ProtocolMetrics;
+use crate::resp::errors::failure;
+use crate::resp::reply::Reply;
+use crate::resp::reply_plan::ReplyPlan;
+use crate::service::{Failure, Service};
+
+/// The outcomes of a submission, or why it has none.
+type SubmissionOutcomes<'a> = Result<&'a [Outcome], &'a Failure>;
+
+/// Shares by when they can be answered.
+pub(super) struct Phases<'a> {
+    /// At once.
+    pub(super) ready: Vec<&'a Share>,
+    /// Once what they read is flushed.
+    pub(super) waiting: Vec<&'a Share>,
+    /// With the writes of the turn.
+    pub(super) writing: Vec<&'a Share>,
+}
+
+impl<'a> Phases<'a> {
+    pub(super) fn of(shares: &'a [Share], reads: &[Result<Reads, Failure>]) -> Self {
+        let mut phases = Phases { ready: Vec::new(), waiting: Vec::new(), writing: Vec::new() };
+        for share in shares {
+            // After a share that waits, the same connection's next one waits too: replies stay in order.
+            let follows = phases.waiting.last().is_some_and(|waiting| waiting.connection == share.connection);
+            match share.source {
+                OutcomeSource::Write(_) => phases.writing.push(share),
+                _ if follows || share.is_unflushed(reads) => phases.waiting.push(share),
+                _ => phases.ready.push(share),
+            }
+        }
+        phases
+    }
+}
+
+impl Turn {
+    /// Submits everything and answers every share as soon as its outcomes may be shown. The turn is empty afterwards and
+    /// can be used again.
+    pub async fn run(&mut self, service: &Service, metrics: &ProtocolMetrics, sink: &impl ReplySink) {
+        let shares = std::mem::take(&mut self.shares);
+        // Reads come first: later writes of the same connection must not show in them.
+        let mut reads = Vec::with_capacity(self.reads.len());
+        for TurnSubmission { events, consistency, .. } in self.reads.drain(..) {
+            reads.push(service.read_events(events, consistency).await);
+        }
+        let Phases { ready, waiting, writing } = Phases::of(&shares, &reads);
+        let ready: Vec<_> = ready.into_iter().map(|share| (share, share.read_outcomes(&reads))).collect();
+        self.answer_all(&ready, metrics, sink);
+        let mut settled = Vec::with_capacity(self.writes.len());
+        let mut submitted = Vec::with_capacity(self.writes.len());
+        for TurnSubmission { events, consistency, continues } in self.writes.drain(..) {
+            if continues {
+                settle(&mut submitted, &mut settled).await;
+            }
+            let mut call = Box::pin(service.submit(events, consistency));
+            // The first poll submits, so that one flush may cover many.
+            let first = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+            submitted.push(Submitted { call, first });
+        }
+        // These depend on earlier flushes than the writes do.
+        for share in waiting {
+            let durable = match share.reads(&reads) {
+                Some(Ok(reads)) => service.durable(reads.receipt.token.clone()).await,
+                _ => Ok(()),
+            };
+            let outcomes = durable.as_ref().map_or_else(Err, |()| share.read_outcomes(&reads));
+            self.answer_all(&[(share, outcomes)], metrics, sink);
+        }
+        settle(&mut submitted, &mut settled).await;
+        let written: Vec<_> = writing.into_iter().map(|share| (share, share.write_outcomes(&settled))).collect();
+        self.answer_all(&written, metrics, sink);
+        self.clear(shares);
+    }
+
+    /// Empties the turn and keeps its memory.
+    fn clear(&mut self, mut shares: Vec<Share>) {
+        shares.clear();
+        self.shares = shares;
+        self.plans.clear();
+        self.bytes.clear();
+        self.counts.clear();
+    }
+
+    /// Counts the commands of shares, then writes their replies: a client that has its reply finds its request in the
+    /// metrics.
+    pub(super) fn answer_all(
+        &self,
+        shares: &[(&Share, SubmissionOutcomes<'_>)],
+        metrics: &ProtocolMetrics,
+        sink: &impl ReplySink,
+    ) {
+        let mut counts = PhaseCounts::default();
+        for (share, outcomes) in shares {
+            let status = if outcomes.is_ok() { CommandStatus::Accepted } else { CommandStatus::Failed };
+            counts.add(&self.counts, share.counts.clone(), status);
+        }
+        counts.record(&self.counts, metrics);
+        for (share, outcomes) in shares {
+            self.answer(share, *outcomes, sink);
+        }
+    }
+
+    /// Writes the replies of one share, given all outcomes of its submission.
+    pub(super) fn answer(&self, share: &Share, outcomes: SubmissionOutcomes<'_>, sink: &impl ReplySink) {
+        let plans = self.plans.get(share.plans.clone()).unwrap_or_default();
+        let own = outcomes.map(|outcomes| outcomes.get(share.outcomes.clone()));
+        // Whatever went wrong, no command is answered with the outcomes of another.
+        let planned: usize = plans.iter().map(|plan| plan.outcomes()).sum();
+        let unknown = Failure::Engine(EngineError::OutcomeUnknown("the outcomes do not fit the commands".into()));
+        let own = match own {
+            Ok(Some(own)) if own.len() == planned => Ok(own),
+            Err(failure) => Err(failure),
+            Ok(_) => {
+                tracing::error!(planned, share = ?share.outcomes, "a connection's outcomes do not fit its commands");
+                Err(&unknown)
+            }
+        };
+        sink.answer(share.connection, |out| {
+            let mut bytes = self.bytes.get(share.bytes..).unwrap_or_default();
+            let mut taken = 0;
+            for plan in plans {
+                if let ReplyPlan::Bytes(len) = plan {
+                    let (known, rest) = bytes.split_at_checked(*len as usize).unwrap_or((bytes, &[]));
+                    out.extend_from_slice(known);
+                    bytes = rest;
+                    continue;
+                }
+                let mut reply = Reply::new(out, share.version);
+                match own {
+                    Ok(own) => {
+                        let outcomes = own.get(taken..taken + plan.outcomes()).unwrap_or_default();
+                        taken += plan.outcomes();
+                        write_reply(*plan, outcomes, &mut reply);
+                    }
+                    Err(failure) => write_failure(*plan, failure, &mut reply),
+                }
+            }
+        });
+    }
+}
+
+impl Share {
+    /// Its submission of reads.
+    fn reads<'a>(&self, reads: &'a [Result<Reads, Failure>]) -> Option<&'a Result<Reads, Failure>> {
+        let OutcomeSource::Read(number) = self.source else { return None };
+        reads.get(number)
+    }
+
+    /// The outcomes of its submission of reads.
+    fn read_outcomes<'a>(&self, reads: &'a [Result<Reads, Failure>]) -> SubmissionOutcomes<'a> {
+        match self.reads(reads) {
+            Some(Ok(reads)) => Ok(&reads.receipt.outcomes),
+            Some(Err(failure)) => Err(failure),
+            None => Ok(&[]),
+        }
+    }
+
+    /// Whether any of its outcomes depends on what is not flushed.
+    fn is_unflushed(&self, reads: &[Result<Reads, Failure>]) -> bool {
+        let Some(Ok(reads)) = self.reads(reads) else { return false };
+        let from = reads.unflushed.partition_point(|place| (*place as usize) < self.outcomes.start);
+        reads.unflushed.get(from).is_some_and(|place| self.outcomes.contains(&(*place as usize)))
+    }
+
+    /// The outcomes of its submission of writes.
+    fn write_outcomes<'a>(&self, settled: &'a [Result<Receipt, Failure>]) -> SubmissionOutcomes<'a> {
+        let OutcomeSource::Write(number) = self.source else { return Ok(&[]) };
+        match settled.get(number) {
+            Some(Ok(receipt)) => Ok(receipt.outcomes.as_slice()),
+            Some(Err(failure)) => Err(failure),
+            None => Ok(&[]),
+        }
+    }
+}
+
+#[inline]
+fn write_reply(plan: ReplyPlan, outcomes: &[Outcome], reply: &mut Reply<'_>) {
+    if outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
+        return write_failure(plan, &Failure::Engine(EngineError::DiskFull), reply);
+    }
+    plan.write(outcomes, reply);
+}
+
+/// Each request of the plan gets the error.
+fn write_failure(plan: ReplyPlan, error: &Failure, reply: &mut Reply<'_>) {
+    let text = failure(error);
+    (0..plan.replies()).for_each(|_| reply.error(&text));
+}
+
+/// A submission under way.
+struct Submitted<C> {
+    call: C,
+    /// The result of the first poll.
+    first: Poll<Result<Receipt, Failure>>,
+}
+
+/// Waits for what was submitted.
+async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Result<Receipt, Failure>>)
+where
+    C: Future<Output = Result<Receipt, Failure>>,
+{
+    for Submitted { call, first } in submitted.drain(..) {
+        settled.push(match first {
+            Poll::Ready(receipt) => receipt,
+            Poll::Pending => call.await,
+        });
+    }
+}
