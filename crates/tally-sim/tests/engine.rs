@@ -307,7 +307,7 @@ fn a_read_waits_for_the_flush_of_what_it_saw_and_writes_nothing() {
         life.seal()?;
         life.read_these(read_key(), Durability::Flushed);
         life.read_these(read_key(), Durability::Applied);
-        life.read_these(vec![Event { key: other.clone(), ..read_key().remove(0) }], Durability::Flushed);
+        life.read_these(&[Event { key: other.clone(), ..read_key().remove(0) }], Durability::Flushed);
         life.check_answers()?;
         assert_eq!(life.world.observed.readings, 3, "the one with `Applied`, and the one of an unchanged key");
         life.flush()?;
