@@ -164,7 +164,7 @@ impl<'m> Life<'m> {
         let world = &mut *self.world;
         let events = world.workload.reads(&mut world.rng);
         let durability = if world.rng.one_in(5) { Durability::Applied } else { Durability::Flushed };
-        self.read_these(events, durability);
+        self.read_these(&events, durability);
         Ok(())
     }
 

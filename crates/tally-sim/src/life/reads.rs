@@ -47,7 +47,7 @@ fn expected_view(model: &Model, key: &Key, now: Millis) -> CounterView {
 
 impl Life<'_> {
     /// Submits these events, which are all reads.
-    pub fn read_these(&mut self, events: Vec<Event>, durability: Durability) {
+    pub fn read_these(&mut self, events: &[Event], durability: Durability) {
         let world = &mut *self.world;
         world.observed.reads += 1;
         let (model, now) = (world.history.applied(), self.machine.now());
@@ -58,7 +58,7 @@ impl Life<'_> {
         };
         let description = format!("{events:?} at {durability:?}");
         let mut call = self.machine.events();
-        push_all(&events, &mut call);
+        push_all(events, &mut call);
         let machine = self.machine;
         let future =
             Box::pin(async move { Ok(Answer::Outcomes(machine.submit(call, durability, |_| {}).await?.outcomes)) });
