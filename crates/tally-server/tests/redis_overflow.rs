@@ -1,5 +1,5 @@
 //! Increments that overflow together: each is judged by itself, none is submitted twice, and the directory opens again.
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod harness;
 

@@ -298,15 +298,15 @@ fn a_read_waits_for_the_flush_of_what_it_saw_and_writes_nothing() {
         life.settle()?;
         assert_eq!(life.world.observed.acknowledged, 1);
         let (operations, lag) = (life.world.disk.operations(), machine.journal_lag());
-        life.read_these(read_key(), Durability::Flushed);
+        life.read_these(&read_key(), Durability::Flushed);
         life.check_answers()?;
         assert_eq!(life.world.observed.readings, 1, "nothing is in flight");
         assert_eq!((machine.seal(), machine.flush()), (Seal::Empty, Ok(false)));
         assert_eq!((life.world.disk.operations(), machine.journal_lag()), (operations, lag));
         life.submit_these(with_submission_count([Event::add(&key, 5)]), Durability::Flushed)?;
         life.seal()?;
-        life.read_these(read_key(), Durability::Flushed);
-        life.read_these(read_key(), Durability::Applied);
+        life.read_these(&read_key(), Durability::Flushed);
+        life.read_these(&read_key(), Durability::Applied);
         life.read_these(&[Event { key: other.clone(), ..read_key().remove(0) }], Durability::Flushed);
         life.check_answers()?;
         assert_eq!(life.world.observed.readings, 3, "the one with `Applied`, and the one of an unchanged key");
@@ -409,9 +409,9 @@ fn steps_of_the_wall_clock_do_not_change_durations() {
                 let mut machine = world.open().unwrap();
                 settle(&machine, &key, Change::Add(1));
                 if forward {
-                    world.clock.set_forward(step)
+                    world.clock.set_forward(step);
                 } else {
-                    world.clock.set_back(step)
+                    world.clock.set_back(step);
                 }
                 if restart {
                     drop(machine);

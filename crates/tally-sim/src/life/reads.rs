@@ -17,8 +17,8 @@ use crate::world::Verdict;
 
 /// A read that is not checked yet.
 pub(super) struct PendingRead<'m> {
-    pub(super) future: Pending<'m, Answer>,
-    expected: Answer,
+    pub(super) future: Pending<'m, ObservedRead>,
+    expected: ObservedRead,
     /// Batches that must be flushed before the answer.
     needed: u64,
     pub(super) description: String,
@@ -26,7 +26,7 @@ pub(super) struct PendingRead<'m> {
 
 /// The observable part of an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum ObservedRead {
     Values(Vec<CounterView>),
     Outcomes(Vec<Outcome>),
     Page(Vec<(Key, i64)>, bool),
@@ -51,7 +51,7 @@ impl Life<'_> {
         let world = &mut *self.world;
         world.observed.reads += 1;
         let (model, now) = (world.history.applied(), self.machine.now());
-        let expected = Answer::Outcomes(events.iter().map(|event| model.read(now, event)).collect());
+        let expected = ObservedRead::Outcomes(events.iter().map(|event| model.read(now, event)).collect());
         let needed = match durability {
             Durability::Applied => 0,
             Durability::Flushed => world.history.needed(|key| events.iter().any(|event| event.key == *key)),
@@ -61,7 +61,9 @@ impl Life<'_> {
         push_all(events, &mut call);
         let machine = self.machine;
         let future =
-            Box::pin(async move { Ok(Answer::Outcomes(machine.submit(call, durability, |_| {}).await?.outcomes)) });
+            Box::pin(
+                async move { Ok(ObservedRead::Outcomes(machine.submit(call, durability, |_| {}).await?.outcomes)) },
+            );
         self.reads.push(PendingRead { future, expected, needed, description });
         self.poll_last_read();
     }
@@ -82,7 +84,7 @@ impl Life<'_> {
         let durability = if world.rng.one_in(4) { Durability::Applied } else { Durability::Flushed };
         let model = world.history.applied();
         let now = self.machine.now();
-        let expected = Answer::Values(keys.iter().map(|key| expected_view(model, key, now)).collect());
+        let expected = ObservedRead::Values(keys.iter().map(|key| expected_view(model, key, now)).collect());
         let needed = match durability {
             Durability::Applied => 0,
             Durability::Flushed => world.history.needed(|key| keys.contains(key)),
@@ -91,7 +93,7 @@ impl Life<'_> {
         let machine = self.machine;
         let future = Box::pin(async move {
             let readings = machine.read(&keys, durability).await?;
-            Ok(Answer::Values(readings.iter().map(view_of).collect()))
+            Ok(ObservedRead::Values(readings.iter().map(view_of).collect()))
         });
         self.reads.push(PendingRead { future, expected, needed, description });
         self.poll_last_read();
@@ -114,7 +116,10 @@ impl Life<'_> {
         let machine = self.machine;
         let future = Box::pin(async move {
             let Page { items, next } = machine.list(&request).await?;
-            Ok(Answer::Page(items.into_iter().map(|(key, reading)| (key, reading.value)).collect(), next.is_some()))
+            Ok(ObservedRead::Page(
+                items.into_iter().map(|(key, reading)| (key, reading.value)).collect(),
+                next.is_some(),
+            ))
         });
         self.reads.push(PendingRead { future, expected, needed, description });
         self.poll_last_read();
@@ -129,8 +134,8 @@ impl Life<'_> {
         let needed = page.last().map_or(0, |entry| world.history.needed_for_ledger(&key, entry.seq));
         let description = format!("the ledger of {key:?} after {after}, {limit} entries");
         let machine = self.machine;
-        let future = Box::pin(async move { Ok(Answer::Ledger(machine.ledger(&key, after, limit).await?)) });
-        self.reads.push(PendingRead { future, expected: Answer::Ledger(page), needed, description });
+        let future = Box::pin(async move { Ok(ObservedRead::Ledger(machine.ledger(&key, after, limit).await?)) });
+        self.reads.push(PendingRead { future, expected: ObservedRead::Ledger(page), needed, description });
         self.poll_last_read();
     }
 
@@ -145,7 +150,11 @@ impl Life<'_> {
     }
 
     /// Checks the answer of a read.
-    pub(super) fn check_answer(&mut self, read: &PendingRead<'_>, answer: Result<Answer, EngineError>) -> Verdict {
+    pub(super) fn check_answer(
+        &mut self,
+        read: &PendingRead<'_>,
+        answer: Result<ObservedRead, EngineError>,
+    ) -> Verdict {
         let description = &read.description;
         match answer {
             Ok(shown) => {
@@ -169,7 +178,7 @@ impl Life<'_> {
 }
 
 /// The expected page, and its last key if there are more.
-fn page_of(model: &Model, now: Millis, request: &PageRequest) -> (Answer, Option<Key>) {
+fn page_of(model: &Model, now: Millis, request: &PageRequest) -> (ObservedRead, Option<Key>) {
     let follows = |key: &Key| request.after.as_ref().is_none_or(|after| key > after);
     let all = model.all_visible(now).filter(|(key, _)| follows(key));
     let mut matching = all.filter(|(key, _)| key.as_bytes().starts_with(&request.prefix));
@@ -177,5 +186,5 @@ fn page_of(model: &Model, now: Millis, request: &PageRequest) -> (Answer, Option
         matching.by_ref().take(request.limit).map(|(key, counter)| (key.clone(), counter.value)).collect();
     let more = matching.next().is_some();
     let last = if more { items.last().map(|(key, _)| key.clone()) } else { None };
-    (Answer::Page(items, more), last)
+    (ObservedRead::Page(items, more), last)
 }
