@@ -38,6 +38,8 @@ mod transactions;
 
 pub use call::CallContext;
 pub use dispatch::dispatch;
+#[cfg(test)]
+pub use introspection::describe_all;
 pub use spec::{EngineReply, NextStep};
 #[cfg(test)]
-pub use table::resolve;
+pub use table::{COMMANDS, resolve};

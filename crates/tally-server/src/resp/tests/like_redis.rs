@@ -147,11 +147,15 @@ fn commands_are_described_as_redis_describes_them() {
     const APART: [&str; 6] = ["tally.add", "tally.read", "increx", "set", "client|setinfo", "client|no-touch"];
     let redis = Redis::start();
     for (version, hello) in [(ProtocolVersion::V2, ""), (ProtocolVersion::V3, "HELLO 3\r\n")] {
-        for spec in commands::all().filter(|spec| !APART.contains(&spec.name) && spec.subcommands().count() == 0) {
+        for spec in commands::COMMANDS
+            .commands_and_subcommands()
+            .filter(|spec| !APART.contains(&spec.name) && spec.subcommands.is_empty())
+        {
             let request = [AUTH, format!("{hello}COMMAND INFO {}\r\n", spec.name).as_bytes()].concat();
             let theirs = redis.answer(&request);
             let mut ours = Vec::new();
-            commands::info(&mut Reply::new(&mut ours, version), [spec.name.as_bytes()].into_iter());
+            let names = [spec.name.as_bytes()].into_iter();
+            commands::describe_all(&commands::COMMANDS, names, &mut Reply::new(&mut ours, version));
             let (ours, theirs) = (String::from_utf8_lossy(&ours), String::from_utf8_lossy(&theirs));
             assert!(theirs.ends_with(ours.as_ref()), "{ours:?}\nis not the end of\n{theirs:?}");
         }
