@@ -198,7 +198,7 @@ impl RespConnection {
         self.limits.unread.change(out.counted, left);
         out.counted = left;
         if left > 0 && self.limits.unread.bytes() > RESP_OUTPUT_BYTES_MAX {
-            tracing::debug!(client = self.client.id, "closing a connection: too many replies are unread");
+            tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(())
