@@ -175,7 +175,7 @@ fn a_worker_that_takes_over_continues_from_the_captured_records() {
     let stored = store.snapshot();
     assert_eq!(stored.position(), Position(1));
     let meta = record::read_meta(&stored.0.records[record::META_KEY], || Ok::<_, ()>(0)).unwrap().unwrap();
-    let partition = Partition::beside_store(SEED, meta, BUFFER_BYTES);
+    let partition = Partition::with_store(SEED, meta, BUFFER_BYTES);
     let second = ResidentPartition::new(Hosted { partition, applied: stored.position(), journal: () });
     apply(&second, &store, &combiner, Position(2));
     assert!(second.store_reads() > 0, "the counter came from the store");
