@@ -60,6 +60,9 @@ pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Most RESP threads.
 pub const RESP_THREADS_MAX: usize = 64;
+/// From this many cores on, a thread gathers its next commands while the engine's own thread flushes the last ones. With
+/// fewer, a thread flushes what it gathered, which saves waking another.
+pub const RESP_OVERLAP_CORES_MIN: usize = 4;
 /// Most RESP threads by default.
 pub const RESP_THREADS_DEFAULT_MAX: usize = 16;
 /// Bytes read from a RESP connection at once.

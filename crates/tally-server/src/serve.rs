@@ -22,7 +22,9 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::accept::Listening;
 use crate::config::ServerConfig;
 use crate::http;
-use crate::limits::{CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE};
+use crate::limits::{
+    CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE, RESP_OVERLAP_CORES_MIN,
+};
 use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::progress;
 use crate::resp;
@@ -84,7 +86,9 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
         _ => Some(bind("resp", &config.resp).await?),
     };
     let address = http.local_addr()?;
-    let service = Arc::new(Service::new(config.policies.clone()));
+    let service = Service::new(config.policies.clone());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let service = Arc::new(if cores >= RESP_OVERLAP_CORES_MIN { service.flushed_by_engine() } else { service });
     let listeners = Listeners::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();

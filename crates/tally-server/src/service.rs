@@ -27,6 +27,8 @@ pub struct Service<E = Embedded> {
     policies: Policies,
     admission: Admission,
     closing: AtomicBool,
+    /// Which thread flushes the submissions of callers that gather many calls.
+    gathered: FlushBy,
 }
 
 /// An admitted change.
@@ -103,7 +105,19 @@ pub enum Failure {
 impl<E: Engine> Service<E> {
     /// A service that does not have its engine yet.
     pub fn new(policies: Policies) -> Self {
-        Service { engine: OnceLock::new(), policies, admission: Admission::default(), closing: AtomicBool::new(false) }
+        Service {
+            engine: OnceLock::new(),
+            policies,
+            admission: Admission::default(),
+            closing: AtomicBool::new(false),
+            gathered: FlushBy::Caller,
+        }
+    }
+
+    /// Leaves the flushes of gathered submissions to the engine, so that their threads gather the next ones meanwhile.
+    #[must_use]
+    pub fn flushed_by_engine(self) -> Self {
+        Service { gathered: FlushBy::Engine, ..self }
     }
 
     /// Sets the recovered engine. There is only ever one; a second is ignored.
@@ -169,9 +183,9 @@ impl<E: Engine> Service<E> {
     }
 
     /// Applies the events of many calls; each succeeds or is refused on its own. May block the calling thread for a
-    /// flush.
+    /// flush, unless the engine's own thread flushes.
     pub async fn submit(&self, events: Events, consistency: Consistency) -> Result<Receipt, Failure> {
-        let options = SubmitOptions { consistency, flush: FlushBy::Caller };
+        let options = SubmitOptions { consistency, flush: self.gathered };
         let expected = events.outcomes_len();
         let receipt = self.engine()?.submit(events, options).await?;
         // With an outcome too many or too few, callers would get each other's values.

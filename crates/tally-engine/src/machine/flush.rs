@@ -47,7 +47,8 @@ impl Machine {
         if flushing.needs_spare() {
             return None;
         }
-        let sealed = self.seal();
+        // Another thread that seals may be fetching from the store.
+        let sealed = self.try_seal()?;
         Some((sealed, self.flush_with(&mut flushing)))
     }
 
