@@ -225,7 +225,7 @@ impl Greedy {
 fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
     let _alone = alone();
     const CLIENTS: usize = 400;
-    /// So many are closed before the attack ends.
+    /// Connections closed before the attack ends.
     const CLOSED: usize = 100;
     /// What the log says when that is because the room for unread answers was full.
     const FULL: &str = "closing a connection: too many answers wait to be read";

@@ -29,7 +29,7 @@ struct Load {
 }
 
 impl Load {
-    /// Waits until so many more were answered, however slow the machine is.
+    /// Waits until this many more were answered, however slow the machine is.
     fn wait_for_answers(&self, more: u64) {
         let enough = self.answered.load(SeqCst) + more;
         wait_for("replies before the next kill", || {
