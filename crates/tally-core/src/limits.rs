@@ -92,18 +92,21 @@ pub const SWEEP_MAX: usize = 8_192;
 /// Captured bytes buffered before they are sorted and written as one run.
 pub const CAPTURE_BYTES_MAX: usize = 32 << 20;
 
-/// Default memory budget.
+/// Default memory budget of the process.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
-/// Smallest memory budget: enough for buffers, filters and a useful cache.
-pub const MEMORY_BYTES_MIN: u64 = 64 << 20;
+/// Part of the budget that is not given to the engine: code, threads, connections, unflushed batches, the buffers of a
+/// merge, and what the allocator keeps.
+pub const PROCESS_BYTES: u64 = 96 << 20;
+/// Smallest memory budget: the process, and buffers, filters and a useful cache.
+pub const MEMORY_BYTES_MIN: u64 = PROCESS_BYTES + (64 << 20);
 
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * BATCH_BYTES_MAX);
 const _: () = assert!(CALL_BYTES_MAX >= CALL_EVENTS_MAX * (KEY_BYTES_MAX + 2 * REQUEST_ID_BYTES_MAX));
 const _: () = assert!(SWEEP_SLICE <= SWEEP_MAX);
-const _: () = assert!((SWEEP_MAX * 4 * KEY_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN / 4);
+const _: () = assert!((SWEEP_MAX * 4 * KEY_BYTES_MAX) as u64 <= (MEMORY_BYTES_MIN - PROCESS_BYTES) / 4);
 const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);
 const _: () = assert!(IDEMPOTENCY_WINDOW_MS.is_multiple_of(GENERATION_MS));
 const _: () = assert!(CHECKPOINT_JOURNAL_BYTES >= SEGMENT_BYTES);
 const _: () = assert!(KEY_BYTES_MAX <= u16::MAX as usize);
 const _: () = assert!(BATCH_EVENTS_MAX < u32::MAX as usize);
-const _: () = assert!((2 * CAPTURE_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN);
+const _: () = assert!((2 * CAPTURE_BYTES_MAX) as u64 <= MEMORY_BYTES_MIN - PROCESS_BYTES);

@@ -18,7 +18,9 @@ use tally_core::consistency::Consistency;
 use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::{CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, WARM_PAUSE_MICROS, WARM_SLICE};
+use tally_core::limits::{
+    CHECKPOINT_EVERY_MS, CHECKPOINT_RETRY_MS, MEMORY_BYTES_MIN, PROCESS_BYTES, WARM_PAUSE_MICROS, WARM_SLICE,
+};
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
@@ -38,7 +40,7 @@ use crate::store::StoreError;
 pub struct Config {
     /// The data directory. Created if it does not exist.
     pub data: PathBuf,
-    /// Memory budget. Cold counters and old request ids beyond it are evicted to the store.
+    /// Memory budget of the process. Cold counters and old request ids beyond it are evicted to the store.
     pub memory_bytes: u64,
     /// What to do if the time of the last batch is ahead of the system clock.
     pub clock: StoredClock,
@@ -96,14 +98,11 @@ impl Embedded {
     /// Opens and recovers the data directory and starts the engine's threads. `progress` is called with the journal
     /// bytes replayed so far and their total.
     pub fn open(config: &Config, progress: &mut dyn FnMut(u64, u64)) -> Result<Embedded, OpenError> {
-        crate::lock::check_files(config.memory_bytes.max(MEMORY_BYTES_MIN))?;
+        let memory_bytes = config.memory_bytes.max(MEMORY_BYTES_MIN) - PROCESS_BYTES;
+        crate::lock::check_files(memory_bytes)?;
         let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
         let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
-        let settings = Settings {
-            memory_bytes: config.memory_bytes.max(MEMORY_BYTES_MIN),
-            seed: random_seed(),
-            ..Settings::default()
-        };
+        let settings = Settings { memory_bytes, seed: random_seed(), ..Settings::default() };
         let machine = Machine::open(disk, Arc::new(SystemClock), settings, progress)?;
         dir_lock.claim()?;
         if let Some(ahead_ms) = machine.clock_ahead_ms() {

@@ -1,4 +1,5 @@
-//! Limits of the engine's files and threads. Those of counters, batches and memory are in `tally_core::limits`.
+//! Limits of the engine's files and threads. Those of counters, batches, memory, the clock, segments
+//! and checkpoints are in `tally_core::limits`.
 
 use tally_core::limits::{CAPTURE_BYTES_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 

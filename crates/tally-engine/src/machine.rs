@@ -79,13 +79,14 @@ impl Settings {
         crate::limits::capture_bytes(self.memory_bytes)
     }
 
-    /// Memory for the partition: the budget minus buffers for capture, encoding and the rest of the process.
+    /// Memory for the partition: the budget minus the store and buffers for capture and encoding.
     fn partition_bytes(&self, store_bytes: usize) -> usize {
         let memory_bytes = self.memory_bytes as usize;
         // A capture holds its buffer, the slice it takes over, and what batches copy early for it.
         let buffers = 4 * self.capture_bytes() + memory_bytes / 16;
         // However large the store's filters grow, the partition keeps a quarter of the budget.
-        memory_bytes.saturating_sub(buffers + store_bytes).max(memory_bytes / 4)
+        // A merge builds new filters beside the old ones.
+        memory_bytes.saturating_sub(buffers + 2 * store_bytes).max(memory_bytes / 4)
     }
 }
 

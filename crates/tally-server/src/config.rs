@@ -359,7 +359,7 @@ mod tests {
     fn an_invalid_value_is_named_with_what_would_be_valid() {
         let refused = |raw: RawSettings| validate(&raw).unwrap_err().0;
         let memory = |text: &str| refused(RawSettings { memory: given(text), ..RawSettings::default() });
-        assert_eq!(memory("3"), "`--memory`: `3` is below the minimum of 64MiB");
+        assert_eq!(memory("3"), "`--memory`: `3` is below the minimum of 160MiB");
         assert_eq!(memory("lots"), "`--memory`: `lots` is not a size; use one such as 512MiB or 2GiB");
         assert_eq!(
             refused(RawSettings { log_level: given("loud"), ..RawSettings::default() }),

@@ -11,7 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use harness::{Client, PATIENCE, Server, wait_for};
+use harness::wire::{Reply, Resp, request};
+use harness::{Client, PATIENCE, Server, serve, wait_for};
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
@@ -213,4 +214,25 @@ fn a_client_that_never_reads_its_answers_is_disconnected() {
     let grown = server.memory_peak_bytes() - before;
     assert!(grown < 64 * MIB as u64, "grown by {} MiB", grown >> 20);
     drop(silent);
+}
+
+/// The budget is that of the process, so that an operator can give it as the container's limit.
+#[test]
+fn the_process_stays_within_its_memory_budget_while_counters_exceed_it() {
+    const COUNTERS: u64 = 1_500_000;
+    const PIPELINE: u64 = 5_000;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = serve(dir.path());
+    command.args(["--memory", "160MiB"]);
+    let server = Server::start_with(command);
+    let mut resp = Resp::to(&server);
+    for first in (0..COUNTERS).step_by(PIPELINE as usize) {
+        // 700001 is coprime to the number of counters: each is visited once, in scattered order.
+        let keys = (first..first + PIPELINE).map(|number| format!("visits:page:{}", number * 700_001 % COUNTERS));
+        let pipeline: Vec<u8> = keys.flat_map(|key| request(&["INCR", &key])).collect();
+        resp.send(&pipeline).unwrap();
+        assert!((0..PIPELINE).all(|_| resp.reply().unwrap() == Reply::Integer(1)));
+    }
+    let peak_mib = server.memory_peak_bytes() >> 20;
+    assert!(peak_mib <= 160, "{peak_mib} MiB");
 }

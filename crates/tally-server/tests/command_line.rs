@@ -297,7 +297,7 @@ fn an_invalid_setting_stops_the_start_and_is_named() {
     assert!(value.contains("namespaces.likes.consistency") && value.contains("did you mean `exact`?"), "{value}");
     assert!(with_file("log = 5\n").contains("`log`"));
     assert!(with_file("log = \n").contains("TOML"));
-    assert!(with_file("memory = \"1MiB\"\n").contains("`1MiB` is below the minimum of 64MiB"));
+    assert!(with_file("memory = \"1MiB\"\n").contains("`1MiB` is below the minimum of 160MiB"));
 
     let serve = || serve(&dir.path().join("data"));
     assert!(
