@@ -211,7 +211,7 @@ impl Kafka {
         let servers: Vec<String> = available.map(Broker::address).collect();
         // Not all tools give the option the same name.
         let option = match class {
-            "ConsoleConsumer" => "--consumer.config",
+            "consumer.ConsoleConsumer" => "--consumer.config",
             "ConsoleProducer" => "--producer.config",
             "ClusterTool" => "--config",
             _ => "--command-config",

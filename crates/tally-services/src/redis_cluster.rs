@@ -89,8 +89,7 @@ impl RedisCluster {
     /// The nodes that own slots now, as the first node that runs sees it.
     pub fn masters(&self) -> Vec<usize> {
         let view = self.view(self.first_available()).or_fail("cannot read the nodes of the Redis cluster");
-        let owns_slots = |node: &usize| view.line(&self.nodes[*node]).is_some_and(is_working_master);
-        (0..NODES).filter(owns_slots).collect()
+        self.masters_in(&view)
     }
 
     /// Removes all keys.
@@ -100,18 +99,21 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node that runs sees all slots served, all nodes that run, and its master if it is a replica.
+    /// Waits until all nodes that run know each other and agree on who owns the slots, all slots are served, and every
+    /// replica is in sync with its master.
     pub fn wait_until_ready(&self) {
         self.wait_on_each_node("to see a whole cluster", |at| {
             let view = self.view(at)?;
-            let unknown = self.nodes.iter().filter(|node| node.process.is_available());
-            let mut unknown = unknown.filter(|node| !view.line(node).is_some_and(is_healthy));
-            if unknown.next().is_some() {
+            let mut available = self.nodes.iter().filter(|node| node.process.is_available());
+            let knows_all = available.all(|node| view.line(node).is_some_and(is_healthy));
+            if !knows_all || self.masters_in(&view) != self.masters() {
                 return Err(view.0);
             }
+            if self.masters_in(&view).contains(&at) {
+                return Ok(());
+            }
             let replication = self.cli(at, &["INFO", "replication"])?;
-            let is_in_sync = replication.contains("role:master") || replication.contains("master_link_status:up");
-            if is_in_sync { Ok(()) } else { Err(replication) }
+            if replication.contains("master_link_status:up") { Ok(()) } else { Err(replication) }
         });
     }
 
@@ -119,8 +121,9 @@ impl RedisCluster {
     pub fn wait_until_failed_over(&self, node: usize) {
         self.wait_on_each_node(&format!("to see that node {node} is replaced"), |at| {
             let view = self.view(at)?;
-            let is_gone = view.line(&self.nodes[node]).is_some_and(|line| !is_healthy(line));
-            if is_gone { Ok(()) } else { Err(view.0) }
+            // `fail?` is one node's suspicion, `fail` is the cluster's decision.
+            let is_replaced = |line| flags(line).contains(&"fail") && !owns_slots(line);
+            if view.line(&self.nodes[node]).is_some_and(is_replaced) { Ok(()) } else { Err(view.0) }
         });
     }
 
@@ -164,6 +167,10 @@ impl RedisCluster {
         }
     }
 
+    fn masters_in(&self, view: &ClusterView) -> Vec<usize> {
+        (0..NODES).filter(|node| view.line(&self.nodes[*node]).is_some_and(is_working_master)).collect()
+    }
+
     fn view(&self, node: usize) -> Result<ClusterView, String> {
         self.cli(node, &["CLUSTER", "NODES"]).map(ClusterView)
     }
@@ -189,9 +196,13 @@ fn is_healthy(line: &str) -> bool {
     !flags(line).iter().any(|flag| ["fail", "fail?", "handshake", "noaddr"].contains(flag))
 }
 
+fn owns_slots(line: &str) -> bool {
+    // They begin with the ninth field.
+    line.split(' ').count() > 8
+}
+
 fn is_working_master(line: &str) -> bool {
-    // Slots begin with the ninth field.
-    is_healthy(line) && flags(line).contains(&"master") && line.split(' ').count() > 8
+    is_healthy(line) && flags(line).contains(&"master") && owns_slots(line)
 }
 
 impl Node {
