@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -25,10 +25,18 @@ SCHEMATHESIS := $(or $(CARGO_TARGET_DIR),target)/schemathesis/$(SCHEMATHESIS_VER
 SCHEMATHESIS_SEED ?= 1
 SCHEMATHESIS_EXAMPLES ?= 40
 
+# The broker that the tests start; a file in the directory says that all jars are there.
+KAFKA_VERSION := 4.1.0
+KAFKA := $(or $(CARGO_TARGET_DIR),target)/kafka/$(KAFKA_VERSION)
+# Neither is found by name: Java, because another version may come first, and PostgreSQL, because it is not in PATH.
+JAVA_17 := $(or $(firstword $(wildcard /usr/lib/jvm/java-17-openjdk-*/bin/java)),java-17)
+INITDB := $(or $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb)
+
 comma := ,
 say = @printf '\n== %s\n' '$(1)'
 
 # Makes sure that commands exist. Each pair is command:package. Installs as root, otherwise says what is missing.
+# While it installs, a policy keeps the packages from starting their services, which would take ports.
 define need
 	@missing=(); \
 	for pair in $(1); do command -v "$${pair%%:*}" >/dev/null || missing+=("$${pair##*:}"); done; \
@@ -36,6 +44,10 @@ define need
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing $${missing[*]}"; \
 		export DEBIAN_FRONTEND=noninteractive; \
+		policy=/usr/sbin/policy-rc.d; \
+		if [ ! -e $$policy ]; then \
+			trap "rm -f $$policy" EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; \
+		fi; \
 		apt-get update -qq || true; \
 		apt-get install -qq -y --no-install-recommends "$${missing[@]}"; \
 	else \
@@ -104,8 +116,22 @@ rust-tools:
 		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
 	fi
 
-test-tools: rust-tools $(REDIS_PY)
+test-tools: rust-tools cluster-tools $(REDIS_PY)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
+
+# What crates/tally-services starts.
+cluster-tools: $(KAFKA)/complete
+	$(call need,setpriv:util-linux $(JAVA_17):openjdk-17-jre-headless)
+	$(call need,redis-server:redis-server redis-cli:redis-tools $(INITDB):postgresql)
+
+$(KAFKA)/complete: crates/tally-services/pom.xml
+	$(call need,mvn:maven)
+	$(call say,Kafka $(KAFKA_VERSION))
+	@rm -rf $(KAFKA)
+	@mvn --quiet --batch-mode --file crates/tally-services/pom.xml -Dkafka.version=$(KAFKA_VERSION) \
+		org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory=$(abspath $(KAFKA))
+	@touch $@
 
 # The Python client of Redis, for the tests only; installed below target, not system-wide.
 $(REDIS_PY):

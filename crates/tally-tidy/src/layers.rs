@@ -19,7 +19,7 @@ const CLOCKS: [&str; 3] = ["chrono", "time", "jiff"];
 const RANDOMNESS: [&str; 3] = ["rand", "fastrand", "getrandom"];
 const ENGINES: [&str; 2] = ["tally-engine", "tally-server"];
 /// Crates that exist for development and never reach a user.
-const NEVER_SHIPPED: [&str; 4] = ["tally-sim", "tally-contract", "tally-bench", "tally-tidy"];
+const NEVER_SHIPPED: [&str; 5] = ["tally-sim", "tally-contract", "tally-bench", "tally-services", "tally-tidy"];
 
 /// Packages that a crate must not be built from.
 struct Unbuilt {
@@ -28,7 +28,7 @@ struct Unbuilt {
     why: &'static str,
 }
 
-const UNBUILT: [Unbuilt; 5] = [
+const UNBUILT: [Unbuilt; 6] = [
     Unbuilt {
         package: "tally-core",
         without: &[&RUNTIMES, &SYSTEM, &CLOCKS, &RANDOMNESS, &PROTOCOLS, &PEERS, &ENGINES, &NEVER_SHIPPED],
@@ -48,6 +48,11 @@ const UNBUILT: [Unbuilt; 5] = [
         package: "tally-contract",
         without: &[&ENGINES],
         why: "the contract suite knows engines only by their surface",
+    },
+    Unbuilt {
+        package: "tally-services",
+        without: &[&RUNTIMES, &PROTOCOLS, &PEERS, &ENGINES, &["tally-core"]],
+        why: "services are started for any test, through their own tools, and the crate builds in seconds",
     },
     Unbuilt { package: "tally-tidy", without: &[&ENGINES, &["tally-core"]], why: "tidy judges the tree from outside" },
 ];
