@@ -1,0 +1,108 @@
+//! Appending batches to the journal.
+
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::message::Timestamp;
+use tally_core::time::{Millis, Position};
+
+use super::{JournalError, KafkaSettings};
+use crate::limits::{APPEND_TIMEOUT_MS, APPENDS_QUEUED_MAX, RECORD_BYTES_MAX};
+
+/// Appends batches: idempotent, acknowledged by all replicas in sync.
+pub struct Appender {
+    producer: FutureProducer,
+    settings: KafkaSettings,
+}
+
+/// Where a batch was appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// The position after it.
+    pub end: Position,
+    /// The broker's time.
+    pub at: Millis,
+}
+
+/// Why a batch was not acknowledged.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AppendError {
+    /// It did not leave this process.
+    #[error("{0}")]
+    NotSent(String),
+    /// It may have been appended.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+impl Appender {
+    /// Connects in the background: brokers may be away.
+    pub fn new(settings: &KafkaSettings) -> Result<Appender, JournalError> {
+        let mut config = settings.client();
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            // Batches are combined before they get here. Waiting for more would only add latency.
+            .set("linger.ms", "0")
+            .set("compression.type", "lz4")
+            .set("message.max.bytes", RECORD_BYTES_MAX.to_string())
+            .set("delivery.timeout.ms", APPEND_TIMEOUT_MS.to_string())
+            .set("request.timeout.ms", (APPEND_TIMEOUT_MS / 2).to_string())
+            .set("queue.buffering.max.messages", APPENDS_QUEUED_MAX.to_string())
+            .set("retry.backoff.ms", "50")
+            .set("retry.backoff.max.ms", "500");
+        let producer = config.create().map_err(|error| JournalError::new(settings, &error))?;
+        Ok(Appender { producer, settings: settings.clone() })
+    }
+
+    /// Appends a batch and waits for its acknowledgement.
+    pub async fn append(&self, partition: u32, batch: &[u8]) -> Result<Appended, AppendError> {
+        let record = FutureRecord::<(), [u8]>::to(&self.settings.topic).partition(partition as i32).payload(batch);
+        let delivery = match self.producer.send_result(record) {
+            Ok(delivery) => delivery,
+            Err((error, _)) => return Err(AppendError::NotSent(self.say(&error))),
+        };
+        match delivery.await {
+            Ok(Ok(delivery)) => Ok(Appended {
+                end: Position(delivery.offset as u64 + 1),
+                at: match delivery.timestamp {
+                    Timestamp::LogAppendTime(at) | Timestamp::CreateTime(at) => Millis(at.max(0) as u64),
+                    Timestamp::NotAvailable => Millis(0),
+                },
+            }),
+            Ok(Err((error, _))) if is_refused(&error) => Err(AppendError::NotSent(self.say(&error))),
+            Ok(Err((error, _))) => Err(AppendError::Unknown(self.say(&error))),
+            Err(_) => Err(AppendError::Unknown("the producer was closed".to_owned())),
+        }
+    }
+
+    /// Waits until everything queued was delivered or has failed. Blocks.
+    pub fn flush(&self, timeout: Duration) {
+        // What is not delivered by then has told its caller.
+        let _ = self.producer.flush(timeout);
+    }
+
+    fn say(&self, error: &KafkaError) -> String {
+        JournalError::new(&self.settings, error).to_string()
+    }
+}
+
+/// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal.
+fn is_refused(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            Code::MessageSizeTooLarge
+                | Code::InvalidMessageSize
+                | Code::TopicAuthorizationFailed
+                | Code::UnknownTopicOrPartition
+                | Code::UnknownTopic
+                | Code::UnknownPartition
+                | Code::QueueFull
+                | Code::InvalidTimestamp
+        )
+    )
+}

@@ -1,0 +1,174 @@
+//! The journal: a Kafka topic whose partitions are Tally's partitions.
+//!
+//! [`topic`] creates and checks it, [`Appender`] appends batches, [`Tailer`] reads them, and [`Membership`] divides the
+//! partitions among workers.
+
+mod append;
+mod membership;
+mod tail;
+pub mod topic;
+
+use std::time::Duration;
+
+pub use append::{AppendError, Appended, Appender};
+pub use membership::{Membership, MembershipEvent};
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+pub use tail::{JournalRecord, PartitionTail, Tailer};
+
+/// How long a request for metadata or offsets may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How to reach Kafka.
+#[derive(Clone, Debug, Default)]
+pub struct KafkaSettings {
+    /// Bootstrap brokers, separated by commas.
+    pub brokers: String,
+    /// The topic that is the journal.
+    pub topic: String,
+    /// User name and password for SASL.
+    pub login: Option<KafkaLogin>,
+    /// TLS, if the brokers want it.
+    pub tls: Option<KafkaTls>,
+}
+
+/// A user name and password.
+#[derive(Clone)]
+pub struct KafkaLogin {
+    /// User name.
+    pub user: String,
+    /// Password.
+    pub password: String,
+    /// `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`.
+    pub mechanism: String,
+}
+
+impl std::fmt::Debug for KafkaLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KafkaLogin").field("user", &self.user).field("mechanism", &self.mechanism).finish_non_exhaustive()
+    }
+}
+
+/// How brokers are verified.
+#[derive(Clone, Debug, Default)]
+pub struct KafkaTls {
+    /// File with the certificates to trust; those of the system if unset.
+    pub ca_file: Option<String>,
+}
+
+impl KafkaSettings {
+    /// Settings that every client needs.
+    fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("client.id", "tally")
+            .set("socket.nagle.disable", "true")
+            .set("socket.keepalive.enable", "true")
+            // Brokers that were away are tried again within a second.
+            .set("reconnect.backoff.ms", "100")
+            .set("reconnect.backoff.max.ms", "1000")
+            .set("topic.metadata.refresh.interval.ms", "30000")
+            .set("allow.auto.create.topics", "false")
+            .set_log_level(RDKafkaLogLevel::Warning);
+        let protocol = match (&self.login, &self.tls) {
+            (None, None) => "plaintext",
+            (Some(_), None) => "sasl_plaintext",
+            (None, Some(_)) => "ssl",
+            (Some(_), Some(_)) => "sasl_ssl",
+        };
+        config.set("security.protocol", protocol);
+        if let Some(login) = &self.login {
+            config
+                .set("sasl.mechanism", &login.mechanism)
+                .set("sasl.username", &login.user)
+                .set("sasl.password", &login.password);
+        }
+        if let Some(ca_file) = self.tls.as_ref().and_then(|tls| tls.ca_file.as_ref()) {
+            config.set("ssl.ca.location", ca_file);
+        }
+        config
+    }
+}
+
+/// Why a request to Kafka failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum JournalError {
+    /// No broker answered.
+    #[error("Kafka cannot be reached at {brokers}: {why}. Check that the brokers are up and the address is right")]
+    Unreachable {
+        /// The bootstrap brokers.
+        brokers: String,
+        /// The cause.
+        why: String,
+    },
+    /// The brokers do not accept the user name and password.
+    #[error("Kafka refused the credentials of user `{0}`. Check user and password in [cluster]")]
+    Credentials(String),
+    /// The topic does not exist.
+    #[error("the topic `{0}` does not exist. Create it with `tally cluster init`")]
+    NoTopic(String),
+    /// The topic exists with other properties than Tally needs.
+    #[error("the topic `{topic}` {problem}")]
+    WrongTopic {
+        /// Its name.
+        topic: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// The position is not in the topic: retention removed it, or it was never written.
+    #[error(
+        "partition {partition} of the topic holds positions {first} to {end}, but {wanted} is needed. {}",
+        position_advice(*wanted, *end)
+    )]
+    NoPosition {
+        /// The partition.
+        partition: u32,
+        /// The position that is needed.
+        wanted: u64,
+        /// The first position that the topic has.
+        first: u64,
+        /// Its end.
+        end: u64,
+    },
+    /// Anything else.
+    #[error("Kafka: {0}")]
+    Other(String),
+}
+
+fn position_advice(wanted: u64, end: u64) -> &'static str {
+    if wanted > end {
+        "The topic was recreated or has lost records. Restore PostgreSQL to a state that matches the topic"
+    } else {
+        "Records were removed before PostgreSQL had them. Restore a newer backup of PostgreSQL, or accept the loss with \
+         `tally cluster init --skip-lost`"
+    }
+}
+
+impl JournalError {
+    fn new(settings: &KafkaSettings, error: &KafkaError) -> JournalError {
+        use RDKafkaErrorCode as Code;
+        match error.rdkafka_error_code() {
+            Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
+                JournalError::Credentials(settings.login.as_ref().map_or_else(String::new, |login| login.user.clone()))
+            }
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => JournalError::NoTopic(settings.topic.clone()),
+            Some(
+                Code::AllBrokersDown
+                | Code::BrokerTransportFailure
+                | Code::OperationTimedOut
+                | Code::Resolve
+                | Code::RequestTimedOut
+                | Code::NetworkException,
+            ) => JournalError::Unreachable { brokers: settings.brokers.clone(), why: error.to_string() },
+            _ => JournalError::Other(error.to_string()),
+        }
+    }
+
+    /// Whether trying again later may help.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, JournalError::Unreachable { .. } | JournalError::Other(_))
+    }
+}

@@ -1,0 +1,225 @@
+//! Reading the journal: records of chosen partitions, from chosen positions.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::consumer::{BaseConsumer, Consumer, DefaultConsumerContext};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Message, Timestamp};
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
+use tally_core::time::{Millis, Position};
+
+use super::{JournalError, KafkaSettings, REQUEST_TIMEOUT};
+use crate::limits::{RECORD_BYTES_MAX, TAIL_BUFFER_KIB};
+
+/// How often the consumer's own events are served while no record arrives.
+const SERVE_EVERY: Duration = Duration::from_millis(500);
+
+/// Reads partitions of the journal. One per process: its partitions share connections.
+#[derive(Clone)]
+pub struct Tailer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    consumer: Arc<BaseConsumer>,
+    settings: KafkaSettings,
+    /// Adding and removing partitions must not interleave.
+    assigning: Mutex<()>,
+    stopping: Arc<AtomicBool>,
+    serving: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A record of the journal: one batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalRecord {
+    /// The position before it, which is its offset.
+    pub start: Position,
+    /// The broker's time of appending.
+    pub at: Millis,
+    /// The encoded batch.
+    pub batch: Vec<u8>,
+}
+
+impl JournalRecord {
+    /// The position after it.
+    #[must_use]
+    pub fn end(&self) -> Position {
+        Position(self.start.0 + 1)
+    }
+}
+
+/// The records of one partition, in order.
+pub struct PartitionTail {
+    queue: Option<PartitionQueue<DefaultConsumerContext>>,
+    shared: Arc<Shared>,
+    partition: u32,
+    next: Position,
+}
+
+impl Tailer {
+    /// Connects in the background: brokers may be away.
+    pub fn new(settings: &KafkaSettings) -> Result<Tailer, JournalError> {
+        let mut config = settings.client();
+        config
+            // The client wants a group, although partitions are assigned by hand and no offset is committed.
+            .set("group.id", format!("{}-readers", settings.topic))
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("enable.partition.eof", "false")
+            // A position that is not there is an error, never a jump.
+            .set("auto.offset.reset", "error")
+            .set("isolation.level", "read_uncommitted")
+            .set("check.crcs", "true")
+            .set("fetch.wait.max.ms", "100")
+            .set("fetch.message.max.bytes", (1 << 20).to_string())
+            .set("fetch.max.bytes", RECORD_BYTES_MAX.max(8 << 20).to_string())
+            .set("receive.message.max.bytes", (RECORD_BYTES_MAX.max(8 << 20) + (1 << 20)).to_string())
+            .set("queued.max.messages.kbytes", TAIL_BUFFER_KIB.to_string())
+            .set("fetch.error.backoff.ms", "50")
+            .set("fetch.queue.backoff.ms", "20");
+        let consumer: BaseConsumer = config.create().map_err(|error| JournalError::new(settings, &error))?;
+        let consumer = Arc::new(consumer);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let serving = std::thread::Builder::new().name("tally-tail".to_owned()).spawn({
+            let (consumer, stopping) = (Arc::clone(&consumer), Arc::clone(&stopping));
+            move || {
+                while !stopping.load(Ordering::Acquire) {
+                    // Records go to the queues of their partitions; here only errors and logs arrive.
+                    if let Some(Err(error)) = consumer.poll(SERVE_EVERY) {
+                        tracing::debug!(%error, "Kafka consumer");
+                    }
+                }
+            }
+        });
+        let serving = serving.map_err(|error| JournalError::Other(error.to_string()))?;
+        Ok(Tailer {
+            shared: Arc::new(Shared {
+                consumer,
+                settings: settings.clone(),
+                assigning: Mutex::new(()),
+                stopping,
+                serving: Mutex::new(Some(serving)),
+            }),
+        })
+    }
+
+    /// Reads a partition from a position on. Each partition can be opened once at a time. Blocks while it asks the
+    /// broker which positions exist.
+    pub fn open(&self, partition: u32, from: Position) -> Result<PartitionTail, JournalError> {
+        let (first, end) = self.bounds(partition)?;
+        if from < first || from > end {
+            return Err(JournalError::NoPosition { partition, wanted: from.0, first: first.0, end: end.0 });
+        }
+        let shared = Arc::clone(&self.shared);
+        let _assigning = shared.assigning.lock();
+        let mut list = TopicPartitionList::new();
+        let offset = Offset::Offset(from.0 as i64);
+        let assigned = list.add_partition_offset(&shared.settings.topic, partition as i32, offset);
+        assigned
+            .and_then(|()| {
+                // Split off the queue first, so that no record goes to the main queue.
+                let queue = shared.consumer.split_partition_queue(&shared.settings.topic, partition as i32);
+                shared.consumer.incremental_assign(&list)?;
+                Ok(queue)
+            })
+            .map_err(|error| JournalError::new(&shared.settings, &error))
+            .and_then(|queue| queue.ok_or_else(|| JournalError::Other("the partition has no queue".to_owned())))
+            .map(|queue| PartitionTail { queue: Some(queue), shared: Arc::clone(&self.shared), partition, next: from })
+    }
+
+    /// The first position that the journal still has, and its end. Blocks for a round trip.
+    pub fn bounds(&self, partition: u32) -> Result<(Position, Position), JournalError> {
+        let Shared { consumer, settings, .. } = &*self.shared;
+        let (first, end) = consumer
+            .fetch_watermarks(&settings.topic, partition as i32, REQUEST_TIMEOUT)
+            .map_err(|error| JournalError::new(settings, &error))?;
+        Ok((Position(first.max(0) as u64), Position(end.max(0) as u64)))
+    }
+
+    /// The journal's end: everything acknowledged so far is before it. Blocks for a round trip.
+    pub fn end(&self, partition: u32) -> Result<Position, JournalError> {
+        Ok(self.bounds(partition)?.1)
+    }
+}
+
+impl PartitionTail {
+    /// The next record, or `None` if there is none within `wait`. Blocks.
+    pub fn next(&mut self, wait: Duration) -> Result<Option<JournalRecord>, JournalError> {
+        let Some(queue) = &self.queue else { return Ok(None) };
+        let message = match queue.poll(wait) {
+            None => return Ok(None),
+            Some(Err(error)) => return self.failed(&error).map(|()| None),
+            Some(Ok(message)) => message,
+        };
+        let start = Position(message.offset().max(0) as u64);
+        if start != self.next {
+            // Offsets have no gaps without transactions and compaction, and `topic::check` excludes the latter.
+            return Err(JournalError::Other(format!(
+                "partition {} of the topic goes from position {} to {}; is something else writing to it with transactions?",
+                self.partition, self.next.0, start.0
+            )));
+        }
+        let at = match message.timestamp() {
+            Timestamp::LogAppendTime(at) => Millis(at.max(0) as u64),
+            Timestamp::CreateTime(_) | Timestamp::NotAvailable => {
+                let problem = "has records without LogAppendTime. Set message.timestamp.type=LogAppendTime".to_owned();
+                return Err(JournalError::WrongTopic { topic: self.shared.settings.topic.clone(), problem });
+            }
+        };
+        let batch = message.payload().unwrap_or_default().to_vec();
+        self.next = Position(start.0 + 1);
+        Ok(Some(JournalRecord { start, at, batch }))
+    }
+
+    /// Errors that the client recovers from by itself are only logged.
+    fn failed(&self, error: &KafkaError) -> Result<(), JournalError> {
+        use RDKafkaErrorCode as Code;
+        match error.rdkafka_error_code() {
+            Some(Code::OffsetOutOfRange | Code::AutoOffsetReset) => {
+                let tailer = Tailer { shared: Arc::clone(&self.shared) };
+                let (first, end) = tailer.bounds(self.partition)?;
+                Err(JournalError::NoPosition {
+                    partition: self.partition,
+                    wanted: self.next.0,
+                    first: first.0,
+                    end: end.0,
+                })
+            }
+            Some(Code::UnknownTopicOrPartition | Code::TopicAuthorizationFailed | Code::Fatal) => {
+                Err(JournalError::new(&self.shared.settings, error))
+            }
+            _ => {
+                tracing::debug!(partition = self.partition, %error, "Kafka consumer");
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for PartitionTail {
+    fn drop(&mut self) {
+        let _assigning = self.shared.assigning.lock();
+        let mut list = TopicPartitionList::new();
+        list.add_partition(&self.shared.settings.topic, self.partition as i32);
+        if let Err(error) = self.shared.consumer.incremental_unassign(&list) {
+            tracing::debug!(partition = self.partition, %error, "a partition could not be closed");
+        }
+        self.queue = None;
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        if let Some(serving) = self.serving.lock().take() {
+            // Fails only if the thread panicked, which changes nothing here.
+            let _ = serving.join();
+        }
+    }
+}

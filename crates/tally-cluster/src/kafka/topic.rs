@@ -1,0 +1,123 @@
+//! Creating the topic, and checking that it is as Tally needs it.
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::RDKafkaErrorCode;
+
+use super::{JournalError, KafkaSettings, REQUEST_TIMEOUT};
+use crate::limits::RECORD_BYTES_MAX;
+
+/// How to create the topic.
+#[derive(Clone, Copy, Debug)]
+pub struct NewJournal {
+    /// Number of partitions. Cannot be changed later, because keys would move.
+    pub partitions: u32,
+    /// Copies of each partition.
+    pub replication: u32,
+    /// How long records are kept, in milliseconds. Longer than PostgreSQL may ever be away.
+    pub retention_ms: u64,
+}
+
+/// What [`create`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Created {
+    /// The topic is new.
+    Created,
+    /// It existed already, with as many partitions.
+    Existed,
+}
+
+/// Creates the topic unless it exists. Refuses one with another number of partitions.
+pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created, JournalError> {
+    let admin = admin(settings)?;
+    let insync = new.replication.saturating_sub(1).max(1).to_string();
+    let (retention, record_bytes) = (new.retention_ms.to_string(), RECORD_BYTES_MAX.to_string());
+    let replication = TopicReplication::Fixed(new.replication as i32);
+    let topic = NewTopic::new(&settings.topic, new.partitions as i32, replication)
+        .set("min.insync.replicas", &insync)
+        .set("unclean.leader.election.enable", "false")
+        .set("message.timestamp.type", "LogAppendTime")
+        .set("max.message.bytes", &record_bytes)
+        .set("cleanup.policy", "delete")
+        .set("compression.type", "producer")
+        .set("retention.bytes", "-1")
+        .set("retention.ms", &retention);
+    let created = admin.create_topics([&topic], &options()).await.map_err(|error| JournalError::new(settings, &error))?;
+    match created.into_iter().next() {
+        Some(Ok(_)) => Ok(Created::Created),
+        Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
+            let partitions = check(settings).await?;
+            if partitions == new.partitions {
+                return Ok(Created::Existed);
+            }
+            let problem = format!(
+                "has {partitions} partitions, not {}. The number cannot be changed, because counters would move to other \
+                 partitions. Set `partitions = {partitions}`, or export into a new topic",
+                new.partitions
+            );
+            Err(JournalError::WrongTopic { topic: settings.topic.clone(), problem })
+        }
+        Some(Err((_, code))) => Err(JournalError::Other(format!("the topic `{}` was not created: {code}", settings.topic))),
+        None => Err(JournalError::Other("Kafka did not say whether it created the topic".to_owned())),
+    }
+}
+
+/// Checks an existing topic and returns its number of partitions.
+pub async fn check(settings: &KafkaSettings) -> Result<u32, JournalError> {
+    let admin = admin(settings)?;
+    let partitions = partition_count(settings, &admin).await?;
+    let described = admin.describe_configs([&ResourceSpecifier::Topic(&settings.topic)], &options()).await;
+    let described = described.map_err(|error| JournalError::new(settings, &error))?;
+    let config = match described.into_iter().next() {
+        Some(Ok(config)) => config,
+        Some(Err(code)) => return Err(JournalError::Other(format!("the topic cannot be described: {code}"))),
+        None => return Err(JournalError::Other("the topic cannot be described".to_owned())),
+    };
+    let value = |name: &str| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
+    let wrong = |name: &str, wanted: &str, why: &str| {
+        let problem = format!(
+            "has {name}={}; Tally needs {wanted}, {why}. Change it with kafka-configs.sh --alter --topic {} --add-config \
+             {name}={wanted}",
+            value(name),
+            settings.topic
+        );
+        Err(JournalError::WrongTopic { topic: settings.topic.clone(), problem })
+    };
+    if value("message.timestamp.type") != "LogAppendTime" {
+        return wrong("message.timestamp.type", "LogAppendTime", "so that no node's clock matters");
+    }
+    if value("unclean.leader.election.enable") != "false" {
+        return wrong("unclean.leader.election.enable", "false", "so that no acknowledged record is lost");
+    }
+    if value("cleanup.policy") != "delete" {
+        return wrong("cleanup.policy", "delete", "because compaction removes records");
+    }
+    if value("max.message.bytes").parse::<usize>().unwrap_or(0) < RECORD_BYTES_MAX {
+        return wrong("max.message.bytes", &RECORD_BYTES_MAX.to_string(), "the size of the largest batch");
+    }
+    Ok(partitions)
+}
+
+async fn partition_count(
+    settings: &KafkaSettings,
+    admin: &AdminClient<DefaultClientContext>,
+) -> Result<u32, JournalError> {
+    // The request blocks its thread. There is one per start.
+    let metadata = tokio::task::block_in_place(|| {
+        admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT)
+    });
+    let metadata = metadata.map_err(|error| JournalError::new(settings, &error))?;
+    let topic = metadata.topics().iter().find(|topic| topic.name() == settings.topic);
+    match topic {
+        Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => Ok(topic.partitions().len() as u32),
+        _ => Err(JournalError::NoTopic(settings.topic.clone())),
+    }
+}
+
+fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, JournalError> {
+    settings.client().create().map_err(|error| JournalError::new(settings, &error))
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(REQUEST_TIMEOUT))
+}
