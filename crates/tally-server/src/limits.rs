@@ -38,9 +38,9 @@ pub const RESP_BULK_BYTES_MAX: usize = 1 << 20;
 /// Most arguments of a RESP request, including the command name.
 pub const RESP_ARGS_MAX: usize = 1024;
 /// Longest argument of a RESP request before `AUTH`.
-pub const RESP_STRANGER_BULK_BYTES_MAX: usize = 16 << 10;
+pub const RESP_UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 << 10;
 /// Most arguments of a RESP request before `AUTH`.
-pub const RESP_STRANGER_ARGS_MAX: usize = 10;
+pub const RESP_UNAUTHENTICATED_ARGS_MAX: usize = 10;
 /// Longest RESP line: an inline request or a length prefix.
 pub const RESP_LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of parser buffer that an idle connection keeps; the rest is freed.
@@ -127,5 +127,5 @@ const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
-const _: () = assert!(RESP_STRANGER_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
-const _: () = assert!(RESP_STRANGER_ARGS_MAX <= RESP_ARGS_MAX);
+const _: () = assert!(RESP_UNAUTHENTICATED_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
+const _: () = assert!(RESP_UNAUTHENTICATED_ARGS_MAX <= RESP_ARGS_MAX);

@@ -16,12 +16,12 @@ use harness::{Client, PATIENCE, Server, serve, wait_for};
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
-/// The largest body of a batch, and the room all of them share.
+/// The largest body of a batch, and the memory limit that all bodies share.
 const BODY_BYTES_MAX: usize = 16 * MIB;
-const ROOM_BYTES: usize = 128 * MIB;
-/// Bodies that fit into the room.
-const FITTING: usize = ROOM_BYTES / BODY_BYTES_MAX;
-/// Time after which a wait for room, for a body or for a client that takes nothing is over.
+const SHARED_BYTES_MAX: usize = 128 * MIB;
+/// Largest bodies that fit the limit.
+const FITTING: usize = SHARED_BYTES_MAX / BODY_BYTES_MAX;
+/// Timeout for waiting for memory, for the rest of a body, or for a client that does not read.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
 fn batch_head(bytes: usize) -> String {
@@ -31,7 +31,7 @@ fn batch_head(bytes: usize) -> String {
     )
 }
 
-/// A batch of one increment that is as large as a body may be.
+/// A batch of one increment, padded to the largest body.
 fn largest_batch() -> Vec<u8> {
     let (start, end) = (r#"{"increments":[{"key":"batched"}"#, "]}");
     let mut body = start.as_bytes().to_vec();
@@ -45,10 +45,10 @@ fn assert_counts(client: &Client) {
     assert_eq!(answer.status, 200, "{}", answer.text);
 }
 
-/// Sends a batch, the last byte of it once the gate is open, and returns the answer.
+/// Sends a batch, but its last byte only once the gate is open, and returns the answer.
 fn send_batch(mut stream: TcpStream, body: &[u8], sent: &Sender<()>, gate: &Mutex<()>) -> String {
     let (last, most) = body.split_last().unwrap();
-    // A batch that is refused is not read: writing fails then, and the answer says why.
+    // A refused batch is not read: writing fails, and the answer says why.
     let written = stream.write_all(batch_head(body.len()).as_bytes()).and_then(|()| stream.write_all(most));
     if written.is_ok() {
         sent.send(()).unwrap();
@@ -60,9 +60,9 @@ fn send_batch(mut stream: TcpStream, body: &[u8], sent: &Sender<()>, gate: &Mute
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Sends a batch until it is taken, as the server asks of those for which there was no room in time.
+/// Sends a batch until it is accepted, as the server asks of clients that waited too long for memory.
 fn send_batch_until_taken(server: &str, body: &[u8], sent: &Sender<()>, gate: &Mutex<()>) {
-    wait_for("room for a batch", || {
+    wait_for("memory for a batch", || {
         let begun = Instant::now();
         let answer = send_batch(connect(server), body, sent, gate);
         if answer.starts_with("HTTP/1.1 200") {
@@ -84,9 +84,9 @@ fn connect(server: &str) -> TcpStream {
 }
 
 #[test]
-fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through() {
+fn large_batches_wait_for_memory_while_single_increments_are_served() {
     const BATCHES: usize = 6 * FITTING;
-    /// Increments while the room is full. The others have as much time to be read, if nothing kept them out.
+    /// Increments while the limit is reached. They also give the waiting batches time to be read, if nothing stops that.
     const SINGLES: i64 = 100;
     let server = Server::start();
     let client = server.client();
@@ -102,22 +102,22 @@ fn many_large_batches_at_once_wait_for_room_while_single_increments_get_through(
         }
         (0..FITTING).for_each(|_| arrived.recv_timeout(PATIENCE).unwrap());
         (0..SINGLES).for_each(|_| assert_counts(&client));
-        // Until then no batch releases its room.
+        // Before the timeout no batch releases its memory.
         let is_full = begun.elapsed() < STALL_MAX;
-        assert!(!is_full || arrived.try_recv().is_err(), "a batch was read although there was no room for it");
+        assert!(!is_full || arrived.try_recv().is_err(), "a batch was read although the limit was reached");
         drop(closed);
     });
     assert_eq!((server.value("batched"), server.value("single")), (BATCHES as i64, 1 + SINGLES));
-    // A body that has arrived is put together from its pieces, which takes its size again; the rest is for buffers.
+    // Joining the chunks of a body takes its size a second time; the rest is for buffers.
     let grown = server.memory_peak_bytes() - before;
-    assert!(grown < 3 * ROOM_BYTES as u64, "grown by {} MiB", grown >> 20);
+    assert!(grown < 3 * SHARED_BYTES_MAX as u64, "grown by {} MiB", grown >> 20);
 }
 
 #[test]
-fn a_batch_that_waits_too_long_for_room_is_refused_with_retry_after() {
+fn a_batch_that_waits_too_long_for_memory_is_refused_with_retry_after() {
     let server = Server::start();
     let client = server.client();
-    // The first batches hold the room until their bodies time out. As many others get it then; the rest time out.
+    // The first batches hold the memory until their bodies time out. Then as many others get it, and the rest time out.
     let (answered, answers) = channel();
     for _ in 0..3 * FITTING {
         let mut stream = server.connect();
@@ -146,13 +146,13 @@ fn a_batch_that_waits_too_long_for_room_is_refused_with_retry_after() {
 
 #[test]
 fn a_page_of_a_ledger_is_bounded_in_bytes_and_the_pages_together_hold_every_entry() {
-    /// What actors and reasons of one page may take; the last entry may reach beyond.
+    /// Limit for the actors and reasons of one page, which the last entry may exceed.
     const PAGE_BYTES_MAX: usize = 256 << 10;
     const REASON_BYTES_MAX: usize = 1024;
     const ENTRIES: u64 = 600;
     let server = Server::start();
     let client = server.client();
-    // A control character takes one byte in a reason and six in JSON: nothing makes a page longer.
+    // A control character takes one byte in a reason and six in JSON, which is the worst case.
     let reason = |seq: u64| format!("{seq:04}") + &"\u{1}".repeat(REASON_BYTES_MAX - 4);
     for seq in 1..=ENTRIES {
         let body = json!({ "delta": 1, "reason": reason(seq) }).to_string();
@@ -191,14 +191,14 @@ fn a_client_that_never_reads_its_answers_is_disconnected() {
     assert!(connections(&client) < 2.0);
     let before = server.memory_peak_bytes();
     let answer_bytes = client.send("GET", "/openapi.json", &[], "").text.len();
-    // Answers of 100 MiB for each of them, far more than lies between the server and its client.
+    // Answers of 100 MiB for each of them, far more than the socket buffers hold.
     let asked = 100 * MIB / answer_bytes;
     let requests = Arc::new("GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(asked));
     let silent: Vec<_> = (0..CLIENTS).map(|_| server.connect()).collect();
     let started = Instant::now();
     for stream in &silent {
         let (mut stream, requests) = (stream.try_clone().unwrap(), Arc::clone(&requests));
-        // Ends when everything is written or the server cuts it off.
+        // Ends when everything is written or the server closes the connection.
         std::thread::spawn(move || drop(stream.write_all(requests.as_bytes())));
     }
     let wait_for_connections = |is_right: &dyn Fn(f64) -> bool| {

@@ -90,7 +90,7 @@ fn half_closed_connections_do_not_stay_open() {
     for request in ["", EMPTY, "POST /api/v1/coun"] {
         (0..50).for_each(|_| drop(read_to_end(send_and_half_close(&server, request))));
     }
-    // The one that asks is open.
+    // The connection that reads the metric is open.
     let open = || {
         let metrics = server.raw(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let gauge = metrics.lines().find(|line| line.starts_with("tally_connections{") && line.contains("http"));

@@ -200,7 +200,7 @@ fn a_listing_has_every_counter_once_in_key_order() {
     assert_eq!(listed(&server, "?prefix=none"), (vec![], None));
     let (everything, next) = listed(&server, "?limit=1000");
     assert_eq!((everything.len(), next), (253, None));
-    assert_eq!(listed(&server, "").0.len(), 100, "a page has 100 when nothing else is asked");
+    assert_eq!(listed(&server, "").0.len(), 100, "the default page size is 100");
     let (exactly, next) = listed(&server, "?limit=250&prefix=likes:");
     assert_eq!((exactly.len(), next), (250, None), "a full last page is the last");
 }

@@ -147,7 +147,7 @@ fn every_request_retried_until_acknowledged_counts_exactly_once_however_often_th
         (server, requests)
     });
     println!("{} requests acknowledged", requests.len());
-    assert!(requests.len() as u64 >= cycles * WRITERS, "too few got through to mean anything: {}", requests.len());
+    assert!(requests.len() as u64 >= cycles * WRITERS, "too few requests for a meaningful test: {}", requests.len());
     assert_counted_once(&server, &requests);
 
     let client = server.client();

@@ -30,7 +30,7 @@ fn file(data: &Path, prefix: &str) -> PathBuf {
     data.join(names.filter(|name| name.starts_with(prefix)).max().unwrap())
 }
 
-/// Both the server and `check` refuse the directory with these words.
+/// Both the server and `check` refuse the directory with this error.
 fn assert_refused(data: &Path, words: &str) {
     let served = run(&mut serve(data));
     assert!(served.code == 1 && served.err.contains(words), "{}: {}", served.code, served.err);
@@ -100,5 +100,5 @@ fn a_server_with_too_few_file_descriptors_does_not_start_and_says_how_many_it_ne
     let ran = run(&mut command);
     assert!(ran.code == 1 && ran.err.contains("needs 126 file descriptors"), "{}: {}", ran.code, ran.err);
     assert!(ran.err.contains("the limit of this process is 32"), "{}", ran.err);
-    assert!(!dir.path().join("data").exists(), "nothing was begun");
+    assert!(!dir.path().join("data").exists(), "nothing is created");
 }

@@ -57,7 +57,7 @@ fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_resolves() {
     let api = described();
     let mut found = Vec::new();
     references(&api, &mut found);
@@ -131,7 +131,7 @@ fn bodies_are_as_strict_as_the_server() {
     }
 }
 
-/// Whether a schema takes `null`.
+/// Whether a schema accepts `null`.
 fn may_be_null(schema: &Value) -> bool {
     let is_null = |kind: &Value| kind == "null";
     let types = schema["type"].as_array().is_some_and(|types| types.iter().any(is_null)) || is_null(&schema["type"]);
@@ -167,7 +167,7 @@ fn followed<'a>(api: &'a Value, schema: &'a Value) -> &'a Value {
     reference.map_or(schema, |pointer| api.pointer(pointer).unwrap())
 }
 
-/// The properties of an object and the names of those that are always there, put together from the parts of `allOf`.
+/// The properties of an object and the names of the required ones, collected from the parts of `allOf`.
 fn fields<'a>(api: &'a Value, schema: &'a Value) -> (Vec<(&'a String, &'a Value)>, Vec<&'a str>) {
     let schema = followed(api, schema);
     let parts = schema["allOf"].as_array();
@@ -178,14 +178,14 @@ fn fields<'a>(api: &'a Value, schema: &'a Value) -> (Vec<(&'a String, &'a Value)
     (properties.collect(), required.map(|name| name.as_str().unwrap()).collect())
 }
 
-/// Asserts that every field of an answer is described as always there, and one that is null as one that may be.
+/// Asserts that every field of an answer is described as required, and every null field as nullable.
 fn assert_described(api: &Value, schema: &Value, answer: &Value) {
     let (properties, required) = fields(api, schema);
     for (name, value) in answer.as_object().unwrap() {
-        assert!(required.contains(&name.as_str()), "`{name}` is always there, and only {required:?} are said to be");
+        assert!(required.contains(&name.as_str()), "`{name}` is always present, but only {required:?} are required");
         let (_, property) = properties.iter().find(|(known, _)| *known == name).unwrap();
         let nullable = property["type"].as_array().is_some_and(|types| types.contains(&json!("null")));
-        assert!(nullable || !value.is_null(), "`{name}` may be null: {property}");
+        assert!(nullable || !value.is_null(), "`{name}` is null, but not described as nullable: {property}");
     }
 }
 

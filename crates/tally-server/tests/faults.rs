@@ -1,7 +1,7 @@
 //! Disk faults: failed flushes and a full disk.
 //!
-//! The faults are made by a small library that is loaded before libc and fails chosen calls for as long as a marker
-//! file exists. It is compiled here with `cc`.
+//! A small library, compiled here with `cc` and preloaded before libc, makes chosen calls fail while a marker file
+//! exists.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 #![cfg(target_os = "linux")]
@@ -17,8 +17,8 @@ use harness::{Answer, Client, Server, limited, run, serve, tally, wait_for, wait
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Fails flushes with EIO while `$FAIL_FLUSH` exists, and reservations of room with ENOSPC while `$FAIL_ROOM` does. Holds
-/// flushes up while `$HOLD_FLUSH` exists.
+/// Fails flushes with EIO while `$FAIL_FLUSH` exists, and space reservations with ENOSPC while `$FAIL_ROOM` does. Blocks
+/// flushes while `$HOLD_FLUSH` exists.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,7 +56,7 @@ ROOM(fallocate)
 ROOM(fallocate64)
 "#;
 
-/// A data directory, the library, and the markers that switch the faults on.
+/// A data directory, the library, and the markers that enable the faults.
 struct Faults {
     dir: TempDir,
     library: PathBuf,
@@ -149,15 +149,15 @@ fn after_a_failed_flush_nothing_is_acknowledged_and_the_process_says_why_and_exi
 
     let server = faults.start();
     let recovered = server.value("a");
-    assert!((5..=7).contains(&recovered), "what was acknowledged is there, what was not may be: {recovered}");
+    assert!((5..=7).contains(&recovered), "acknowledged increments must survive, others may: {recovered}");
     for id in ["before-0", "during", "later"] {
         assert_eq!(increment(&server, "a", id).unwrap().status, 200);
     }
-    assert_eq!(server.value("a"), 7, "each request counts once, whatever became of its first try");
+    assert_eq!(server.value("a"), 7, "each request counts once, whatever the result of its first attempt");
 }
 
 #[test]
-fn a_flush_that_fails_for_many_at_once_acknowledges_none_of_them() {
+fn a_failed_flush_acknowledges_none_of_many_concurrent_requests() {
     let faults = Faults::new();
     let mut server = faults.start();
     assert_eq!(increment(&server, "a", "before").unwrap().status, 200);
@@ -182,14 +182,14 @@ fn a_flush_that_fails_for_many_at_once_acknowledges_none_of_them() {
     assert_eq!(server.value("a"), 17);
 }
 
-/// A batch of the longest keys, so that few of them fill the room the journal has reserved.
+/// A batch of the longest keys, so that few of them fill the space reserved for the journal.
 fn large_batch() -> String {
     let items: Vec<Value> = (0..10_000).map(|i| json!({"key": format!("{i:0>512}")})).collect();
     json!({ "increments": items }).to_string()
 }
 
 #[test]
-fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
+fn a_full_disk_refuses_writes_answers_reads_and_recovers_once_there_is_space() {
     let faults = Faults::new();
     let server = faults.start();
     switch_on(&faults.room_marker());
@@ -202,16 +202,16 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
             200 => counted += 1,
             _ => break answer,
         }
-        assert!(counted < 100, "the journal grows although there is no room");
+        assert!(counted < 100, "the journal grows although the disk is full");
     };
     assert_eq!((full.status, full.problem(), &full.json["outcome"]), (507, "disk-full", &json!("none")));
     let key = format!("{:0>512}", 4_711);
-    assert_eq!(server.value(&key), counted, "what was refused changed nothing");
+    assert_eq!(server.value(&key), counted, "a refused write changed something");
     let ready = server.send("GET", "/readyz", "");
     assert_eq!((ready.status, &ready.json["reads"]), (200, &json!(true)), "{}", ready.text);
     assert_eq!((&ready.json["state"], &ready.json["writes"]), (&json!("disk-full"), &json!(false)), "{}", ready.text);
 
-    // What little room is left may still take a small one.
+    // A small write may still fit in the remaining space.
     let single = increment(&server, &key, "r1").unwrap();
     assert!([200, 507].contains(&single.status), "{}", single.text);
 
@@ -230,7 +230,7 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_when_there_is_room() {
 }
 
 #[test]
-fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
+fn after_a_failed_flush_redis_clients_get_no_value_and_do_not_hang() {
     let faults = Faults::new();
     let mut server = faults.start();
     let mut resp = Resp::to(&server);
@@ -253,11 +253,11 @@ fn after_a_failed_flush_redis_clients_get_no_number_and_do_not_hang() {
     switch_off(&faults.flush_marker());
     faults.check();
     let recovered = Resp::to(&faults.start()).say("GET a").number();
-    assert!((2..=103).contains(&recovered), "what was acknowledged is there: {recovered}");
+    assert!((2..=103).contains(&recovered), "acknowledged increments must survive: {recovered}");
 }
 
 #[test]
-fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
+fn a_full_disk_is_an_error_for_redis_clients_until_there_is_space() {
     let faults = Faults::new();
     let server = faults.start();
     let mut resp = Resp::to(&server);
@@ -270,7 +270,7 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
         let replies = counted.iter_mut().map(|count| match resp.reply().unwrap() {
             Reply::Integer(value) => {
                 *count += 1;
-                assert_eq!(value, *count, "what was refused changed nothing");
+                assert_eq!(value, *count, "a refused write changed something");
                 false
             }
             refused => {
@@ -281,8 +281,8 @@ fn a_full_disk_is_an_error_to_redis_clients_until_there_is_room() {
         replies.filter(|is_refused| *is_refused).count()
     };
     let refused = (0..100).map(|_| send(&mut resp)).find(|refused| *refused > 0);
-    assert!(refused.is_some(), "the journal grows although there is no room");
-    assert!(resp.call(&["GET", &keys[0]]).number() > 0, "reads go on");
+    assert!(refused.is_some(), "the journal grows although the disk is full");
+    assert!(resp.call(&["GET", &keys[0]]).number() > 0, "reads still work");
     assert_eq!(resp.say("PING"), Reply::Simple("PONG".into()));
     switch_off(&faults.room_marker());
     wait_until_equal("refusals once there is room", &0, || send(&mut resp));
@@ -309,7 +309,7 @@ fn identical_requests_are_refused_one_by_one_when_the_disk_is_full() {
         assert_eq!(replies.last(), Some(&Reply::Simple("PONG".into())));
         replies.iter().filter(|reply| reply.error().starts_with("MISCONF ")).count()
     };
-    assert!((0..200).any(|_| send() > 0), "the journal grows although there is no room");
+    assert!((0..200).any(|_| send() > 0), "the journal grows although the disk is full");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn redis_clients_get_loading_during_recovery_and_no_reply_before_the_flush() {
     writer.send(&request(&["INCR", "a"])).unwrap();
     assert!(!writer.answers_within(Duration::from_millis(200)), "an increment is not answered before its flush");
     reader.send(&request(&["GET", "a"])).unwrap();
-    assert!(!reader.answers_within(Duration::from_millis(200)), "nor is it read");
+    assert!(!reader.answers_within(Duration::from_millis(200)), "nor is its value returned to readers");
     switch_off(&faults.hold_marker());
     assert_eq!((writer.reply().unwrap().number(), reader.reply().unwrap().number()), (2, 2));
 }
@@ -346,7 +346,7 @@ fn redis_clients_get_loading_during_recovery_and_no_reply_before_the_flush() {
 #[test]
 fn a_file_size_limit_acts_like_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    // Less than a segment of the journal takes, in blocks of 512 bytes or 1 KiB.
+    // Less than the size of a journal segment, in blocks of 512 bytes or 1 KiB.
     let mut server = Server::start_with(limited("-f 4096", &serve(dir.path())));
     let refused = server.send("POST", "/api/v1/counters/a/increment", "");
     assert_eq!((refused.status, refused.problem()), (507, "disk-full"), "{}", refused.text);
@@ -354,9 +354,9 @@ fn a_file_size_limit_acts_like_a_full_disk() {
     assert!(server.terminate().success());
 }
 
-/// One client keeps retrying writes; the reads of others, and those in a pipeline with writes, are answered all the same.
+/// One client keeps retrying writes. Reads of other clients, and reads in a pipeline with writes, are still answered.
 #[test]
-fn on_a_full_disk_redis_reads_are_answered_beside_refused_writes() {
+fn on_a_full_disk_redis_reads_are_answered_while_writes_are_refused() {
     let faults = Faults::new();
     let mut server = faults.start();
     let mut writer = Resp::to(&server);
@@ -369,12 +369,12 @@ fn on_a_full_disk_redis_reads_are_answered_beside_refused_writes() {
         let replies: Vec<Reply> = keys.iter().map(|_| writer.reply().unwrap()).collect();
         replies.iter().filter(|reply| reply.error().starts_with("MISCONF ")).count()
     };
-    assert!((0..100).any(|_| refused_of(&mut writer) > 0), "the journal grows although there is no room");
+    assert!((0..100).any(|_| refused_of(&mut writer) > 0), "the journal grows although the disk is full");
     let mut reader = Resp::to(&server);
     std::thread::scope(|scope| {
         scope.spawn(|| (0..20).for_each(|_| assert!(refused_of(&mut writer) > 0)));
         scope.spawn(|| {
-            // A write in front of each read takes it along in one submission.
+            // Each read follows a write and is in the same submission.
             let mixed = [request(&["INCR", &keys[17]]), request(&["GET", "here"])].concat().repeat(50);
             for _ in 0..60 {
                 assert_eq!(reader.say("GET here").number(), 7);
@@ -393,14 +393,14 @@ fn on_a_full_disk_redis_reads_are_answered_beside_refused_writes() {
     assert!((1..20).contains(&warnings), "a full disk is logged when it fills up, not for every write: {warnings}");
 }
 
-/// Only what rests on the flush waits for it.
+/// Only reads of unflushed values wait.
 #[test]
 fn on_a_slow_disk_redis_reads_of_other_keys_do_not_wait_for_the_flush() {
     let faults = Faults::new();
     let server = faults.start();
     let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
     assert_eq!((writer.say("INCR a"), writer.say("INCR b")), (Reply::Integer(1), Reply::Integer(1)));
-    // One slow flush, so that the next is left to the engine's own thread.
+    // One slow flush, so that the next one is done by the engine's flusher thread.
     switch_on(&faults.hold_marker());
     writer.send(&request(&["INCR", "a"])).unwrap();
     assert!(!writer.answers_within(Duration::from_millis(50)));
@@ -418,7 +418,7 @@ fn on_a_slow_disk_redis_reads_of_other_keys_do_not_wait_for_the_flush() {
     assert_eq!(reader.say("GET b").number(), 1);
     assert_eq!(reader.say("TTL b"), Reply::Integer(-1));
     assert_eq!(reader.say("GET none"), Reply::Line("$-1".into()));
-    // What the increment has changed stays hidden until it is durable.
+    // The incremented value is not returned until it is durable.
     reader.send(&[request(&["GET", "b"]), request(&["GET", "a"])].concat()).unwrap();
     assert!(!reader.answers_within(Duration::from_millis(50)));
     switch_off(&faults.hold_marker());

@@ -6,7 +6,7 @@ mod harness;
 
 use harness::{Server, run, serve, tally, write};
 
-/// The head of a request with these headers, on a connection of its own, and what is answered.
+/// Sends the head of a request with these headers on a new connection and returns the answer.
 fn ask(server: &Server, call: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     let head = format!("{call} HTTP/1.1\r\n{headers}connection: close\r\ncontent-length: {length}\r\n\r\n");
@@ -15,7 +15,7 @@ fn ask(server: &Server, call: &str, headers: &str, body: &str) -> String {
 
 const INCREMENT: &str = "POST /api/v1/counters/a/increment";
 
-/// The status of an increment, which takes the short way, and of a read, which takes the router's.
+/// The status of an increment, which bypasses the router, and of a read, which does not.
 fn both_ways(server: &Server, headers: &str) -> [String; 2] {
     [INCREMENT, "GET /api/v1/counters/a"].map(|call| {
         let answer = ask(server, call, headers, "");
@@ -52,7 +52,7 @@ fn dns_rebinding_is_refused() {
         ("GET /nothing", ""),
     ];
     for (call, body) in calls {
-        // To the browser, page and server are of one origin.
+        // For the browser, page and server have the same origin.
         let headers = format!("host: evil.example:{port}\r\norigin: http://evil.example:{port}\r\n");
         let answer = ask(&server, call, &headers, body);
         assert!(answer.starts_with("HTTP/1.1 421"), "{call}: {answer}");
@@ -100,7 +100,7 @@ fn a_server_answers_to_every_loopback_name() {
     let own = server.base.strip_prefix("http://").unwrap();
     assert_answers_to(&server, &[own, "localhost", "LOCALHOST:1", "tally.localhost", "127.9.9.9", "[::1]:7300"]);
     let unnamed = server.raw(format!("{INCREMENT} HTTP/1.0\r\ncontent-length: 0\r\n\r\n").as_bytes());
-    assert!(unnamed.starts_with("HTTP/1.0 200"), "a client of HTTP/1.0 names no host: {unnamed}");
+    assert!(unnamed.starts_with("HTTP/1.0 200"), "HTTP/1.0 clients need not send a host: {unnamed}");
     assert_eq!(server.value("a"), 7);
 }
 

@@ -25,7 +25,7 @@ fn a_retry_counts_once_and_gets_the_first_answer() {
     let again = increment(&server, &[("Idempotency-Key", "r1")], r#"{"amount":5}"#);
     assert_eq!((again.status, &again.json["value"], &again.json["applied"]), (200, &json!(5), &json!(5)));
     assert_eq!((&again.json["duplicate"], again.header("idempotent-replayed")), (&json!(true), "true"));
-    assert_eq!(again.json["as_of"], first.json["as_of"], "the value is the one of that moment");
+    assert_eq!(again.json["as_of"], first.json["as_of"], "the value is as of the first request");
     assert_eq!(server.value("a"), 6);
 }
 

@@ -24,9 +24,9 @@ fn a_ready_server_is_live_and_ready() {
     assert_eq!((head.status, head.text.as_str()), (200, ""));
 }
 
-/// Every sample of the metrics, by name and labels; fails on a line that is none.
+/// Every sample of the metrics, by name and labels; fails on an invalid line.
 fn samples(text: &str) -> BTreeMap<String, f64> {
-    assert!(text.ends_with("# EOF\n"), "the format ends with a mark");
+    assert!(text.ends_with("# EOF\n"), "the text must end with EOF");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
@@ -56,7 +56,7 @@ fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
     let all = r#"tally_request_duration_seconds_bucket{le="+Inf",protocol="http",verb="increment",status="2xx"}"#;
     assert_eq!((samples[&count], samples[all]), (3.0, 3.0));
     assert!(samples.keys().any(|name| name.starts_with("tally_build_info{version=")));
-    assert!(samples.keys().any(|name| name.starts_with("tally_journal_")), "the engine's own figures are shown");
+    assert!(samples.keys().any(|name| name.starts_with("tally_journal_")), "the engine's own metrics are included");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn redis_commands_are_counted_by_verb_and_those_of_a_transaction_on_exec() {
     wait(&[("list", "2xx", 2.0), ("list", "4xx", 1.0), ("read", "2xx", 2.0), ("delete", "2xx", 1.0)]);
 }
 
-/// Every operation the description names: method and path, with a key filled in.
+/// Every operation in the description: method and path, with a key filled in.
 fn operations(server: &Server) -> Vec<(String, String)> {
     let described = server.send("GET", "/openapi.json", "");
     assert_eq!(described.status, 200);
@@ -105,7 +105,7 @@ fn operations(server: &Server) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_description_names_every_call_and_every_call_it_names_is_there() {
+fn the_description_lists_exactly_the_calls_that_exist() {
     let server = Server::start();
     let described = operations(&server);
     let expected = [
@@ -157,7 +157,7 @@ fn the_documentation_works_without_a_network() {
     assert_eq!((moved.status / 100, moved.header("location")), (3, "/docs/"));
     let page = server.send("GET", "/docs/", "");
     assert_eq!(page.status, 200);
-    assert!(!page.text.contains("//"), "nothing is loaded from elsewhere: {}", page.text);
+    assert!(!page.text.contains("//"), "nothing is loaded from other hosts: {}", page.text);
     let mut loaded = 0;
     for part in page.text.split(['"', '\'']).filter(|part| part.ends_with(".js") || part.ends_with(".css")) {
         let asset = server.send("GET", &format!("/docs/{}", part.trim_start_matches("./")), "");
@@ -234,7 +234,7 @@ fn json_answers_end_with_a_newline() {
     }
 }
 
-/// A request whose body the server waits for: it has asked for it.
+/// A request without its body, which the server has asked for.
 fn request_without_body(server: &Server) -> TcpStream {
     const ASKED: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
     let mut stream = server.connect();
@@ -320,7 +320,7 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn a_connection_over_the_limit_is_refused_and_the_others_go_on() {
+fn a_connection_over_the_limit_is_refused_and_the_others_are_served() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_with(limited("-n 192", &serve(dir.path())));
     let address = server.base.strip_prefix("http://").unwrap();

@@ -16,19 +16,19 @@ fn port(server: &Server) -> &str {
     server.redis.rsplit(':').next().unwrap()
 }
 
-/// Runs a client to its end, which must be a good one without a word of complaint.
-fn complaintless(command: &mut Command) -> String {
+/// Runs a client to completion. It must succeed and print nothing to standard error.
+fn run_cleanly(command: &mut Command) -> String {
     let Ran { code, out, err } = run(command);
     assert_eq!((code, err.as_str()), (0, ""), "{command:?} said {out}");
     out
 }
 
 fn cli(server: &Server, args: &[&str]) -> String {
-    complaintless(Command::new("redis-cli").args(["-p", port(server)]).args(args))
+    run_cleanly(Command::new("redis-cli").args(["-p", port(server)]).args(args))
 }
 
-/// Gives a program its input and returns what it prints.
-fn fed(command: &mut Command, input: &[u8]) -> String {
+/// Runs a program with this input and returns its output.
+fn run_with_input(command: &mut Command, input: &[u8]) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -37,9 +37,9 @@ fn fed(command: &mut Command, input: &[u8]) -> String {
 }
 
 #[test]
-fn redis_cli_counts_and_tells_in_both_versions_of_the_protocol() {
+fn redis_cli_works_in_both_versions_of_the_protocol() {
     let server = Server::start();
-    // Maps of the newer version are printed in lines of name and value.
+    // redis-cli prints maps of version 3 as lines of name and value.
     for (version, between) in [("-2", "\n"), ("-3", " ")] {
         let cli = |args: &[&str]| cli(&server, &[&[version], args].concat());
         cli(&["FLUSHALL"]);
@@ -56,18 +56,20 @@ fn redis_cli_counts_and_tells_in_both_versions_of_the_protocol() {
         assert_eq!(cli(&["CLIENT", "SETINFO", "LIB-NAME", "mine"]), "OK\n");
         assert!(cli(&["COMMAND", "COUNT"]).trim().parse::<u64>().unwrap() > 40);
         assert!(cli(&["COMMAND", "INFO", "incr"]).starts_with("incr\n2\nwrite\n"));
-        assert!(cli(&["COMMAND", "DOCS", "incr"]).contains("Adds one to a counter."));
-        let transaction =
-            fed(Command::new("redis-cli").args(["-p", port(&server), version]), b"MULTI\nINCR a\nGET a\nDEL a\nEXEC\n");
+        assert!(cli(&["COMMAND", "DOCS", "incr"]).contains("Increments a counter by one."));
+        let transaction = run_with_input(
+            Command::new("redis-cli").args(["-p", port(&server), version]),
+            b"MULTI\nINCR a\nGET a\nDEL a\nEXEC\n",
+        );
         assert_eq!(transaction, "OK\nQUEUED\nQUEUED\nQUEUED\n43\n43\n1\n");
     }
 }
 
 #[test]
-fn redis_cli_takes_mass_insertion_and_lists_what_it_inserted() {
+fn redis_cli_mass_insertion_works_and_scan_lists_every_key() {
     let server = Server::start();
     let input: Vec<u8> = (0..20_000).flat_map(|at| request(&["INCRBY", &format!("mass:{at}"), "3"])).collect();
-    let said = fed(Command::new("redis-cli").args(["-p", port(&server), "--pipe"]), &input);
+    let said = run_with_input(Command::new("redis-cli").args(["-p", port(&server), "--pipe"]), &input);
     assert!(said.contains("errors: 0, replies: 20000"), "{said}");
     let listed = cli(&server, &["--scan", "--pattern", "mass:*"]);
     let mut keys: Vec<&str> = listed.lines().collect();
@@ -76,7 +78,7 @@ fn redis_cli_takes_mass_insertion_and_lists_what_it_inserted() {
     assert_eq!((listed.lines().count(), keys.len()), (20_000, 20_000));
 }
 
-/// A command on a terminal, as wide as most.
+/// Runs a command in a terminal of typical width.
 fn on_a_terminal(command: &str) -> Child {
     let mut script = Command::new("script");
     script.args(["-qec", &format!("stty cols 100 rows 40 -echo; {command}"), "/dev/null"]);
@@ -84,7 +86,7 @@ fn on_a_terminal(command: &str) -> Child {
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Reads until `text` has come, and returns all that came.
+/// Reads until `text` has arrived and returns everything read.
 fn read_until(from: &mut impl Read, text: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(text) {
@@ -97,7 +99,7 @@ fn read_until(from: &mut impl Read, text: &str) -> String {
 }
 
 #[test]
-fn redis_cli_helps_whoever_types() {
+fn redis_cli_shows_help_and_hints() {
     let server = Server::start();
     let mut child = on_a_terminal(&format!("redis-cli -p {}", port(&server)));
     let (mut keys, mut screen) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -108,9 +110,9 @@ fn redis_cli_helps_whoever_types() {
     read_until(&mut screen, &prompt);
     keys.write_all(b"HELP INCRBY\r").unwrap();
     let help = read_until(&mut screen, "group:");
-    assert!(help.contains("Adds a number to a counter."), "{help}");
+    assert!(help.contains("Increments a counter by a number."), "{help}");
     read_until(&mut screen, &prompt);
-    // The hint comes before the line is finished.
+    // The hint appears before the line is complete.
     keys.write_all(b"INCRBY ").unwrap();
     read_until(&mut screen, "key increment");
     keys.write_all(b"typed 4\r").unwrap();
@@ -121,7 +123,7 @@ fn redis_cli_helps_whoever_types() {
 }
 
 #[test]
-fn redis_cli_shows_live_figures() {
+fn redis_cli_shows_live_statistics() {
     let server = Server::start();
     (0..5).for_each(|at| drop(cli(&server, &["INCR", &format!("live:{at}")])));
     let mut child = on_a_terminal(&format!("redis-cli -p {} --stat -i 0.01", port(&server)));
@@ -130,7 +132,7 @@ fn redis_cli_shows_live_figures() {
     let requests = |line: &str| line.split_whitespace().nth(4).unwrap().parse::<u64>().unwrap();
     let (first, second) = (figures.next().unwrap(), figures.next().unwrap());
     assert!(requests(&first) < requests(&second), "{first}\n{second}");
-    // Its terminal goes, and it with it.
+    // Killing its terminal ends it, too.
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -140,13 +142,13 @@ fn redis_benchmark_runs_without_a_warning() {
     let server = Server::start();
     let bench = |args: &[&str]| {
         let fixed = ["-p", port(&server), "-P", "16", "-n", "4000", "-c", "20", "--csv"];
-        complaintless(Command::new("redis-benchmark").args(fixed).args(args))
+        run_cleanly(Command::new("redis-benchmark").args(fixed).args(args))
     };
     for version in [&[][..], &["-3"]] {
         let table = bench(&[version, &["-t", "ping,incr,get", "-r", "1000"]].concat());
         let tests: Vec<&str> = table.lines().map(|line| line.split('"').nth(1).unwrap()).collect();
         assert_eq!(tests, ["test", "PING_INLINE", "PING_MBULK", "GET", "INCR"], "{table}");
-        // Its own SET writes text, which is no count; this one does not.
+        // The built-in SET writes text, which is not an integer, so it is given one here.
         let table = bench(&[version, &["-r", "1000", "SET", "set:__rand_int__", "7"]].concat());
         assert_eq!(table.lines().count(), 2, "{table}");
     }
@@ -163,9 +165,9 @@ fn redis_py_works_in_both_versions_of_the_protocol() {
     let server = Server::start();
     for version in ["2", "3"] {
         let mut python = Command::new("python3");
-        // Warnings count: a client that has to work around something says so.
+        // Warnings are errors: a client that has to work around something warns.
         python.args(["-B", "-W", "error"]).arg(&tests).args([port(&server), version]);
-        let said = complaintless(python.env("PYTHONPATH", &installed));
+        let said = run_cleanly(python.env("PYTHONPATH", &installed));
         assert_eq!(said.lines().count(), 6, "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ends of Redis connections: at any point, in the middle of anything, and when the server is told to stop.
+//! Redis connections that end at any point, and connections of a server that is told to stop.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 #![cfg(target_os = "linux")]
@@ -12,21 +12,21 @@ use std::time::Duration;
 use harness::Server;
 use harness::resp::{Redis, Reply, connect, request};
 
-/// So many answers of a good client are checked during an attack.
+/// How many requests of a well-behaved client are checked during an attack.
 const ROUNDS: usize = 200;
 
-/// Closes without a farewell: what the server writes from now on fails.
+/// Resets the connection: later writes of the server fail.
 fn reset(stream: TcpStream) {
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     drop(stream);
 }
 
 #[test]
-fn a_client_that_is_gone_in_a_deep_pipeline_takes_nobody_elses_answers() {
+fn a_client_that_disconnects_during_a_deep_pipeline_affects_no_other_client() {
     let server = Server::start();
     let address = server.redis.as_str();
     let mut good = Redis::connect(address);
-    // More commands than are under way at once for one connection, in one read.
+    // More commands in one read than one connection may have in progress.
     let deep = b"PING\r\n".repeat(60_000);
     good.counts_during(ROUNDS, || {
         for _ in 0..300 {
@@ -61,7 +61,7 @@ fn connections_that_end_at_any_point_leave_nothing_behind() {
     let rounds = 600;
     good.counts_during(ROUNDS, || {
         for round in 0..rounds {
-            // Half of them within what is short, where most of the borders are.
+            // Half of the cuts are in the short requests, where most boundaries are.
             let span = if round % 2 == 0 { 700 } else { all.len() };
             let cut = round * 7919 % span;
             let mut stream = connect(address);
@@ -70,7 +70,7 @@ fn connections_that_end_at_any_point_leave_nothing_behind() {
                 0 => reset(stream),
                 1 => drop(stream),
                 _ => {
-                    // Answered to the end, as far as it was understood.
+                    // Every complete request is answered.
                     stream.shutdown(std::net::Shutdown::Write).unwrap();
                     let _ = stream.read_to_end(&mut Vec::new());
                 }
@@ -79,7 +79,7 @@ fn connections_that_end_at_any_point_leave_nothing_behind() {
     });
     good.wait_for_clients(1);
     assert_eq!(good.call(&["CLIENT", "LIST"]).text().lines().count(), 1);
-    // The room for unfinished requests is whole again: 50 of a mebibyte fit beside each other.
+    // The memory for unfinished requests is free again: 50 of 1 MiB fit at the same time.
     let echo = request(&["ECHO", &"x".repeat(1 << 20)]);
     let mut unfinished: Vec<Redis> = (0..50).map(|_| Redis::connect(address)).collect();
     for client in &mut unfinished {
@@ -92,7 +92,7 @@ fn connections_that_end_at_any_point_leave_nothing_behind() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_of_a_connection_is_carried_out_and_answered() {
+fn requests_before_a_half_close_are_executed_and_answered() {
     let server = Server::start();
     let mut stream = connect(&server.redis);
     stream.write_all(&request(&["INCR", "last"]).repeat(10_000)).unwrap();
@@ -108,18 +108,18 @@ fn sigterm_closes_idle_connections_at_once() {
     let mut server = Server::start();
     let mut idle: Vec<Redis> = (0..100).map(|_| Redis::connect(&server.redis)).collect();
     idle.iter_mut().for_each(|client| assert_eq!(client.call(&["PING"]).text(), "PONG"));
-    // Neither half a request nor an open transaction is under way.
+    // An incomplete request and an open transaction do not count as in progress.
     assert!(idle[0].send(b"*2\r\n$3\r\nGET\r\n$5\r\nun"));
     assert_eq!(idle[1].call(&["MULTI"]).text(), "OK");
     server.signal();
     idle.iter_mut().for_each(|client| assert_eq!(client.read(), None));
     assert_eq!(server.exit().code(), Some(0));
     let log = server.log();
-    assert!(!log.contains("some requests were cut off"), "they were closed because the time was up: {log}");
+    assert!(!log.contains("some requests were cut off"), "the drain timed out: {log}");
 }
 
 #[test]
-fn sigterm_answers_everything_that_it_carries_out() {
+fn after_sigterm_every_executed_command_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let mut server = Server::start_in(&data);

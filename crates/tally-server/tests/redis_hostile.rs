@@ -1,5 +1,5 @@
-//! Hostile input to the Redis port: each is refused, bounded or closed, memory stays within what docs/operating.md
-//! states, and a good client keeps its answers and their speed.
+//! Hostile clients on the Redis port: each is refused, limited or disconnected, memory stays within the limits in
+//! docs/operating.md, and a well-behaved client is still served quickly.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 #![cfg(target_os = "linux")]
@@ -16,15 +16,15 @@ use harness::{Server, limited, serve, wait_for};
 use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// What one thread of the Redis port takes at the most, as docs/operating.md says.
+/// Most memory of one thread of the Redis port, as documented in docs/operating.md.
 const THREAD_BYTES_MAX: usize = 512 * MIB;
-/// What an idle connection takes at the most, as docs/operating.md says.
+/// Most memory of an idle connection, as documented in docs/operating.md.
 const IDLE_BYTES_MAX: usize = 8 << 10;
-/// Bytes of unfinished requests that a thread keeps.
+/// Bytes of unfinished requests that the server keeps.
 const UNFINISHED_BYTES_MAX: usize = 64 * MIB;
-/// The median answer to a good client during an attack, on a slow machine with other work.
+/// Limit for the median latency of a well-behaved client during an attack, generous for a slow, busy machine.
 const MEDIAN_MAX: Duration = Duration::from_millis(250);
-/// How many answers the median is taken of.
+/// Number of measured rounds for the median.
 const ROUNDS: usize = 200;
 
 /// Threads of the Redis port on this machine.
@@ -39,7 +39,7 @@ fn assert_bounded(server: &Server, before: u64, median: Duration) {
     assert!(median < MEDIAN_MAX, "{median:?}");
 }
 
-/// Everything the server says to these bytes until it closes.
+/// Sends these bytes and returns everything the server sends until it closes the connection.
 fn said_until_closed(address: &str, bytes: &[u8]) -> String {
     let mut stream = connect(address);
     // The server may answer and close before everything is written.
@@ -54,14 +54,14 @@ fn said_until_closed(address: &str, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// These tests measure: one at a time.
+/// These tests measure memory and latency, so they run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
-fn a_broken_frame_is_told_and_closed_while_others_count_on() {
+fn a_malformed_request_gets_an_error_and_closes_only_its_own_connection() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -90,7 +90,7 @@ fn a_broken_frame_is_told_and_closed_while_others_count_on() {
 }
 
 #[test]
-fn a_browser_learns_nothing_and_counts_nothing() {
+fn a_browser_gets_no_reply_and_changes_nothing() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -103,7 +103,7 @@ fn a_browser_learns_nothing_and_counts_nothing() {
 }
 
 #[test]
-fn requests_may_come_one_byte_at_a_time() {
+fn requests_may_arrive_one_byte_at_a_time() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -118,7 +118,7 @@ fn requests_may_come_one_byte_at_a_time() {
 }
 
 #[test]
-fn the_largest_argument_is_taken_and_answered() {
+fn the_largest_argument_is_accepted() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -126,7 +126,7 @@ fn the_largest_argument_is_taken_and_answered() {
     let mut client = Redis::connect(address);
     assert_eq!(client.call(&["ECHO", &text]).text(), text);
     let error = client.call(&["GET", &text]);
-    assert!(matches!(&error, Reply::Error(text) if text.len() < 512), "a key of a mebibyte is refused in few words");
+    assert!(matches!(&error, Reply::Error(text) if text.len() < 512), "a key of 1 MiB is refused with a short error");
     let error = client.call(&["CLIENT", "SETNAME", &text]);
     assert_eq!(error, Reply::Error("ERR Client names cannot be that long.".to_owned()));
     for attribute in ["LIB-NAME", "LIB-VER"] {
@@ -137,7 +137,7 @@ fn the_largest_argument_is_taken_and_answered() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so_and_room_comes_back() {
+fn a_connection_over_the_limit_gets_an_error_and_closed_ones_free_their_slot() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_with(limited("-n 400", &serve(&dir.path().join("data"))));
@@ -155,7 +155,7 @@ fn one_connection_too_many_is_told_so_and_room_comes_back() {
 }
 
 #[test]
-fn ten_thousand_idle_connections_cost_little_and_slow_nobody() {
+fn ten_thousand_idle_connections_use_little_memory_and_do_not_slow_down_others() {
     let _alone = alone();
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const WANTED: usize = 10_000;
@@ -171,7 +171,7 @@ fn ten_thousand_idle_connections_cost_little_and_slow_nobody() {
         eprintln!("only {count} connections: the hard limit of open files allows no more");
     }
     let before = server.memory_bytes();
-    // Each has been used, with a request that took memory to read.
+    // Some have sent a request that needed memory to parse.
     let many_words = format!("MGET{}\r\n", " word".repeat(1000));
     let idle: Vec<TcpStream> = (0..count)
         .map(|at| {
@@ -193,7 +193,7 @@ fn ten_thousand_idle_connections_cost_little_and_slow_nobody() {
     good.wait_for_clients(1);
 }
 
-/// A client that sends the same requests over and over, does not wait, and never reads.
+/// A client that keeps sending the same requests and never reads a reply.
 struct Greedy {
     stream: TcpStream,
     sent: usize,
@@ -202,8 +202,8 @@ struct Greedy {
 impl Greedy {
     fn connect(address: &str) -> Greedy {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        // Little room for answers in the system, on either side: with small packets the server's side has little, too. So
-        // the room in the server is full sooner than clients that take nothing are cut off for that alone.
+        // Small socket buffers on both sides; a small segment size also limits the server's side. So the memory for unread
+        // replies is exhausted before clients are disconnected for not reading.
         socket.set_recv_buffer_size(4096).unwrap();
         socket.set_tcp_mss(536).unwrap();
         socket.connect(&address.parse::<SocketAddr>().unwrap().into()).unwrap();
@@ -211,7 +211,7 @@ impl Greedy {
         Greedy { stream: socket.into(), sent: 0 }
     }
 
-    /// Sends as much as is taken at once; false when the connection was closed.
+    /// Sends as much as the socket accepts; false if the connection was closed.
     fn send_on(&mut self, requests: &[u8]) -> bool {
         match self.stream.write(&requests[self.sent..]) {
             Ok(taken) => self.sent = (self.sent + taken) % requests.len(),
@@ -222,12 +222,12 @@ impl Greedy {
 }
 
 #[test]
-fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
+fn clients_that_never_read_share_one_limit_and_do_not_affect_others() {
     let _alone = alone();
     const CLIENTS: usize = 400;
     /// Connections closed before the attack ends.
     const CLOSED: usize = 100;
-    /// What the log says when that is because the room for unread answers was full.
+    /// Logged if a connection is closed because the memory for unread replies is exhausted.
     const FULL: &str = "closing a connection: too many answers wait to be read";
     let dir = tempfile::tempdir().unwrap();
     let mut command = serve(&dir.path().join("data"));
@@ -245,7 +245,7 @@ fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
     .concat();
     let median = good.counts_during(ROUNDS, || {
         let mut greedy: Vec<Greedy> = (0..CLIENTS).map(|_| Greedy::connect(address)).collect();
-        wait_for("connections closed because the room was full", || {
+        wait_for("connections closed because of unread replies", || {
             for client in &mut greedy {
                 if !client.send_on(&requests) {
                     *client = Greedy::connect(address);
@@ -259,8 +259,8 @@ fn clients_that_never_read_are_bounded_together_and_harm_nobody() {
     good.wait_for_clients(1);
 }
 
-/// Opens connections that each send all of `bytes`, which lack their end, one after the other. The server has taken
-/// in as many as have room before those that have none come.
+/// Opens connections that each send `bytes`, an incomplete request. The server has received as many as fit the limit
+/// before the others are sent.
 fn unfinished(address: &str, count: usize, bytes: &[u8]) -> Vec<Redis> {
     let mut watcher = Redis::connect(address);
     let fitting = UNFINISHED_BYTES_MAX / bytes.len();
@@ -275,7 +275,7 @@ fn unfinished(address: &str, count: usize, bytes: &[u8]) -> Vec<Redis> {
 }
 
 #[test]
-fn unfinished_requests_share_one_room_which_is_given_back_whole() {
+fn unfinished_requests_share_one_limit_and_all_of_their_memory_is_freed() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -288,14 +288,14 @@ fn unfinished_requests_share_one_room_which_is_given_back_whole() {
         let mut kept = Vec::new();
         let median = good.counts_during(ROUNDS, || kept = unfinished(address, 3 * fitting, most));
         assert_bounded(&server, before, median);
-        // The room is full, and a small request that comes in two parts has room all the same.
+        // The limit is reached, but a small request that arrives in two parts is still accepted.
         let mut small = Redis::connect(address);
         let incr = request(&["INCR", "in-two-parts"]);
         assert!(small.send(&incr[..20]));
         assert_eq!(good.call(&["PING"]).text(), "PONG");
         assert!(small.send(&incr[20..]));
         assert_eq!(small.read(), Some(Reply::Integer(round + 1)));
-        // Those that were kept are answered when they end; all others were told why not.
+        // Those that were kept are answered once they are complete; all others got an error or were closed.
         let mut answered = 0;
         for client in &mut kept {
             client.send(&echo[echo.len() - 3..]);
@@ -312,20 +312,20 @@ fn unfinished_requests_share_one_room_which_is_given_back_whole() {
 }
 
 #[test]
-fn transactions_without_end_are_bounded_alone_and_together() {
+fn endless_transactions_are_limited_individually_and_together() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
     let mut good = Redis::connect(address);
     let before = server.memory_peak_bytes();
-    // Alone: too many commands spoil it.
+    // Individually: a transaction with too many commands is refused.
     let mut endless = Redis::connect(address);
     assert_eq!(endless.call(&["MULTI"]).text(), "OK");
     let refused = (0..100_000).map(|_| endless.call(&["INCR", "spoilt"])).find(|reply| reply.text() != "QUEUED");
     assert!(matches!(refused, Some(Reply::Error(text)) if text.starts_with("ERR the transaction is too large")));
     assert!(matches!(endless.call(&["EXEC"]), Reply::Error(text) if text.starts_with("EXECABORT")));
     assert_eq!(endless.call(&["GET", "spoilt"]), Reply::Null);
-    // Together: they count as unfinished requests, for as long as they last.
+    // Together: open transactions count as unfinished requests.
     let fitting = UNFINISHED_BYTES_MAX / MIB;
     let echo = request(&["ECHO", &"x".repeat(MIB / 10)]);
     let large = [request(&["MULTI"]), echo.repeat(9)].concat();
@@ -340,7 +340,7 @@ fn transactions_without_end_are_bounded_alone_and_together() {
             }
         });
         assert_bounded(&server, before, median);
-        // Each takes nine tenths of a mebibyte.
+        // Each takes 0.9 MiB.
         assert!((fitting..fitting * 10 / 9 + 2).contains(&whole), "{whole} of {fitting}");
         drop(kept);
         good.wait_for_clients(2);
@@ -348,7 +348,7 @@ fn transactions_without_end_are_bounded_alone_and_together() {
 }
 
 #[test]
-fn a_transaction_of_long_replies_is_cut_short() {
+fn replies_of_a_transaction_that_are_too_large_are_replaced_by_errors() {
     let _alone = alone();
     let server = Server::start();
     let address = server.redis.as_str();
@@ -362,12 +362,12 @@ fn a_transaction_of_long_replies_is_cut_short() {
     assert!(matches!(replies.items()[0], Reply::Array(_)));
     let too_large = Reply::Error("ERR the replies of the transaction are too large".to_owned());
     assert_eq!(replies.items()[999], too_large);
-    assert_eq!(replies.items()[1000], Reply::Integer(1), "what counts is carried out");
+    assert_eq!(replies.items()[1000], Reply::Integer(1), "the increment is executed");
     assert!(server.memory_peak_bytes() - before < 32 * MIB as u64);
 }
 
 #[test]
-fn walks_that_are_never_finished_are_forgotten() {
+fn abandoned_scans_are_forgotten() {
     let _alone = alone();
     const WALKS: usize = 20_000;
     let server = Server::start();
@@ -399,7 +399,7 @@ fn walks_that_are_never_finished_are_forgotten() {
 }
 
 #[test]
-fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
+fn deep_pipelines_of_many_keys_are_answered_in_order_with_bounded_memory() {
     let _alone = alone();
     const CLIENTS: usize = 40;
     const DEEP: usize = 50;
@@ -436,7 +436,7 @@ fn deep_pipelines_of_many_keys_are_answered_in_order_and_bounded() {
 }
 
 #[test]
-fn what_many_clients_ask_for_at_the_same_moment_is_not_gathered_all_at_once() {
+fn simultaneous_requests_of_many_clients_are_not_gathered_all_at_once() {
     let _alone = alone();
     let mut mget = vec!["MGET"];
     mget.resize(1001, "k");

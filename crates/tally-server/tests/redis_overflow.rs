@@ -1,4 +1,4 @@
-//! Increments that overflow together: each is judged by itself, none is submitted twice, and the directory opens again.
+//! Combined increments that overflow: each has its own outcome, none is submitted twice, and the directory opens again.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod harness;
@@ -11,9 +11,9 @@ use harness::{Server, run, tally};
 const CLIENTS: usize = 6;
 const PIPELINE: usize = 8_000;
 
-/// Six pipelines of refused increments used to become one batch that no start could read.
+/// Six pipelines of refused increments used to form one batch that recovery could not read.
 #[test]
-fn acknowledged_increments_behind_an_overflow_survive_a_kill() {
+fn acknowledged_increments_after_an_overflow_survive_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_in(dir.path());
     let mut resp = Resp::to(&server);
@@ -44,9 +44,9 @@ fn acknowledged_increments_behind_an_overflow_survive_a_kill() {
     assert_eq!(resp.say("GET after").number(), 1);
 }
 
-/// Amounts of all sizes in one pipeline: every reply is what counting one by one says, before and after a kill.
+/// Amounts of all sizes in one pipeline: every reply is as if they were added one by one. The value survives a kill.
 #[test]
-fn mixed_amounts_at_the_edge_of_the_range_are_judged_one_by_one() {
+fn mixed_amounts_at_the_end_of_the_range_act_like_adds_one_by_one() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start_in(dir.path());
     let mut resp = Resp::to(&server);

@@ -1,4 +1,4 @@
-//! The Redis client of most Rust programs, unmodified, in both versions of the protocol.
+//! The `redis` crate, unmodified, in both versions of the protocol.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use harness::Server;
 use redis::{Client, Commands, Connection, RedisResult, cmd, pipe};
 
-/// Connects in each version and hands over the connection.
+/// Runs the check with a connection in each version.
 fn in_both_versions(check: impl Fn(&Server, Connection, &str)) {
     let server = Server::start();
     for version in ["resp2", "resp3"] {
@@ -56,7 +56,7 @@ fn pipelines_and_transactions_are_answered_in_order() {
 }
 
 #[test]
-fn a_walk_under_writes_sees_every_key_that_stays() {
+fn a_scan_during_writes_returns_every_key_that_exists_throughout() {
     in_both_versions(|server, mut connection, _| {
         let names: BTreeSet<String> = (0..500).map(|at| format!("stay:{at}")).collect();
         let mut all = pipe();
@@ -83,7 +83,7 @@ fn a_walk_under_writes_sees_every_key_that_stays() {
 }
 
 #[test]
-fn the_server_tells_about_itself() {
+fn introspection_commands_work() {
     in_both_versions(|_, mut connection, version| {
         let info: redis::InfoDict = cmd("INFO").query(&mut connection).unwrap();
         assert_eq!(info.get::<String>("redis_mode").as_deref(), Some("standalone"));

@@ -1,6 +1,6 @@
-//! Private words that comments and ARCHITECTURE.md must not use, because the field has standard ones.
+//! Private words that prose must not use, because the field has standard ones.
 //!
-//! A word in [`PENDING`] is banned only below [`CLEAN`]. Move it to [`BANNED`] once no comment has it any more.
+//! Comments of Rust files are checked, and all of the Makefile, the CI script and the documents.
 
 use crate::Finding;
 use crate::source::{SourceText, line_at};
@@ -9,54 +9,29 @@ use crate::tree::TextFile;
 /// A word or phrase in lower case, and what to write instead. A space stands for anything between two words.
 pub type Wording = (&'static str, &'static str);
 
-/// Banned everywhere.
+/// The words. `looks up` is fine, so `looks` is not listed by itself.
 pub const BANNED: &[Wording] = &[
-    ("asker", "caller"),
-    ("as typed", "as given"),
-    ("glance", "snapshot"),
-    ("heed", "apply, record"),
-    ("is warned of", "logs a warning"),
-    ("put off", "deferred"),
-    ("was typed", "was given"),
-    ("which cannot work", "what the limit is"),
-];
-
-/// Still in use outside of [`CLEAN`]. `looks up` is fine, so `looks` is not listed by itself.
-pub const PENDING: &[Wording] = &[
     ("a look", "a read, a lookup"),
+    ("as typed", "as given"),
+    ("asker", "caller"),
     ("fares", "the health, the state"),
     ("for want of", "because there is no"),
     ("front door", "protocol"),
     ("front doors", "protocols"),
+    ("glance", "snapshot"),
+    ("heed", "apply, record"),
+    ("is warned of", "logs a warning"),
     ("journal's house", "what is done: reserves the next segment and trims old ones"),
     ("likewise", "also, too"),
     ("looked at", "read, checked"),
     ("looks at", "reads, checks"),
     ("only looks", "only reads"),
+    ("put off", "deferred"),
     ("so many", "the number, by name"),
+    ("was typed", "was given"),
+    ("which cannot work", "what the limit is"),
     ("whoever", "the caller, the thread, clients that"),
 ];
-
-/// Where no comment uses a pending word any more.
-pub const CLEAN: &[&str] = &[
-    "crates/tally-bench/",
-    "crates/tally-server/src/cli/",
-    "crates/tally-server/src/config",
-    "crates/tally-server/src/http/",
-    "crates/tally-server/src/limits.rs",
-    "crates/tally-server/src/metrics.rs",
-    "crates/tally-server/src/serve.rs",
-    "crates/tally-server/src/service.rs",
-    "crates/tally-tidy/",
-];
-
-/// The words that are banned in a file.
-#[must_use]
-pub fn banned_in(path: &str) -> Vec<Wording> {
-    let is_clean = CLEAN.iter().any(|clean| path.starts_with(clean));
-    let pending = if is_clean { PENDING } else { &[] };
-    [BANNED, pending].concat()
-}
 
 /// Banned words in the comments of a Rust file, or anywhere in a document.
 #[must_use]
@@ -106,18 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn pending_words_are_banned_only_where_the_tree_is_clean() {
-        let is_banned = |path: &str, phrase: &str| banned_in(path).iter().any(|(banned, _)| *banned == phrase);
-        assert!(is_banned("crates/tally-bench/src/main.rs", "so many"));
-        assert!(!is_banned("crates/tally-bench2/src/main.rs", "so many"));
-        assert!(
-            is_banned("crates/tally-core/src/lib.rs", "asker") && !is_banned("crates/tally-core/src/lib.rs", "fares")
-        );
-    }
-
-    #[test]
-    fn every_word_of_either_list_is_found() {
-        for wording in BANNED.iter().chain(PENDING) {
+    fn every_banned_word_is_found() {
+        for wording in BANNED {
             let text = format!("//! A.\n/// It is the {} of it.\nfn f() {{}}", wording.0.to_uppercase());
             assert_eq!(found("a.rs", &text, &[*wording]), [2], "{}", wording.0);
         }

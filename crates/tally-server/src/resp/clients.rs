@@ -10,7 +10,7 @@ use tally_core::time::Millis;
 
 /// One connected client.
 pub struct RespClient {
-    /// Its number, never reused.
+    /// Its ID, never reused.
     pub id: u64,
     /// Its address.
     pub peer: SocketAddr,
@@ -43,17 +43,17 @@ impl RespClient {
         self.commands.fetch_add(commands, Relaxed);
     }
 
-    /// It sent something at this moment.
+    /// Records when it last sent something.
     pub fn seen_at(&self, now: Millis) {
         self.last_ms.store(now.0, Relaxed);
     }
 
-    /// The name it gave itself.
+    /// Its name.
     pub fn name(&self) -> Vec<u8> {
         self.texts().name.clone()
     }
 
-    /// It gave itself a name.
+    /// Sets its name.
     pub fn set_name(&self, name: &[u8]) {
         self.texts().name = name.to_vec();
     }
@@ -78,7 +78,7 @@ impl RespClient {
         self.version.store(version, Relaxed);
     }
 
-    /// Whether it queues a transaction.
+    /// Whether it is queueing a transaction.
     pub fn set_queueing(&self, queueing: bool) {
         self.queueing.store(queueing, Relaxed);
     }
@@ -161,14 +161,14 @@ impl Clients {
         self.next.load(Relaxed)
     }
 
-    /// Commands of all clients, also of those that disconnected.
+    /// Commands of all clients, including those that have disconnected.
     pub fn commands(&self) -> u64 {
         let known = self.known();
         let present: u64 = known.values().map(|client| client.commands.load(Relaxed)).sum();
         present + self.gone_commands.load(Relaxed)
     }
 
-    /// All clients, by number.
+    /// All clients, by ID.
     pub fn all(&self) -> Vec<Arc<RespClient>> {
         self.known().values().cloned().collect()
     }

@@ -1,6 +1,6 @@
-//! One connection: its socket, what waits to be written, and when it may be read.
+//! One connection: its socket, its unsent replies, and when it may be read.
 //!
-//! A connection is read only while none of its commands is under way and all its replies have been sent. That keeps its
+//! A connection is read only while none of its commands is in progress and all its replies have been sent. That keeps its
 //! replies in order and bounds its memory: a client that does not read its replies is not read either. Replies are
 //! written by the task that settles the turn; the connection's own task only sends what the socket did not accept.
 
@@ -41,15 +41,15 @@ pub struct RespConnection {
     pub client: Arc<RespClient>,
     limits: Arc<SharedLimits>,
     out: RefCell<Out>,
-    /// Shares of it in turns that are not settled.
+    /// Its shares in turns that are not settled.
     under_way: Cell<usize>,
-    /// The client is gone, or was cut off.
+    /// The client has disconnected, or was disconnected.
     over: Cell<bool>,
-    /// The server stops.
+    /// The server is stopping.
     stopping: Cell<bool>,
-    /// Wakes its task for more than the socket.
+    /// Wakes its task for reasons other than the socket.
     waker: RefCell<Option<Waker>>,
-    /// Its task waits for the replies under way, and not only for the next request.
+    /// Its task waits for pending replies, not only for the next request.
     awaits_replies: Cell<bool>,
 }
 
@@ -71,9 +71,9 @@ impl Out {
 /// Why a connection woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// The socket has bytes, or its end.
+    /// The socket is readable, or at its end.
     Read,
-    /// Close it: the server stops, or the client is gone.
+    /// The connection must be closed: the server is stopping, or the client has disconnected.
     Close,
 }
 
@@ -99,7 +99,7 @@ impl RespConnection {
         let read = self.stream.try_io(Interest::READABLE, || {
             let (read, _) = recv(&self.stream, &mut *into, RecvFlags::empty())?;
             if 0 < read && read < into.len() {
-                // Nothing is left. As `WouldBlock`, the next call waits for more instead of asking the system.
+                // The socket is drained. With `WouldBlock` the next call waits instead of making another system call.
                 short = Some(read);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -108,7 +108,7 @@ impl RespConnection {
         short.map_or(read, Ok)
     }
 
-    /// This many more shares of it are under way.
+    /// Adds this many pending shares.
     pub fn begin(&self, shares: usize) {
         self.under_way.set(self.under_way.get() + shares);
     }
@@ -119,32 +119,32 @@ impl RespConnection {
         self.put(write);
     }
 
-    /// Writes the reply of a command that the connection's own task carried out.
+    /// Writes the reply of a command that the connection's own task executed.
     pub fn put(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let is_last = self.under_way.get() == 0;
         let mut out = self.out.borrow_mut();
-        // Also when the client is gone; `give_up` frees it again.
+        // Even if the client has disconnected; `give_up` frees it again.
         write(&mut out.bytes);
         // More shares follow: one write for all.
         if self.over.get() || (is_last && self.write(&mut out).is_err()) {
             self.give_up(&mut out);
         }
-        // Also when the client is gone: the task still waits for its shares. A task that waits for the next request is
-        // woken by the socket.
+        // Even if the client has disconnected: the task still waits for its shares. A task that waits for the next
+        // request is woken by the socket.
         if is_last && (self.awaits_replies.get() || self.over.get() || !out.rest().is_empty()) {
             self.wake();
         }
     }
 
-    /// Nothing more can be written: frees what is unsent at once.
+    /// Frees unsent replies, because nothing more can be written.
     fn give_up(&self, out: &mut Out) {
         self.over.set(true);
         self.limits.unread.change(out.counted, 0);
         *out = Out::default();
     }
 
-    /// Lets a client that still sends receive its last replies. Closing a socket with unread requests resets it and
-    /// loses replies on their way, so requests are read and dropped until the client has seen the end.
+    /// Lets a client that is still sending receive its last replies. Closing a socket with unread requests resets it
+    /// and loses replies in flight, so requests are read and dropped until the client has closed its side.
     pub async fn farewell(&self, buffer: &ReadBuffer) {
         let still_sends = || matches!(self.stream.try_read(&mut [0; 1]), Ok(1));
         if self.over.get() || !still_sends() || shutdown(&self.stream, Shutdown::Write).is_err() {
@@ -159,11 +159,11 @@ impl RespConnection {
                 }
             }
         };
-        // A client that does not stop is closed anyway.
+        // After the timeout the connection is closed anyway.
         let _ = tokio::time::timeout(RESP_FAREWELL_MAX, until_end).await;
     }
 
-    /// Whether the client is gone.
+    /// Whether the client has disconnected.
     pub fn is_over(&self) -> bool {
         self.over.get()
     }
@@ -204,7 +204,7 @@ impl RespConnection {
         Ok(())
     }
 
-    /// Resolves when there is something to read, nothing under way and nothing left to write.
+    /// Resolves when there is something to read, nothing in progress and nothing left to write.
     pub async fn ready(&self) -> Ready {
         poll_fn(|context| self.poll_ready(context)).await
     }
@@ -232,7 +232,7 @@ impl RespConnection {
         }
     }
 
-    /// Resolves when nothing is under way and all replies have been sent, or never will be.
+    /// Resolves when nothing is in progress and all replies have been sent, or cannot be sent any more.
     pub async fn settled(&self) {
         poll_fn(|context| self.poll_settled(context)).await;
     }

@@ -1,8 +1,8 @@
-//! Cursors of `SCAN`: numbers that stand for keys.
+//! Cursors of `SCAN`: numbers that map to keys.
 //!
-//! Counters are walked in key order, and a key does not fit into the number a client expects. So a cursor is remembered
-//! here, for as long as there are not too many newer ones. A cursor can be used again, on any connection, as
-//! clients with a pool do.
+//! `SCAN` iterates in key order, but clients expect a number as the cursor, and a key does not fit in one. So cursors are
+//! kept here, until there are too many newer ones. A cursor can be reused, and on any connection, because clients may use
+//! a connection pool.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use tally_core::key::Key;
 
 use crate::limits::RESP_CURSORS_MAX;
 
-/// Where walks have got to.
+/// The positions of iterations.
 #[derive(Default)]
 pub struct Cursors {
     known: Mutex<Known>,
@@ -25,7 +25,7 @@ struct Known {
 }
 
 impl Cursors {
-    /// A cursor for going on after `key`.
+    /// A cursor that continues after `key`.
     pub fn remember(&self, key: Key) -> u64 {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.last += 1;
@@ -40,7 +40,7 @@ impl Cursors {
         number
     }
 
-    /// The key a cursor stands for.
+    /// The key of a cursor.
     pub fn recall(&self, number: u64) -> Option<Key> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).by_number.get(&number).cloned()
     }
@@ -52,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_good_until_too_many_are_newer() {
+    fn a_cursor_is_valid_until_there_are_too_many_newer_ones() {
         let cursors = Cursors::default();
         let key = |number: usize| Key::new(number.to_string()).unwrap();
         let first = cursors.remember(key(0));
-        assert_ne!(first, 0, "zero means that a walk is over");
+        assert_ne!(first, 0, "zero means that the iteration is complete");
         for number in 1..RESP_CURSORS_MAX {
             cursors.remember(key(number));
         }

@@ -1,19 +1,19 @@
-//! What goes wrong, in the words Redis uses where it has any.
+//! Error replies, worded as in Redis where it has the same error.
 
 use tally_core::surface::EngineError;
 
 use crate::service::Failure;
 
-/// `SET`, `INCRBY` and friends were given something else than a 64-bit integer.
+/// An argument of `SET`, `INCRBY` and the like is not a 64-bit integer.
 pub const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
-/// Options that do not go together or do not exist.
+/// Options that are incompatible or do not exist.
 pub const SYNTAX: &str = "ERR syntax error";
 /// A cursor that no `SCAN` returned.
 pub const INVALID_CURSOR: &str = "ERR invalid cursor";
 /// A command that cannot be part of a transaction.
 pub const NOT_IN_TRANSACTION: &str = "ERR Command not allowed inside a transaction";
 
-/// Why the engine did not do it.
+/// The error for a request that the engine did not execute.
 pub fn failure(failure: &Failure) -> String {
     match failure {
         Failure::Recovering => "LOADING Redis is loading the dataset in memory".to_owned(),
@@ -29,12 +29,12 @@ pub fn failure(failure: &Failure) -> String {
     }
 }
 
-/// What a client sent, repeated in an error: none of it from the first zero byte on, because Redis prints it as C does.
+/// Client input quoted in an error, up to the first zero byte: Redis prints a C string.
 pub fn shown(word: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(word.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
-/// An expiry that lies outside of time.
+/// An expiry that is out of range.
 pub fn invalid_expiry(command: &str) -> String {
     format!("ERR invalid expire time in '{command}' command")
 }

@@ -1,4 +1,4 @@
-//! Gathers the commands of one thread's connections in a turn, and submits it once all connections were read.
+//! Gathers the commands of one thread's connections into a turn, and submits it once all connections have been read.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,15 +15,15 @@ use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_EVENTS_UNDER_WAY_MAX, RESP
 
 /// The turns of one thread.
 pub struct Gatherer {
-    /// What all threads share.
+    /// State shared by all threads.
     pub server: Arc<RespServer>,
-    /// What sockets are read into.
+    /// The buffer that sockets are read into.
     pub buffer: ReadBuffer,
     /// Commands for the next turn.
     open: RefCell<OpenTurn>,
-    /// A turn whose memory can be used again.
+    /// A turn whose memory can be reused.
     spare: RefCell<OpenTurn>,
-    /// Load of the turns that are submitted and not settled.
+    /// The load of turns that are submitted but not settled.
     under_way: Cell<TurnLoad>,
     settled: Notify,
 }
@@ -59,8 +59,8 @@ impl Gatherer {
         }
     }
 
-    /// Adds commands of a connection to the turn. The first commands of a turn have it submitted once all other
-    /// connections were read.
+    /// Adds commands of a connection to the turn. The first commands schedule its submission, once all other connections
+    /// have been read.
     pub fn gather<T>(
         self: &Rc<Self>,
         connection: &Rc<RespConnection>,
@@ -98,7 +98,7 @@ impl Gatherer {
         self.spare.replace(open);
     }
 
-    /// Resolves when few enough commands are gathered and under way to read more.
+    /// Resolves when few enough commands are gathered and in progress to read more.
     pub async fn room(&self) {
         while self.is_full() {
             self.settled.notified().await;

@@ -1,21 +1,21 @@
-//! Patterns for keys and names, as Redis matches them: `*`, `?`, `[a-z]`, `[^ab]`, and `\` before what is meant itself.
+//! Patterns for keys and names, as Redis matches them: `*`, `?`, `[a-z]`, `[^ab]`, and `\` to escape.
 //!
-//! Only the last `*` met is ever tried again, with one byte more. That is enough, because everything else takes
-//! exactly one byte, and it keeps the work within the product of both lengths, whatever the pattern.
+//! Matching backtracks only to the last `*`. That is enough, because everything else matches exactly one byte, and it
+//! bounds the work by the product of both lengths, whatever the pattern.
 
-/// Whether letters must have the same case.
+/// Whether matching is case-sensitive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// They must.
+    /// It is.
     Kept,
-    /// They need not.
+    /// It is not.
     Ignored,
 }
 
-/// Whether all of `text` is what `pattern` says.
+/// Whether `pattern` matches all of `text`.
 pub fn matches(pattern: &[u8], text: &[u8], case: Case) -> bool {
     let (mut rest, mut at) = (pattern, 0);
-    // The pattern behind the last `*`, and where in the text it was last tried.
+    // The pattern after the last `*`, and where in the text it was last tried.
     let mut star: Option<(&[u8], usize)> = None;
     loop {
         if let Some((b'*', behind)) = rest.split_first() {
@@ -35,7 +35,7 @@ pub fn matches(pattern: &[u8], text: &[u8], case: Case) -> bool {
     }
 }
 
-/// Matches one byte and returns the pattern behind what matched it.
+/// Matches one byte and returns the rest of the pattern.
 fn one(pattern: &[u8], byte: u8, case: Case) -> Option<&[u8]> {
     match pattern {
         [b'?', rest @ ..] => Some(rest),
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Tries everything a pattern could mean.
+    /// Matches by exhaustive backtracking.
     fn naive(pattern: &[u8], text: &[u8], case: Case) -> bool {
         match (pattern, text) {
             ([], _) => text.is_empty(),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_mean_what_they_mean_in_redis() {
+    fn patterns_match_like_in_redis() {
         for (pattern, text) in [
             ("*", ""),
             ("*", "abc"),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_pattern_ends() {
+    fn a_hostile_pattern_terminates() {
         let pattern = b"*a".repeat(200);
         let text = [vec![b'a'; 512], vec![b'b']].concat();
         assert!(!matches(&pattern, &text, Case::Kept));
@@ -179,7 +179,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn matching_agrees_with_trying_everything(
+        fn matching_agrees_with_exhaustive_backtracking(
             pattern in vec(proptest::sample::select(b"ab*?[]^-\\Ac".as_slice()), 0..10),
             text in vec(proptest::sample::select(b"abAc]-\\".as_slice()), 0..8),
         ) {

@@ -1,4 +1,4 @@
-//! Listening: accepts connections and hands them to the workers, until it is time to stop.
+//! The listener: accepts connections and hands them to the workers until the server stops.
 
 use std::future::Future;
 use std::io::{self, Write};
@@ -28,8 +28,8 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts this many threads, or one for every two cores: HTTP, checkpoints and the kernel's network stack
-    /// need the rest, and the fewer threads there are, the more each flush covers.
+    /// Starts this many threads, by default one for every two cores: HTTP, checkpoints and the kernel's network stack
+    /// need the rest, and with fewer threads each flush covers more.
     pub fn start(server: &Arc<RespServer>, threads: Option<usize>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let workers = threads.unwrap_or_else(|| (cores / 2).clamp(1, RESP_THREADS_DEFAULT_MAX));
@@ -37,7 +37,7 @@ impl Threads {
     }
 }
 
-/// Accepts connections until `stopping` says how long what is under way may take to finish.
+/// Accepts connections until `stopping` yields the time that requests in progress have to finish.
 pub async fn listen(
     listener: TcpListener,
     server: Arc<RespServer>,
@@ -94,7 +94,7 @@ fn start(number: usize, server: &Arc<RespServer>) -> io::Result<Thread> {
 fn admit(server: &RespServer, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
     prepare(&stream)?;
     let local = stream.local_addr()?;
-    // Idle connections stay open; those whose client vanished do not.
+    // Keepalive closes connections whose client has vanished. Idle ones stay open.
     set_socket_keepalive(&stream, true)?;
     set_tcp_keepidle(&stream, RESP_KEEPALIVE)?;
     let stream = stream.into_std()?;
@@ -108,7 +108,7 @@ fn hand_over(server: &RespServer, thread: Option<&Thread>, accepted: Accepted) {
     }
 }
 
-/// Refuses a connection over the limit, without waiting for it.
+/// Refuses a connection over the limit, without blocking.
 fn refuse(server: &RespServer, stream: TcpStream) {
     server.metrics.connection_refused();
     let sent = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));

@@ -1,13 +1,12 @@
 //! The Redis protocol, versions 2 and 3, so that any Redis client in any language is a Tally client.
 //!
 //! A request goes one way: `listen` accepts a connection and hands it to a `worker`, a thread of its own. There `reader`
-//! reads the `connection` and takes requests out of its bytes with `wire`. `commands` finds each command by name, parses
+//! reads the `connection` and parses its requests with `wire`. `commands` finds each command by name, parses
 //! its arguments, has its keys admitted, and adds its events and the plan of its reply to the `turn` that the thread
 //! gathers (`gather`). The turn is submitted whole. When it is settled, each `reply_plan` becomes a `reply`, and the
 //! connection writes it.
 //!
-//! Modules depend on each other one way, too. Each may use those above it in the list below and none after it; tidy
-//! checks that against the order of this list.
+//! Dependencies go one way, too: each module may use only those declared before it below. Tidy checks this.
 
 mod glob;
 mod reply;

@@ -22,13 +22,13 @@ const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again l
 
 /// How reading requests ended.
 enum ReadOutcome {
-    /// All complete requests were taken.
+    /// All complete requests were dispatched.
     Drained,
-    /// The rest waits until the requests taken are answered.
+    /// The rest waits until the dispatched requests are answered.
     Paused,
     /// This command waits until the requests before it are answered.
     Deferred(Verb, EngineReply),
-    /// Nothing more is read; the requests taken are answered first.
+    /// Nothing more is read; the dispatched requests are answered first.
     Closed,
 }
 
@@ -53,7 +53,7 @@ struct RequestReader {
     connection: Rc<RespConnection>,
     session: Session,
     parser: Parser,
-    /// The beginning of a request that is not complete, or requests that wait.
+    /// An incomplete request, or requests that wait.
     rest: Vec<u8>,
     /// Bytes of the queued transaction that are counted in the shared limit.
     queued: usize,
@@ -90,7 +90,7 @@ impl RequestReader {
         }
     }
 
-    /// Carries out a command that waits for the engine by itself.
+    /// Executes a command that calls the engine itself.
     async fn run_deferred(&mut self, verb: Verb, command: EngineReply) {
         self.connection.settled().await;
         let since = Stopwatch::start();
@@ -104,11 +104,11 @@ impl RequestReader {
         self.connection.settled().await;
     }
 
-    /// Reads what has arrived and takes every complete request of it.
+    /// Reads what has arrived and dispatches every complete request.
     fn read(&mut self) -> io::Result<ReadOutcome> {
         let gatherer = Rc::clone(&self.gatherer);
         gatherer.buffer.with(|buffer| {
-            // An incomplete request is continued in the buffer while it is small, otherwise where it lies.
+            // A small incomplete request is copied to the front of the shared buffer; a large one is extended in place.
             let kept = self.rest.len();
             if kept <= buffer.len() / 2 {
                 let (front, room) = buffer.split_at_mut(kept);
@@ -132,7 +132,7 @@ impl RequestReader {
         })
     }
 
-    /// Takes the complete requests of what was kept.
+    /// Dispatches the complete requests among the kept bytes.
     fn take_rest(&mut self) -> ReadOutcome {
         let input = std::mem::take(&mut self.rest);
         self.gatherer.server.limits.unfinished.change(input.len(), 0);
@@ -159,13 +159,13 @@ impl RequestReader {
         }
     }
 
-    /// Dispatches every complete request; also returns how many bytes they took.
+    /// Dispatches every complete request and returns their length in bytes.
     fn take(&mut self, input: &[u8]) -> (ReadOutcome, usize) {
         let (gatherer, connection) = (Rc::clone(&self.gatherer), Rc::clone(&self.connection));
         gatherer.gather(&connection, self.session.version, |turn| {
             let bytes_before = turn.reply_bytes();
             let client = &connection.client;
-            // What arrived together has one time.
+            // Requests that arrived together have the same time.
             let now = gatherer.server.now();
             let caller = Caller::new(client.peer.ip());
             let context = CallContext { server: &gatherer.server, client, caller, now };
@@ -179,7 +179,7 @@ impl RequestReader {
                 if commands >= RESP_SHARE_COMMANDS_MAX || turn.reply_bytes() - bytes_before > RESP_SHARE_BYTES_MAX {
                     break ReadOutcome::Paused;
                 }
-                match self.parser.next(left, &Limits::KNOWN) {
+                match self.parser.next(left, &Limits::AUTHENTICATED) {
                     Parsed::Empty(bytes) => taken += bytes,
                     Parsed::Request(args, bytes) => {
                         taken += bytes;
@@ -231,7 +231,7 @@ impl RequestReader {
         ReadOutcome::Drained
     }
 
-    /// Counts the queued transaction as an unfinished request. Whether it is over the shared limit.
+    /// Counts the queued transaction as an unfinished request. Returns whether that exceeds the shared limit.
     fn queues_too_much(&mut self) -> bool {
         let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
         self.gatherer.server.limits.unfinished.change(self.queued, queued);

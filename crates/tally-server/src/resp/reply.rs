@@ -3,14 +3,14 @@
 /// The version of the protocol a connection speaks. `HELLO` changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProtocolVersion {
-    /// What every connection starts with: no maps, sets, doubles or booleans, two kinds of null.
+    /// The version of every new connection: no maps, sets, doubles or booleans, and two kinds of null.
     #[default]
     V2,
-    /// What clients ask for with `HELLO 3`.
+    /// The version that `HELLO 3` selects.
     V3,
 }
 
-/// Appends replies to the bytes that go out. After opening an array, a map or a set, write its elements next.
+/// Appends replies to a buffer. After opening an array, a map or a set, write its elements.
 #[derive(Debug)]
 pub struct Reply<'a> {
     out: &'a mut Vec<u8>,
@@ -35,7 +35,7 @@ impl<'a> Reply<'a> {
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error. The text begins with its code, such as `ERR`; line breaks in it become blanks.
+    /// An error. The text begins with its code, such as `ERR`; line breaks in it become spaces.
     pub fn error(&mut self, text: impl AsRef<[u8]>) {
         let text = text.as_ref();
         let kept = text.iter().rposition(|byte| !is_line_break(*byte)).map_or(0, |last| last + 1);
@@ -58,12 +58,12 @@ impl<'a> Reply<'a> {
             let nth = |nth: u32| first.wrapping_add(step.wrapping_mul(i64::from(nth)));
             return (0..count).for_each(|number| self.integer(nth(number)));
         }
-        // Counting up changes the last digit most of the time: cheaper than dividing again for each.
+        // Incrementing the digits mostly changes the last one, which is cheaper than formatting each number.
         let mut line = Line::new(first);
         self.out.reserve(count as usize * LINE_BYTES);
         for _ in 0..count {
             let end = self.out.len() + line.len;
-            // All of it and not as much as counts: a copy of a fixed size is two instructions.
+            // Copies the whole buffer: a copy of fixed size is two instructions.
             self.out.extend_from_slice(&line.bytes);
             self.out.truncate(end);
             line.increment();
@@ -84,7 +84,7 @@ impl<'a> Reply<'a> {
         self.bulk(itoa::Buffer::new().format(value).as_bytes());
     }
 
-    /// Nothing, where a string could stand.
+    /// A null in place of a string.
     #[inline]
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.version {
@@ -123,7 +123,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// A text for people, such as `INFO` answers. In version 2 it is a string.
+    /// Human-readable text, such as the reply of `INFO`. In version 2 it is a string.
     pub fn verbatim(&mut self, text: &str) {
         match self.version {
             ProtocolVersion::V2 => self.bulk(text.as_bytes()),
@@ -152,7 +152,7 @@ impl<'a> Reply<'a> {
 
     #[inline]
     fn digits(&mut self, value: i64) {
-        // Most lengths and many counts are one digit.
+        // Most lengths and many counts have one digit.
         if let Ok(digit @ 0..=9) = u8::try_from(value) {
             self.out.push(b'0' + digit);
             return;
@@ -166,10 +166,10 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// A colon, 19 digits and an end at most.
+/// At most a colon, 19 digits and a line end.
 const LINE_BYTES: usize = 24;
 
-/// An integer that is not negative, as a reply.
+/// A non-negative integer as a reply.
 struct Line {
     bytes: [u8; LINE_BYTES],
     len: usize,
@@ -191,7 +191,7 @@ impl Line {
         }
     }
 
-    /// Makes it one more.
+    /// Increments it.
     #[inline]
     fn increment(&mut self) {
         let (_, digits) = self.bytes.split_at_mut(1);
@@ -203,7 +203,7 @@ impl Line {
             }
             *digit = b'0';
         }
-        // There were only nines.
+        // All digits were nines.
         if let Some(first) = digits.first_mut() {
             *first = b'1';
         }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_in_a_row_are_what_they_are_one_by_one() {
+    fn integers_written_in_a_row_equal_those_written_one_by_one() {
         for first in [0, 1, 8, 99, 995, 123_456, 999_999_990, i64::MAX - 40, -3, -1000, i64::MIN] {
             for step in [1, 0, 2, -1, -7, 1_000_003] {
                 let one_by_one = |reply: &mut Reply<'_>| {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_version_two_lacks_is_replaced() {
+    fn types_that_version_two_lacks_are_replaced() {
         assert_eq!(both(|reply| reply.null()), ["$-1\r\n", "_\r\n"]);
         assert_eq!(both(|reply| reply.map(3)), ["*6\r\n", "%3\r\n"]);
         assert_eq!(both(|reply| reply.set(3)), ["*3\r\n", "~3\r\n"]);

@@ -1,8 +1,8 @@
-//! How a command's reply follows from the outcomes of its events.
+//! How a command's reply is built from the outcomes of its events.
 //!
 //! A command is planned when it is read and answered when its events are durable. A plan is small and owns no memory,
-//! because a pipeline makes thousands of them. Plain adds and `GET` have variants of their own; every other command
-//! brings the function that writes its reply.
+//! because a pipeline creates thousands of them. Plain adds and `GET` have variants of their own; every other command
+//! supplies the function that writes its reply.
 
 use tally_core::outcome::{Outcome, Refusal};
 
@@ -36,7 +36,7 @@ pub enum ReplyPlan {
     },
 }
 
-/// Redis's error for a number that would leave the range of 64 bits.
+/// Redis's error for a value that would leave the 64-bit range.
 pub const OVERFLOW: &str = "ERR increment or decrement would overflow";
 /// The engine broke its contract.
 pub const NO_OUTCOME: &str = "ERR the engine answered without an outcome";
@@ -62,7 +62,7 @@ impl ReplyPlan {
         }
     }
 
-    /// Number of requests that get a reply, also when there are no outcomes.
+    /// Number of requests that get a reply, even if there are no outcomes.
     #[inline]
     pub fn replies(self) -> usize {
         match self {

@@ -23,11 +23,11 @@ pub struct RespServer {
     pub cursors: Cursors,
     /// Memory that connections share.
     pub limits: Arc<SharedLimits>,
-    /// Requests and connections, counted.
+    /// Counts of requests and connections.
     pub metrics: Arc<ProtocolMetrics>,
     /// Settings that `INFO` and `CONFIG GET` show.
     pub settings: ShownSettings,
-    /// Since the start.
+    /// When the server started.
     pub uptime: Stopwatch,
     clock: SystemClock,
     random: RandomState,
@@ -38,7 +38,7 @@ pub struct RespServer {
 pub struct SharedLimits {
     /// Bytes of requests that are not complete, and of transactions being queued.
     pub unfinished: SharedLimit,
-    /// Bytes of replies that sockets did not accept yet.
+    /// Bytes of replies that sockets have not accepted yet.
     pub unread: SharedLimit,
 }
 
@@ -47,10 +47,10 @@ pub struct SharedLimits {
 pub struct SharedLimit(AtomicUsize);
 
 impl SharedLimit {
-    /// One connection went from `before` to `after` bytes.
+    /// Updates the share of one connection from `before` to `after` bytes.
     #[inline]
     pub fn change(&self, before: usize, after: usize) {
-        // Most often both are 0, and nothing shared is touched.
+        // Usually both are 0, and the shared counter is not touched.
         if before < after {
             self.0.fetch_add(after - before, Relaxed);
         } else if after < before {
@@ -93,7 +93,7 @@ impl RespServer {
         }
     }
 
-    /// Names this run of the server: forty hexadecimal digits, as in Redis.
+    /// The ID of this run of the server: forty hexadecimal digits, as in Redis.
     pub fn run_id(&self) -> String {
         format!("{:040x}", (u128::from(self.random.hash_one(0u8)) << 64) | u128::from(std::process::id()))
     }

@@ -1,4 +1,4 @@
-//! What a connection remembers between requests.
+//! The state of a connection between requests.
 
 use super::reply::ProtocolVersion;
 
@@ -14,12 +14,12 @@ pub struct Session {
 /// A transaction that is being queued.
 #[derive(Default)]
 pub struct Transaction {
-    /// The queued requests, one after the other, written as arrays.
+    /// The queued requests in order, encoded as arrays.
     pub requests: Vec<u8>,
     /// Number of requests.
     pub commands: usize,
-    /// Arguments of all of them, which bound their events.
+    /// Total number of arguments, which bounds the number of events.
     pub args: usize,
-    /// One of them was wrong, so `EXEC` refuses all.
+    /// One of them was invalid, so `EXEC` refuses all.
     pub aborted: bool,
 }

@@ -1,12 +1,12 @@
-//! A turn: everything that arrived on one thread's connections while the last turn was being read.
+//! A turn: all commands that arrived on one thread's connections during one pass over them.
 //!
 //! Connections put their commands into the turn as they read them. When all that are ready have been read, the turn
 //! goes to the engine as a whole, and the next one fills while this one is flushed. Replies are written straight to the
 //! sockets, in the order of the commands.
 //!
-//! What needs no flush does not wait for one. As long as a connection has only read in this turn, its reads are answered
+//! Commands that need no flush do not wait for one. As long as a connection has only read in this turn, its reads are answered
 //! from the current state; from its first write on, all its commands follow that write in the same submission. So the
-//! commands of a connection fall into *shares*: consecutive commands whose outcomes come from one submission.
+//! commands of a connection are split into *shares*: consecutive commands whose outcomes come from one submission.
 //!
 //! A turn knows connections only by number. [`ReplySink`] writes the replies.
 
@@ -37,7 +37,7 @@ pub trait ReplySink {
     fn answer(&self, connection: usize, write: impl FnOnce(&mut Vec<u8>));
 }
 
-/// Commands of many connections on their way to the engine.
+/// Commands of many connections, to be submitted together.
 #[derive(Default)]
 pub struct Turn {
     /// Events that only read, answered before anything is submitted.
@@ -45,7 +45,7 @@ pub struct Turn {
     /// Everything else.
     writes: Vec<TurnSubmission>,
     plans: Vec<ReplyPlan>,
-    /// Replies that were known at once, in order.
+    /// Replies that need no outcome, in order.
     bytes: Vec<u8>,
     shares: Vec<Share>,
     /// The share that is being filled.
@@ -58,7 +58,7 @@ struct TurnSubmission {
     events: Events,
     /// The strongest consistency of any of them: they are answered together.
     consistency: Consistency,
-    /// It begins within the commands of one connection, so it is submitted once the one before it has been applied.
+    /// It continues the commands of a connection, so it is submitted only after the previous one has been applied.
     continues: bool,
 }
 
@@ -77,7 +77,7 @@ impl TurnSubmission {
 /// Where the outcomes of a share come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum OutcomeSource {
-    /// It has none: all of its replies are known.
+    /// It has none: none of its replies needs an outcome.
     #[default]
     Nowhere,
     /// This submission of reads.
@@ -91,7 +91,7 @@ struct Share {
     connection: usize,
     version: ProtocolVersion,
     plans: Range<usize>,
-    /// Where its known replies begin.
+    /// Where its replies without outcomes begin.
     bytes: usize,
     source: OutcomeSource,
     /// Its own outcomes among those of the submission.
@@ -113,14 +113,14 @@ struct OpenShare {
     has_written: bool,
 }
 
-/// How much a turn holds.
+/// The size of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnLoad {
-    /// Commands; those planned together count once.
+    /// Commands; equal ones planned together count once.
     pub commands: usize,
     /// Events of these commands.
     pub events: usize,
-    /// Bytes of replies that are already known.
+    /// Bytes of replies that need no outcome.
     pub reply_bytes: usize,
 }
 
@@ -134,7 +134,7 @@ impl TurnLoad {
         }
     }
 
-    /// What is left without `other`.
+    /// The difference.
     pub fn minus(self, other: TurnLoad) -> TurnLoad {
         TurnLoad {
             commands: self.commands.saturating_sub(other.commands),
@@ -145,19 +145,19 @@ impl TurnLoad {
 }
 
 impl Turn {
-    /// Number of shares. Without any there is nothing to submit or to answer.
+    /// Number of shares. If zero, there is nothing to submit or to answer.
     pub fn shares(&self) -> usize {
         self.shares.len()
     }
 
-    /// How much it holds.
+    /// Its size.
     pub fn load(&self) -> TurnLoad {
         let submissions = self.reads.iter().chain(&self.writes);
         let events = submissions.map(|submission| submission.events.len()).sum();
         TurnLoad { commands: self.plans.len(), events, reply_bytes: self.bytes.len() }
     }
 
-    /// Bytes of replies that are already known.
+    /// Bytes of replies that need no outcome.
     pub fn reply_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -168,13 +168,13 @@ impl Turn {
         self.counts.add(verb, status, times, self.open.counts);
     }
 
-    /// What follows comes from this connection.
+    /// The commands that follow come from this connection.
     pub fn begin(&mut self, connection: usize, version: ProtocolVersion) {
         self.open = OpenShare { connection: Some(connection), version, ..OpenShare::default() };
         self.reopen();
     }
 
-    /// What follows is answered in this version of the protocol.
+    /// The commands that follow are answered in this version of the protocol.
     pub fn set_version(&mut self, version: ProtocolVersion) {
         if version != self.open.version {
             self.cut();
@@ -211,7 +211,7 @@ impl Turn {
         self.open.counts = self.counts.len();
     }
 
-    /// Number of outcomes that a submission will have, as far as it is filled.
+    /// Number of outcomes that a submission will have, so far.
     fn outcomes_of(&self, source: OutcomeSource) -> usize {
         let submission = match source {
             OutcomeSource::Nowhere => None,
@@ -241,13 +241,13 @@ impl Turn {
         Ok(&mut self.writes[number].events)
     }
 
-    /// The outcomes of what follows come from this submission.
+    /// The outcomes of the commands that follow come from this submission.
     #[inline]
     fn take_from(&mut self, source: OutcomeSource) {
         if self.open.source == source {
             return;
         }
-        // Known replies can be in any share.
+        // Replies that need no outcome can be in any share.
         if self.open.source != OutcomeSource::Nowhere {
             self.cut();
         }
@@ -261,7 +261,7 @@ impl Turn {
         self.plans.push(plan);
     }
 
-    /// Adds a reply that is known already.
+    /// Adds a reply that needs no outcome.
     pub fn reply(&mut self, version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) {
         let before = self.bytes.len();
         write(&mut Reply::new(&mut self.bytes, version));
@@ -274,7 +274,7 @@ impl Turn {
         self.plan_bytes(bytes.len());
     }
 
-    /// Plans count bytes in 32 bits; a longer reply is several.
+    /// A plan counts bytes in 32 bits, so a longer reply has several plans.
     fn plan_bytes(&mut self, mut len: usize) {
         while len > 0 {
             let part = u32::try_from(len).unwrap_or(u32::MAX);
@@ -284,7 +284,7 @@ impl Turn {
     }
 }
 
-/// The number of the submission that accepts more events, a new one if need be.
+/// The index of a submission that accepts more events; adds one if needed.
 #[inline]
 fn fill(
     submissions: &mut Vec<TurnSubmission>,

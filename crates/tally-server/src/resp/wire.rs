@@ -1,13 +1,13 @@
-//! Reads requests out of the bytes of a connection: without copying them, and without reading a byte twice.
+//! Parses the requests of a connection, without copying them and without reading a byte twice.
 //!
 //! A request is either an array of bulk strings, `*2\r\n$4\r\nINCR\r\n$1\r\na\r\n`, or one line of words, `INCR a\r\n`.
-//! What is accepted and what is refused, and with which words, is what Redis does. Three things are stricter: a line
-//! longer than the limit is refused even if it arrives at once, the words of a line are bounded like the arguments
-//! of an array, and a byte of zero does not end a line.
+//! Requests are accepted and refused as by Redis, with the same errors. Three things are stricter: a line longer than the
+//! limit is refused even if it arrives at once, the words of a line are limited like the arguments of an array, and a zero
+//! byte does not end a line.
 //!
-//! The caller keeps the bytes and hands in all that it has, from the first byte of the request on. When they are not
-//! enough, the parser remembers how far it got, so that a request that arrives in a thousand pieces costs no more
-//! than one that arrives whole. Nothing is allocated for a length that was only announced.
+//! The caller keeps the bytes and passes all of them, from the first byte of the request on. If the request is incomplete,
+//! the parser remembers how far it got, so a request that arrives in a thousand pieces costs no more than one that arrives
+//! whole. Nothing is allocated for a length that was only announced.
 
 mod error;
 mod inline;
@@ -19,44 +19,44 @@ pub use error::ProtocolError;
 pub use number::integer;
 
 use crate::limits::{
-    RESP_ARGS_MAX, RESP_BULK_BYTES_MAX, RESP_LINE_BYTES_MAX, RESP_SCRATCH_BYTES_KEPT, RESP_STRANGER_ARGS_MAX,
-    RESP_STRANGER_BULK_BYTES_MAX,
+    RESP_ARGS_MAX, RESP_BULK_BYTES_MAX, RESP_LINE_BYTES_MAX, RESP_SCRATCH_BYTES_KEPT, RESP_UNAUTHENTICATED_ARGS_MAX,
+    RESP_UNAUTHENTICATED_BULK_BYTES_MAX,
 };
 
 /// Every element ends with these two bytes. As in Redis, they are not checked after a bulk string.
 const LINE_END: &[u8] = b"\r\n";
 
-/// How large a request may be. What one may send depends on whether one has said who one is.
+/// How large a request may be, which depends on whether the client is authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest argument.
     pub bulk_bytes_max: usize,
-    /// Most arguments, the command's name included.
+    /// Most arguments, including the command's name.
     pub args_max: usize,
 }
 
 impl Limits {
-    /// For clients that may use the server. Nobody gets more than this.
-    pub const KNOWN: Limits = Limits { bulk_bytes_max: RESP_BULK_BYTES_MAX, args_max: RESP_ARGS_MAX };
-    /// For clients that have yet to send `AUTH` or `HELLO`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "until somebody can sign in, everybody is known"))]
-    pub const STRANGER: Limits =
-        Limits { bulk_bytes_max: RESP_STRANGER_BULK_BYTES_MAX, args_max: RESP_STRANGER_ARGS_MAX };
+    /// For authenticated clients. No client gets more than this.
+    pub const AUTHENTICATED: Limits = Limits { bulk_bytes_max: RESP_BULK_BYTES_MAX, args_max: RESP_ARGS_MAX };
+    /// For clients that have not sent `AUTH` or `HELLO` yet.
+    #[cfg_attr(not(test), expect(dead_code, reason = "there is no authentication yet"))]
+    pub const UNAUTHENTICATED: Limits =
+        Limits { bulk_bytes_max: RESP_UNAUTHENTICATED_BULK_BYTES_MAX, args_max: RESP_UNAUTHENTICATED_ARGS_MAX };
 }
 
-/// What the bytes at hand amount to.
+/// The result of parsing the bytes so far.
 #[derive(Debug)]
 pub enum Parsed<'a> {
-    /// A request with at least one argument, and how many bytes it took.
+    /// A request with at least one argument, and its length in bytes.
     Request(Args<'a>, usize),
     /// An empty request of this many bytes. It gets no answer.
     Empty(usize),
-    /// The request goes on. At least `needed` more bytes are missing.
+    /// The request is incomplete: at least `needed` more bytes are missing.
     Incomplete {
         /// At least one.
         needed: usize,
     },
-    /// The stream cannot be read any further: answer and close.
+    /// The stream is invalid from here on: answer and close.
     Broken(ProtocolError),
 }
 
@@ -97,18 +97,18 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A whole request as it was sent, and what was sent behind it.
+/// A complete request as sent, and the bytes after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent<'a> {
     /// The bytes of the request.
     pub request: &'a [u8],
-    /// The bytes behind it.
+    /// The bytes after it.
     pub behind: &'a [u8],
 }
 
 impl Sent<'_> {
-    /// How many times the request was sent in a row, up to `max`: 1 if something else follows. Equal bytes are equal
-    /// requests, so all but the first need not be read.
+    /// How many times in a row the request was sent, up to `max`; 1 if something else follows. Equal bytes are equal
+    /// requests, so all but the first need not be parsed.
     #[inline]
     pub fn times(&self, max: u32) -> u32 {
         let len = self.request.len().max(1);
@@ -117,7 +117,7 @@ impl Sent<'_> {
         if whole == 0 || !run.starts_with(self.request) {
             return 1;
         }
-        // Mostly all of it is the same: then it equals itself, one request on.
+        // Usually all of the input repeats: then it equals itself, shifted by one request.
         let again = match run.get(len..) == run.get(..run.len() - len) {
             true => whole,
             false => run.chunks_exact(len).take_while(|next| *next == self.request).count(),
@@ -126,7 +126,7 @@ impl Sent<'_> {
     }
 }
 
-/// Why there is no request yet, or never will be.
+/// Why there is no request: it is incomplete or invalid.
 enum Stop {
     Incomplete(usize),
     Broken(ProtocolError),
@@ -145,15 +145,15 @@ pub struct Parser {
     at: usize,
     /// The length of the bulk string that begins at `at`, once its line was read.
     bulk: Option<usize>,
-    /// How many bytes of the line under way were searched for its end.
+    /// How many bytes of the current line were searched for its end.
     searched: usize,
 }
 
 impl Parser {
     /// The request at the front of `input`.
     ///
-    /// After `Incomplete`, call again with the same bytes and more behind them. After `Request` and `Empty`, the next
-    /// input begins behind the bytes these took. After `Broken` there is no next time.
+    /// After `Incomplete`, call again with the same bytes followed by more. After `Request` and `Empty`, the next input
+    /// begins after their bytes. After `Broken`, do not call again.
     #[inline]
     pub fn next<'a>(&'a mut self, input: &'a [u8], limits: &Limits) -> Parsed<'a> {
         let is_inline = self.missing == 0 && input.first().is_some_and(|first| *first != b'*');
@@ -169,7 +169,7 @@ impl Parser {
         }
     }
 
-    /// Gives back memory that a large request took. For connections that fall idle between requests.
+    /// Frees memory that a large request needed. For connections that become idle between requests.
     pub fn trim(&mut self) {
         if self.missing == 0 {
             self.spans.clear();
@@ -207,7 +207,7 @@ impl Parser {
         Ok(self.at)
     }
 
-    /// How many arguments `*…` announces, and where its line ends. Zero and less are none.
+    /// How many arguments `*…` announces, and where its line ends. A count below zero means none.
     #[inline]
     fn count(&mut self, input: &[u8], limits: &Limits) -> Result<(usize, usize), Stop> {
         if let Some((count, end)) = number::short(input, 1)
@@ -222,14 +222,15 @@ impl Parser {
             .ok_or(Stop::Broken(ProtocolError::InvalidCount))?;
         let count = usize::try_from(count).unwrap_or(0);
         if count > limits.args_max {
-            let stranger = limits.args_max < RESP_ARGS_MAX;
-            let why = if stranger { ProtocolError::StrangersCount } else { ProtocolError::TooManyArguments };
+            let is_unauthenticated = limits.args_max < RESP_ARGS_MAX;
+            let why =
+                if is_unauthenticated { ProtocolError::UnauthenticatedCount } else { ProtocolError::TooManyArguments };
             return Err(Stop::Broken(why));
         }
         Ok((count, line.len() + LINE_END.len()))
     }
 
-    /// The length that the line `$…` at `at` announces. Moves `at` behind that line.
+    /// The length that the line `$…` at `at` announces. Moves `at` after that line.
     #[inline]
     fn bulk_len(&mut self, input: &[u8], limits: &Limits) -> Result<usize, Stop> {
         if input.get(self.at) == Some(&b'$')
@@ -243,7 +244,7 @@ impl Parser {
         let line = self.length_line(input, self.at, ProtocolError::LengthTooLong)?;
         let digits = match line.split_first() {
             Some((b'$', digits)) => digits,
-            // An empty line: its first byte is the one that ends it.
+            // An empty line: its first byte is its end.
             other => return Err(Stop::Broken(ProtocolError::ExpectedBulk(other.map_or(b'\r', |(first, _)| *first)))),
         };
         let len = number::integer(digits)
@@ -251,7 +252,7 @@ impl Parser {
             .filter(|len| *len <= RESP_BULK_BYTES_MAX)
             .ok_or(Stop::Broken(ProtocolError::InvalidLength))?;
         if len > limits.bulk_bytes_max {
-            return Err(Stop::Broken(ProtocolError::StrangersLength));
+            return Err(Stop::Broken(ProtocolError::UnauthenticatedLength));
         }
         self.at += line.len() + LINE_END.len();
         Ok(len)
@@ -269,7 +270,7 @@ impl Parser {
         Ok(line)
     }
 
-    /// What stands before the first `end`, which a line must have within its limit.
+    /// The bytes before the first `end`, which must come within the limit for a line.
     fn line<'i>(&mut self, rest: &'i [u8], end: u8, too_long: ProtocolError) -> Result<&'i [u8], Stop> {
         let unsearched = rest.get(self.searched..).unwrap_or_default();
         let found = unsearched.iter().position(|byte| *byte == end).map(|at| self.searched + at);

@@ -17,9 +17,9 @@ use super::gather::Gatherer;
 use super::reader;
 use super::server::RespServer;
 
-/// An accepted connection on its way to a worker.
+/// An accepted connection for a worker.
 pub struct Accepted {
-    /// The socket, which does not block.
+    /// The socket, in non-blocking mode.
     pub stream: StdStream,
     /// The client.
     pub client: Arc<RespClient>,
@@ -33,8 +33,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Serves connections until it is told to stop, then lets commands under way finish within the time it is given.
-    /// Whether all did.
+    /// Serves connections until it is told to stop, then gives commands in progress the given time to finish. Returns
+    /// whether all did.
     pub async fn run(
         server: Arc<RespServer>,
         mut accepted: mpsc::UnboundedReceiver<Accepted>,

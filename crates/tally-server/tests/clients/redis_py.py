@@ -57,7 +57,7 @@ def transactions(r):
     with r.pipeline(transaction=True) as pipe:
         answers = pipe.set("t", 1).incr("t").get("t").mget("t", "missing").delete("t").execute()
     assert answers == [True, 2, b"2", [b"2", None], 1], answers
-    # Whole or not at all, as others see it.
+    # Atomic, as seen by other clients.
     stop = threading.Event()
 
     def move():
@@ -78,7 +78,7 @@ def transactions(r):
 
 
 def walks(r):
-    """A walk under writes sees every key that stays, and each of them once."""
+    """A scan during writes returns every key that exists throughout, exactly once."""
     pipe = r.pipeline(transaction=False)
     for number in range(3_000):
         pipe.incr(f"stay:{number}")

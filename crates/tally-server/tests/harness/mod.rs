@@ -65,7 +65,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with a data directory of its own, ready.
+    /// A server with its own data directory, ready.
     pub fn start() -> Server {
         let dir = tempfile::tempdir().unwrap();
         let mut server = Server::start_in(&dir.path().join("data"));

@@ -1,4 +1,4 @@
-//! Starts a real Redis of its own and talks to it in bytes. For tests of the server and for those inside it.
+//! Starts a real Redis and exchanges raw bytes with it. Used by integration tests and by unit tests of the server.
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
@@ -15,16 +15,16 @@ pub struct Redis {
     dir: TempDir,
 }
 
-/// What makes a stranger known. It answers `+OK`.
+/// Authenticates a connection. Redis answers `+OK`.
 pub const AUTH: &[u8] = b"AUTH secret\r\n";
 
 impl Redis {
-    /// A Redis without data that asks for a password, ready.
+    /// An empty Redis that requires a password, ready.
     pub fn start() -> Redis {
         Redis::start_with(&["--requirepass", "secret"])
     }
 
-    /// A Redis without data and with these settings, ready.
+    /// An empty Redis with these settings, ready.
     pub fn start_with(settings: &[&str]) -> Redis {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new("redis-server")
@@ -41,9 +41,9 @@ impl Redis {
         let mut line = String::new();
         while !line.contains("ready to accept connections") {
             line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "redis-server ended before it was ready");
+            assert!(said.read_line(&mut line).unwrap() > 0, "redis-server exited before it was ready");
         }
-        // What it says later goes nowhere, but must not block it.
+        // Its later output is discarded, but must be read so that it does not block.
         let drain = move || std::io::copy(&mut said, &mut std::io::sink());
         std::thread::Builder::new().name("redis-log".into()).spawn(drain).unwrap();
         Redis { child, dir }
@@ -54,12 +54,12 @@ impl Redis {
         UnixStream::connect(self.dir.path().join("socket")).unwrap()
     }
 
-    /// Everything that a new connection answers to these bytes until it is closed.
+    /// Sends these bytes on a new connection and returns everything received until it is closed.
     pub fn answer(&self, bytes: &[u8]) -> Vec<u8> {
         let mut stream = self.connect();
         let mut writer = stream.try_clone().unwrap();
         let bytes = bytes.to_vec();
-        // Redis may close before it has read everything, so errors here say nothing.
+        // Redis may close before it has read everything, so errors are ignored.
         let write = move || writer.write_all(&bytes).and_then(|()| writer.shutdown(Shutdown::Write));
         let writing = std::thread::Builder::new().name("redis-writer".into()).spawn(write).unwrap();
         let mut answer = Vec::new();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{PATIENCE, wait_for};
 
-/// A reply, as version 2 of the protocol has them.
+/// A reply in version 2 of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `+…` and `$…`.
@@ -15,7 +15,7 @@ pub enum Reply {
     Error(String),
     /// `:…`.
     Integer(i64),
-    /// Nothing.
+    /// `$-1` and `*-1`.
     Null,
     /// `*…`.
     Array(Vec<Reply>),
@@ -30,7 +30,7 @@ impl Reply {
         }
     }
 
-    /// The text; that of an error, too.
+    /// The text of a string or an error.
     pub fn text(&self) -> &str {
         match self {
             Reply::Text(text) | Reply::Error(text) => text,
@@ -39,7 +39,7 @@ impl Reply {
     }
 }
 
-/// A request as clients write it.
+/// A request as clients encode it.
 pub fn request<T: AsRef<[u8]>>(args: &[T]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args.iter().map(AsRef::as_ref) {
@@ -50,7 +50,7 @@ pub fn request<T: AsRef<[u8]>>(args: &[T]) -> Vec<u8> {
     bytes
 }
 
-/// A connection that gives up on a read after a while.
+/// A connection with a read timeout.
 pub fn connect(address: &str) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -69,7 +69,7 @@ impl Redis {
         Redis { stream: BufReader::new(connect(address)) }
     }
 
-    /// Sends bytes as they are; whether the server took them.
+    /// Sends raw bytes; returns whether that succeeded.
     pub fn send(&mut self, bytes: &[u8]) -> bool {
         self.stream.get_mut().write_all(bytes).is_ok()
     }
@@ -79,7 +79,7 @@ impl Redis {
         self.stream.get_ref().try_clone().unwrap()
     }
 
-    /// The next reply; none when the connection was closed.
+    /// The next reply; `None` if the connection was closed.
     pub fn read(&mut self) -> Option<Reply> {
         let mut line = String::new();
         match self.stream.read_line(&mut line) {
@@ -105,10 +105,10 @@ impl Redis {
         })
     }
 
-    /// A command and its reply.
+    /// Sends a command and returns its reply.
     pub fn call(&mut self, args: &[&str]) -> Reply {
-        assert!(self.send(&request(args)), "the server took no {args:?}");
-        self.read().unwrap_or_else(|| panic!("closed instead of an answer to {args:?}"))
+        assert!(self.send(&request(args)), "could not send {args:?}");
+        self.read().unwrap_or_else(|| panic!("closed without a reply to {args:?}"))
     }
 
     /// A field of `INFO`.
@@ -123,7 +123,7 @@ impl Redis {
         self.wait_for("connected_clients", |connected| connected == count);
     }
 
-    /// Waits until a figure of `INFO` is as it should be.
+    /// Waits until a field of `INFO` meets the condition.
     pub fn wait_for(&mut self, name: &str, is_right: impl Fn(usize) -> bool) {
         wait_for(name, || {
             let figure = self.info(name).parse::<usize>().unwrap();
@@ -131,8 +131,8 @@ impl Redis {
         });
     }
 
-    /// Counts as a good client does until `attack` has ended, at least so often, and returns the median time of an
-    /// answer. Every answer must be the right one.
+    /// Counts like a well-behaved client until `attack` has ended, for at least `rounds_min` rounds. Checks every reply and
+    /// returns the median latency.
     pub fn counts_during(&mut self, rounds_min: usize, attack: impl FnOnce() + Send) -> Duration {
         let mut times = Vec::new();
         std::thread::scope(|scope| {

@@ -24,7 +24,7 @@ pub enum Reply {
     Bulk(Vec<u8>),
     /// Anything of version 3 that fits on a line: null, booleans, doubles. Also the nulls of version 2.
     Line(String),
-    /// `*`, `%`, `~` or `>`, and what is in it; a map has its keys and values in a row.
+    /// `*`, `%`, `~` or `>`, and its elements; those of a map alternate between keys and values.
     Many(u8, Vec<Reply>),
 }
 
@@ -57,7 +57,7 @@ impl Reply {
         })
     }
 
-    /// The number, or a panic that shows what it was instead.
+    /// The number; panics if it is something else.
     pub fn number(&self) -> i64 {
         match self {
             Reply::Integer(number) => *number,
@@ -66,7 +66,7 @@ impl Reply {
         }
     }
 
-    /// What an array holds, or a panic that shows what it was instead.
+    /// The elements of an array; panics if it is something else.
     pub fn items(&self) -> &[Reply] {
         match self {
             Reply::Many(_, items) => items,
@@ -74,7 +74,7 @@ impl Reply {
         }
     }
 
-    /// The error's text; empty if it is none.
+    /// The text of an error; empty if it is not an error.
     pub fn error(&self) -> &str {
         match self {
             Reply::Error(text) => text,
@@ -85,7 +85,7 @@ impl Reply {
 
 /// A socket of either kind.
 trait Socket: Read + Write + Send {
-    /// How long a read waits.
+    /// Sets the read timeout.
     fn wait_at_most(&self, time: Duration) -> io::Result<()>;
 }
 
@@ -105,7 +105,7 @@ impl Socket for UnixStream {
 pub struct Resp(BufReader<Box<dyn Socket>>);
 
 impl Resp {
-    /// A connection to a Tally.
+    /// A connection to a Tally server.
     pub fn to(server: &Server) -> Resp {
         Resp::try_to(&server.redis).unwrap()
     }
@@ -124,7 +124,7 @@ impl Resp {
         Resp(BufReader::new(Box::new(stream)))
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.get_mut().write_all(bytes)
     }
@@ -134,18 +134,18 @@ impl Resp {
         Reply::read(&mut self.0)
     }
 
-    /// One request and its reply.
+    /// Sends one request and returns its reply.
     pub fn call(&mut self, args: &[impl AsRef<[u8]>]) -> Reply {
         self.send(&request(args)).unwrap();
         self.reply().unwrap()
     }
 
-    /// One request whose words have blanks between, and its reply.
+    /// Sends one request, split at spaces, and returns its reply.
     pub fn say(&mut self, line: &str) -> Reply {
         self.call(&line.split(' ').collect::<Vec<_>>())
     }
 
-    /// Whether the other side has closed, and nothing else is to be read.
+    /// Whether the other side has closed the connection and nothing is left to read.
     pub fn is_closed(&mut self) -> bool {
         match self.0.fill_buf() {
             Ok(bytes) => bytes.is_empty(),

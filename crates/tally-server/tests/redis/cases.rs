@@ -1,17 +1,17 @@
-//! Single cases: what random commands once found, and what they cannot find because Redis has no such thing.
+//! Regression tests: bugs that random commands found, and cases that cannot be compared with Redis.
 
 use crate::harness::Server;
 use crate::harness::redis::Redis;
 use crate::harness::wire::{Reply, Resp};
 
-/// Cases that went wrong before. Each line is a request on the same new connection.
+/// Cases that failed before. Each line is a request; a case has its own connection.
 const CASES: [&[&str]; 7] = [
-    // An EXEC with arguments drops the transaction.
+    // An EXEC with arguments discards the transaction.
     &["multi", "incr a", "exec x", "exec", "exec x", "get a"],
-    // A name is taken although what follows is wrong.
+    // The name is set even if a later option is invalid.
     &["hello 2 setname al x", "client getname", "hello 2 setname a\tb x", "client getname"],
     &["function flush sync x", "Function Flush sync x", "function flush x", "function flush ASYNC"],
-    // What is repeated ends at a zero.
+    // Errors quote arguments up to the first zero byte.
     &["set a 1", "expire a 1 n\0x", "client list type n\0x", "hello 2 n\0x"],
     &["multi", "multi", "incr b", "exec", "get b"],
     &["multi", "nope", "incr c", "exec", "get c", "multi", "get", "discard", "exec"],
@@ -19,7 +19,7 @@ const CASES: [&[&str]; 7] = [
 ];
 
 #[test]
-fn what_random_commands_found_is_answered_as_redis_answers_it() {
+fn cases_that_random_commands_found_get_the_replies_of_redis() {
     let (redis, server) = (Redis::start_with(&["--databases", "1"]), Server::start());
     for case in CASES {
         let (mut theirs, mut ours) = (Resp::over(redis.connect()), Resp::to(&server));
@@ -29,7 +29,7 @@ fn what_random_commands_found_is_answered_as_redis_answers_it() {
     }
 }
 
-/// Requests, each with how its reply begins, shown as text.
+/// Sends each request and asserts that its reply, as text, starts with the given one.
 fn assert_replies(resp: &mut Resp, cases: &[(&str, &str)]) {
     for (line, begin) in cases {
         let reply = match resp.say(line) {
@@ -43,7 +43,7 @@ fn assert_replies(resp: &mut Resp, cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_differs_from_redis_is_refused_with_words_and_changes_nothing() {
+fn unsupported_requests_are_refused_with_an_error_and_change_nothing() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     let long = "x".repeat(513);
@@ -72,7 +72,7 @@ fn what_differs_from_redis_is_refused_with_words_and_changes_nothing() {
 }
 
 #[test]
-fn commands_that_walk_and_hello_spoil_a_transaction() {
+fn keyspace_commands_and_hello_abort_a_transaction() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     for line in ["scan 0", "dbsize", "randomkey", "flushall", "flushdb", "tally.read a", "hello 3"] {
@@ -84,7 +84,7 @@ fn commands_that_walk_and_hello_spoil_a_transaction() {
 }
 
 #[test]
-fn increx_works_in_a_transaction_and_refuses_options_that_do_not_go_together() {
+fn increx_works_in_a_transaction_and_refuses_incompatible_options() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     assert_replies(
@@ -119,7 +119,7 @@ fn increx_works_in_a_transaction_and_refuses_options_that_do_not_go_together() {
 }
 
 #[test]
-fn a_transaction_that_is_too_large_is_refused_whole() {
+fn a_transaction_that_is_too_large_is_refused_as_a_whole() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     assert_eq!(resp.say("multi"), Reply::Simple("OK".into()));

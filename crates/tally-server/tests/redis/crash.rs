@@ -1,8 +1,8 @@
-//! The kill test over the Redis protocol: nothing that a reply told is ever taken back.
+//! The kill test over the Redis protocol: no value that was returned is ever lost.
 //!
-//! Clients send increments in pipelines while the server is killed again and again. An increment has no id here, so one
-//! that got no reply may have counted or not; but every reply is a promise. `TALLY_KILL_CYCLES` says how often the
-//! server is killed, `TALLY_KILL_SEED` at which moments.
+//! Clients send increments in pipelines while the server is killed again and again. Increments have no id here, so one
+//! without a reply may or may not have counted, but one with a reply must have. `TALLY_KILL_CYCLES` sets the number of
+//! kills, `TALLY_KILL_SEED` the seed for their times.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +20,7 @@ const CYCLES_DEFAULT: u64 = 5;
 /// The server is killed after up to this many increments of the shared counter more than there are clients.
 const KILL_AFTER_MAX: u64 = 4_000;
 
-/// What all clients share.
+/// State shared by all clients.
 struct Load {
     stop: AtomicBool,
     address: Address,
@@ -29,7 +29,7 @@ struct Load {
 }
 
 impl Load {
-    /// Waits until this many more were answered, however slow the machine is.
+    /// Waits until this many more increments were answered.
     fn wait_for_answers(&self, more: u64) {
         let enough = self.answered.load(SeqCst) + more;
         wait_for("replies before the next kill", || {
@@ -39,19 +39,19 @@ impl Load {
     }
 }
 
-/// What one client was told.
+/// The replies that one client got.
 struct Told {
     client: u64,
     rng: Rng,
     /// The last value of its own counter, and how many increments of it were sent.
     own: i64,
     own_sent: i64,
-    /// Every value of the shared counter that an increment was answered with.
+    /// Every value that an increment of the shared counter returned.
     hot: Vec<i64>,
     hot_sent: i64,
     /// The highest value of the shared counter that it has seen.
     hot_seen: i64,
-    /// The last value of the two counters that it only changes together.
+    /// The last value of the two counters that it always changes together.
     both: i64,
 }
 
@@ -61,7 +61,7 @@ impl Told {
         Told { client, rng, own: 0, own_sent: 0, hot: Vec::new(), hot_sent: 0, hot_seen: 0, both: 0 }
     }
 
-    /// Sends one pipeline and reads what it is told, as far as that comes.
+    /// Sends one pipeline and reads its replies until the connection fails.
     fn pipeline(&mut self, resp: &mut Resp, load: &Load) -> io::Result<()> {
         let client = self.client;
         let mut bytes = Vec::new();
@@ -79,12 +79,12 @@ impl Told {
         self.hot_sent += kinds.iter().filter(|kind| **kind > 4).count() as i64;
         resp.send(&bytes)?;
         let before = self.hot.len();
-        let heard = kinds.iter().try_for_each(|kind| self.hear(*kind, resp));
+        let result = kinds.iter().try_for_each(|kind| self.read_reply(*kind, resp));
         load.answered.fetch_add((self.hot.len() - before) as u64, SeqCst);
-        heard
+        result
     }
 
-    fn hear(&mut self, kind: u64, resp: &mut Resp) -> io::Result<()> {
+    fn read_reply(&mut self, kind: u64, resp: &mut Resp) -> io::Result<()> {
         match kind {
             0 => {
                 let seen = match resp.reply()? {
@@ -116,7 +116,7 @@ impl Told {
     }
 }
 
-/// Sends until told to stop, to wherever the server is.
+/// Sends pipelines until told to stop, to the current address of the server.
 fn send_until_stopped(load: &Load, client: u64, seed: u64) -> Told {
     let mut told = Told::new(client, seed);
     let mut server = load.address.get();
@@ -137,19 +137,19 @@ fn assert_kept(server: &Server, told: &[Told]) {
         let own = value(format!("own:{}", client.client));
         assert!((client.own..=client.own_sent).contains(&own), "own:{} is {own}", client.client);
         let [a, b] = ["a", "b"].map(|name| value(format!("{name}:{}", client.client)));
-        assert!(a == b && a >= client.both, "changed together: {a}, {b}, and {} was told", client.both);
+        assert!(a == b && a >= client.both, "changed together: {a}, {b}, and {} was returned", client.both);
     }
     let hot = value("hot".into());
     let all: Vec<i64> = told.iter().flat_map(|client| client.hot.iter().copied()).collect();
     let distinct: BTreeSet<i64> = all.iter().copied().collect();
-    assert_eq!(distinct.len(), all.len(), "no two increments are told the same value");
+    assert_eq!(distinct.len(), all.len(), "no two increments return the same value");
     let sent: i64 = told.iter().map(|client| client.hot_sent).sum();
     let highest = distinct.last().copied().unwrap_or_default();
-    assert!((highest..=sent).contains(&hot), "hot is {hot}, {highest} was told and {sent} were sent");
+    assert!((highest..=sent).contains(&hot), "hot is {hot}, {highest} was returned and {sent} were sent");
 }
 
 #[test]
-fn no_reply_is_taken_back_however_often_the_server_is_killed() {
+fn no_returned_value_is_lost_however_often_the_server_is_killed() {
     let cycles = number_from_env("TALLY_KILL_CYCLES").unwrap_or(CYCLES_DEFAULT);
     let seed = number_from_env("TALLY_KILL_SEED").unwrap_or_else(clock_ms);
     println!("{cycles} cycles, TALLY_KILL_SEED={seed}");
@@ -173,7 +173,7 @@ fn no_reply_is_taken_back_however_often_the_server_is_killed() {
     });
     let replies: usize = told.iter().map(|client| client.hot.len()).sum();
     println!("{replies} increments of the shared counter were answered");
-    assert!(replies as u64 >= cycles * CLIENTS, "too few got through to mean anything: {replies}");
+    assert!(replies as u64 >= cycles * CLIENTS, "too few replies for a meaningful test: {replies}");
     assert_kept(&server, &told);
     server.kill();
     let checked = run(tally().arg("check").arg(&data));
@@ -223,6 +223,6 @@ fn expiries_survive_a_kill_and_a_restart() {
             other => Err(other),
         }
     });
-    assert_eq!(resp.say("incr soon"), Reply::Integer(1), "a new counter begins");
+    assert_eq!(resp.say("incr soon"), Reply::Integer(1), "a new counter starts from zero");
     assert_eq!(resp.say("ttl soon"), Reply::Integer(-1));
 }

@@ -1,27 +1,27 @@
-//! Draws random commands: mostly sensible ones, some with arguments that are wrong in every way there is.
+//! Generates random commands: mostly valid ones, some with arguments that are invalid in every possible way.
 
 use tally_sim::rng::Rng;
 
 /// A command's arguments, its name first.
 pub type Words = Vec<Vec<u8>>;
 
-/// What commands are drawn from.
+/// A generator of commands.
 pub struct Draw {
-    /// The source of everything random.
+    /// The source of randomness.
     pub rng: Rng,
-    /// Whether expiries may lie in the past.
+    /// Whether expiries may be in the past.
     pub lapsing: bool,
-    /// What keys end with, so that connections have their own.
+    /// Suffix of all keys, so that each connection can have its own keys.
     pub suffix: String,
 }
 
-/// Keys with this prefix expire at moments that are given as such, so that the moments can be compared exactly.
+/// Keys with this prefix get only absolute expiries, so that these can be compared exactly.
 pub const EXACT_MOMENTS: &[u8] = b"abs:";
-/// Some second far ahead.
+/// A time far in the future, in seconds.
 const FAR_S: u64 = 4_102_444_800;
 const NOT_INTEGERS: [&str; 12] =
     ["x", "", "1.5", "+1", "01", " 1", "1 ", "-0", "-", "1e3", "9223372036854775808", "-9223372036854775809"];
-/// Names that neither side knows.
+/// Commands that neither side has.
 const UNKNOWN: [&str; 5] = ["nope", "incrr", "get\r\nx", "tally", "x\u{e9}"];
 
 impl Draw {
@@ -40,7 +40,7 @@ impl Draw {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// A key, one of few.
+    /// One of a few keys.
     pub fn key(&mut self) -> Vec<u8> {
         let mut key = self.short_key();
         key.truncate(512 - self.suffix.len());
@@ -63,7 +63,7 @@ impl Draw {
         (0..=self.below(most)).map(|_| self.key()).collect()
     }
 
-    /// An integer, most of them small.
+    /// An integer, usually small.
     pub fn integer(&mut self) -> i64 {
         let small = self.below(21) as i64 - 10;
         match self.below(12) {
@@ -79,7 +79,7 @@ impl Draw {
         if self.one_in(15) { self.pick(&NOT_INTEGERS).into() } else { self.integer().to_string().into_bytes() }
     }
 
-    /// A name in some mixture of upper and lower case.
+    /// A name in upper, lower or mixed case.
     fn cased(&mut self, name: &str) -> Vec<u8> {
         match self.below(4) {
             0 => name.to_uppercase().into_bytes(),
@@ -94,7 +94,7 @@ impl Draw {
         words
     }
 
-    /// A command, now and then with an argument too many, too few, or in the wrong place.
+    /// A command, sometimes with a missing, extra or misplaced argument.
     pub fn command(&mut self) -> Words {
         let mut words = self.well_formed();
         if self.one_in(25) {
@@ -155,7 +155,7 @@ impl Draw {
         self.words(name, Vec::new())
     }
 
-    /// A count for an option or command that sets an expiry; `unit` is milliseconds in it.
+    /// The count for an option or command that sets an expiry; `unit` is its unit in milliseconds.
     fn expiry(&mut self, key: &[u8], unit: u64, is_relative: bool) -> Vec<u8> {
         let count = match self.below(20) {
             0 => return self.pick(&NOT_INTEGERS).into(),
@@ -165,13 +165,13 @@ impl Draw {
                 let odd = self.pick(&[0, 1, 499, 500, 501, 999]);
                 ((FAR_S * 1000 + self.below(4) * 1000 + odd) / unit) as i64
             }
-            // Far apart, so that no two are in another order on the other side.
+            // Far apart, so that both sides have them in the same order.
             _ => {
                 let ahead = (10_000 + self.below(1_000_000_000)) * 1000 / unit;
                 (ahead + if is_relative { 0 } else { FAR_S * 1000 / unit }) as i64
             }
         };
-        // The largest moment of all is one that Redis cannot round.
+        // Redis cannot round the largest timestamp.
         let count = if unit == 1 && count == i64::MAX && !is_relative { i64::MAX - 10_000 } else { count };
         let is_past = count <= 0 || (!is_relative && count < FAR_S as i64);
         if is_past && !self.lapsing && (unit == 1 || count > i64::MIN / 1000) {
@@ -181,7 +181,7 @@ impl Draw {
         }
     }
 
-    /// Words that set an expiry: the option and its count.
+    /// An option that sets an expiry, and its count.
     pub fn expiry_option(&mut self, key: &[u8]) -> [Vec<u8>; 2] {
         let options = [("EX", 1000, true), ("PX", 1, true), ("EXAT", 1000, false), ("PXAT", 1, false)];
         let from = if key.starts_with(EXACT_MOMENTS) { 2 } else { 0 };
@@ -307,7 +307,7 @@ impl Draw {
         words
     }
 
-    /// Puts things into another order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for at in (1..things.len()).rev() {
             things.swap(at, self.below(at as u64 + 1) as usize);

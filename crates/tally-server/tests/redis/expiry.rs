@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::harness::wire::{Reply, Resp};
 use crate::harness::{Server, run, serve, tally};
 
-/// Noon of the first of January 2100.
+/// Noon on 1 January 2100.
 const AT_MS: u64 = 4_102_488_000_000;
 const AT: &str = "2100-01-01T12:00:00.000Z";
 
@@ -27,7 +27,7 @@ fn info(resp: &mut Resp) -> String {
 }
 
 #[test]
-fn an_expiry_is_shown_over_http_for_as_long_as_it_stands() {
+fn an_expiry_is_shown_over_http_until_it_is_removed() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     assert_eq!(resp.say("INCR a"), Reply::Integer(1));
@@ -53,7 +53,7 @@ fn an_expiry_is_shown_over_http_for_as_long_as_it_stands() {
 }
 
 #[test]
-fn the_description_says_that_only_counters_that_expire_have_an_expiry() {
+fn the_description_has_the_expiry_as_an_optional_field() {
     let server = Server::start();
     let schema = server.send("GET", "/openapi.json", "").json["components"]["schemas"]["ReadAnswer"].clone();
     let described = &schema["properties"]["expires_at"];
@@ -64,7 +64,7 @@ fn the_description_says_that_only_counters_that_expire_have_an_expiry() {
 }
 
 #[test]
-fn info_and_metrics_tell_how_many_counters_expire_and_have_expired() {
+fn info_and_metrics_show_how_many_counters_expire_and_have_expired() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start_with(serve(dir.path()));
     let mut resp = Resp::to(&server);
@@ -73,7 +73,7 @@ fn info_and_metrics_tell_how_many_counters_expire_and_have_expired() {
     }
     assert!(info(&mut resp).contains("\r\ndb0:keys=3,expires=2,"), "{}", info(&mut resp));
     assert!(info(&mut resp).contains("\r\nexpired_keys:0\r\n"), "{}", info(&mut resp));
-    // The moment is past, so the next increment begins anew.
+    // The time is in the past, so the next increment starts a new counter.
     assert_eq!(resp.say("PEXPIREAT a 1"), Reply::Integer(1));
     assert_eq!(resp.say("INCR a"), Reply::Integer(1));
     let shown = info(&mut resp);

@@ -1,9 +1,9 @@
-//! `INCREX`, which this Redis does not have: drawn at random, and done naively with the commands it does have.
+//! Random `INCREX` commands. Redis does not have `INCREX`, so it is emulated there with other commands.
 
 use crate::draw::{Draw, Words};
 use crate::harness::wire::{Reply, Resp};
 
-/// One `INCREX` with options that are right.
+/// One `INCREX` with valid options.
 pub struct IncrEx {
     key: Vec<u8>,
     by: Option<i64>,
@@ -16,13 +16,13 @@ pub struct IncrEx {
 }
 
 impl IncrEx {
-    /// Any of them.
+    /// A random one.
     pub fn draw(draw: &mut Draw) -> IncrEx {
         let key = draw.key();
         let maybe = |draw: &mut Draw| if draw.one_in(2) { Some(draw.integer()) } else { None };
         let (by, floor, ceiling) = (maybe(draw), maybe(draw), maybe(draw));
         let expiry = draw.one_in(4).then(|| draw.expiry_option(&key));
-        // Counts that are no integers, or lie outside of time, are for `SET` to refuse.
+        // Invalid and out-of-range counts are covered by `SET`.
         let is_plain = |count: &Vec<u8>| {
             let number = std::str::from_utf8(count).ok().and_then(|text| text.parse::<i64>().ok());
             number.is_some_and(|n| 0 < n && n < i64::MAX / 10_000 && n.to_string().as_bytes() == count)
@@ -33,7 +33,7 @@ impl IncrEx {
         IncrEx { key, by, floor, ceiling, saturate: draw.one_in(2), persist, only_if_none, expiry }
     }
 
-    /// Its words, the options in any order.
+    /// Its arguments, with the options in random order.
     pub fn words(&self, draw: &mut Draw) -> Words {
         let number = |name: &str, number: Option<i64>| number.map(|n| vec![name.into(), n.to_string().into_bytes()]);
         let flag = |name: &str, is_on: bool| is_on.then(|| vec![name.into()]);
@@ -53,7 +53,7 @@ impl IncrEx {
         [vec![b"increx".to_vec(), self.key.clone()], options.concat()].concat()
     }
 
-    /// Does it to a Redis, and says what the reply should be.
+    /// Emulates it on a Redis and returns the expected reply.
     pub fn act_on(&self, redis: &mut Resp) -> Reply {
         let (floor, ceiling) = (self.floor.unwrap_or(i64::MIN), self.ceiling.unwrap_or(i64::MAX));
         if floor > ceiling {

@@ -1,9 +1,9 @@
-//! The same random commands go to a real Redis and to Tally: both must say the same.
+//! The same random commands go to a real Redis and to Tally: the replies must be the same.
 //!
-//! Redis gets one command after the other. Tally gets them in pipelines of any length, over the same connections.
-//! What Tally does not do is listed in `docs/redis.md`; such commands go to Tally alone and must be refused.
+//! Redis gets one command at a time. Tally gets them in pipelines of any length, on the same number of connections.
+//! Commands that Tally does not support are listed in `docs/redis.md`; they go only to Tally and must be refused.
 //!
-//! `TALLY_REDIS_COMMANDS` says how many commands to send, `TALLY_SEED` which run to repeat.
+//! `TALLY_REDIS_COMMANDS` sets how many commands are sent, `TALLY_SEED` reruns one run.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::increx::IncrEx;
 use crate::{number_from_env, seed};
 
 const COMMANDS_DEFAULT: u64 = 100_000;
-/// Commands of one run, after which both sides begin anew.
+/// Commands of one run. Each run starts with empty servers.
 const RUN_COMMANDS: u64 = 10_000;
 const CONNECTIONS: usize = 4;
-/// How far the two sides may be apart by rounding to seconds.
+/// How much the two sides may differ by rounding to seconds.
 const ROUNDING_MAX: Duration = Duration::from_secs(1);
 
 /// How the two replies to a command must agree.
@@ -29,21 +29,21 @@ const ROUNDING_MAX: Duration = Duration::from_secs(1);
 enum Check {
     /// Exactly.
     Same,
-    /// As moments or times left in this unit, if both are positive: Tally may be as late as it was seen to be. Other
-    /// numbers exactly.
+    /// As timestamps or remaining times in this unit, if both are positive: they may differ by the time that Tally was
+    /// late. Other numbers exactly.
     Near(Duration),
-    /// But for the number of the connection.
+    /// Exactly, except for the ID of the connection.
     Greeting,
-    /// As pages of a walk: what is on each is another matter, see `walk`. Errors exactly.
+    /// As pages of a `SCAN`, whatever they contain: `walk` compares the keys. Errors exactly.
     Page,
-    /// As arrays, each of whose items has its own check.
+    /// As arrays, with a check for each item.
     Each(Vec<Check>),
-    /// Tally alone got it, and must refuse it with words that begin like this.
+    /// Only Tally got it, and must refuse it with an error that starts like this.
     Refused(&'static str),
 }
 
 impl Check {
-    /// Whether the replies agree, if Tally carries out commands up to `late` after Redis.
+    /// Whether the replies agree, if Tally executes commands up to `late` after Redis.
     fn passes(&self, ours: &Reply, theirs: &Reply, late: Duration) -> bool {
         match (self, ours, theirs) {
             (Check::Refused(text), Reply::Error(error), _) => error.starts_with(text),
@@ -69,7 +69,7 @@ impl Check {
         }
     }
 
-    /// What is different, for people.
+    /// A description of the differences.
     fn differences(&self, ours: &Reply, theirs: &Reply, late: Duration) -> String {
         match (self, ours, theirs) {
             (Check::Each(checks), Reply::Many(_, ours), Reply::Many(_, theirs)) if ours.len() == theirs.len() => {
@@ -96,7 +96,7 @@ fn check(words: &Words) -> Check {
     }
 }
 
-/// Whether Tally refuses what Redis may accept: keys of other lengths, and values that are no integers.
+/// Whether Tally refuses what Redis may accept: keys of invalid length, and values that are not integers.
 fn is_refused(words: &Words) -> bool {
     let name = words[0].to_ascii_lowercase();
     let keys = match name.as_slice() {
@@ -113,7 +113,7 @@ fn is_refused(words: &Words) -> bool {
     sets || words[keys].iter().any(|key| key.is_empty() || key.len() > 512)
 }
 
-/// One client of both.
+/// A connection to each side.
 struct Pair {
     redis: Resp,
     tally: Resp,
@@ -121,7 +121,7 @@ struct Pair {
     queue: Option<Vec<Check>>,
 }
 
-/// What was sent to Tally and what is expected of the reply.
+/// A command sent to Tally and its expected reply.
 struct Expected {
     words: Words,
     reply: Reply,
@@ -131,13 +131,13 @@ struct Expected {
 struct Run {
     draw: Draw,
     pairs: Vec<Pair>,
-    /// Never within a transaction.
+    /// Connections that never have an open transaction.
     aside: Pair,
     redis: Redis,
     server: Server,
     seed: u64,
     sent: u64,
-    /// How long a pipeline has taken at the most. Tally was never later than that.
+    /// The longest time that a pipeline took. Tally was never later than that.
     late_max: Duration,
     history: Vec<String>,
 }
@@ -164,7 +164,7 @@ impl Run {
         self.compare_everything();
     }
 
-    /// Draws a pipeline of any length for one of the connections: its bytes, and what to expect.
+    /// Generates a pipeline of random length for one of the connections: its bytes and the expected replies.
     fn draw_pipeline(&mut self, at: usize) -> (Vec<u8>, Vec<Expected>) {
         let longest = self.draw.pick(&[3, 30, 200, 200]);
         let mut bytes = Vec::new();
@@ -184,14 +184,14 @@ impl Run {
         (bytes, expected)
     }
 
-    /// Whether the same words again mean the same again, which Tally takes at once.
+    /// Whether the command can be repeated. Tally executes equal adds in a row together.
     fn may_repeat(&self, at: usize, next: &Expected) -> bool {
         let name = next.words[0].to_ascii_lowercase();
         let adds = matches!(name.as_slice(), b"incr" | b"decr" | b"incrby" | b"decrby");
         adds && !is_refused(&next.words) && self.pairs[at].queue.is_none()
     }
 
-    /// Pipelines on all connections at the same time, each with keys of its own.
+    /// Sends pipelines on all connections at the same time, each with its own keys.
     fn pipelines_at_once(&mut self) {
         let begun = Instant::now();
         let mut all = Vec::new();
@@ -212,7 +212,7 @@ impl Run {
         }
     }
 
-    /// A pipeline on any of the connections, after which it may quit.
+    /// Sends a pipeline on one of the connections, sometimes with a `QUIT` at the end.
     fn pipeline(&mut self) {
         let begun = Instant::now();
         let at = self.draw.below(CONNECTIONS as u64) as usize;
@@ -233,7 +233,7 @@ impl Run {
         }
     }
 
-    /// Draws a command and has Redis carry it out.
+    /// Generates a command and executes it on Redis.
     fn next(&mut self, at: usize) -> Expected {
         let pair = &mut self.pairs[at];
         let queues = pair.queue.is_some();
@@ -247,13 +247,13 @@ impl Run {
             let name = words[0].to_ascii_lowercase();
             let is_about_all = matches!(name.as_slice(), b"scan" | b"dbsize" | b"flushall" | b"flushdb");
             let stays_out = is_about_all || name == b"hello";
-            // What has expired may be counted until it is swept, and here that would be at another time.
+            // Expired keys may be counted until they are swept, which the two sides do at different times.
             let counts = name == b"dbsize" && self.draw.lapsing;
-            // These tell about the server.
-            let tells = (name == b"command" && words.len() == 1)
+            // The replies to these depend on the server.
+            let is_about_server = (name == b"command" && words.len() == 1)
                 || (name == b"client" && words.len() == 2 && words[1] == b"list");
             let is_alone = !is_about_all || self.draw.suffix.is_empty();
-            if is_alone && !tells && !counts && !(queues && (stays_out || is_refused(&words))) {
+            if is_alone && !is_about_server && !counts && !(queues && (stays_out || is_refused(&words))) {
                 break words;
             }
         };
@@ -278,7 +278,7 @@ impl Run {
         Expected { words, reply, check }
     }
 
-    /// A command as an array, or on a line if its words allow.
+    /// Encodes a command as an array, or sometimes inline if its arguments allow it.
     fn written(&mut self, words: &Words) -> Vec<u8> {
         let is_plain =
             |word: &Vec<u8>| !word.is_empty() && word.iter().all(|b| b.is_ascii_alphanumeric() || b":-.".contains(b));
@@ -306,16 +306,16 @@ impl Run {
         }
     }
 
-    /// What led to a command: the seed, the last commands, and the last ones with the same key.
+    /// What preceded a failure: the seed, the last commands, and the last ones with the same key.
     fn story(&self, shown: &str) -> String {
         let key = shown.split('"').nth(3).unwrap_or("-");
         let of_key: Vec<_> = self.history.iter().filter(|line| line.contains(key)).cloned().collect();
         let last = |lines: &[String], count: usize| lines[lines.len().saturating_sub(count)..].join("\n");
-        let (lately, of_key) = (last(&self.history, 20), last(&of_key, 12));
-        format!("TALLY_SEED={}\nlately:\n{lately}\nof this key:\n{of_key}", self.seed)
+        let (last_commands, of_key) = (last(&self.history, 20), last(&of_key, 12));
+        format!("TALLY_SEED={}\nlast commands:\n{last_commands}\nlast commands of this key:\n{of_key}", self.seed)
     }
 
-    /// Walks all keys on both sides.
+    /// Compares a full `SCAN` of both sides.
     fn walk(&mut self) {
         let pattern = self.draw.pick(&["", "", "*", "k*", "k?", "abs:[0-2]", "*[5]", "nope*", "likes:*"]);
         let count = self.draw.pick(&["", "1", "7", "1000"]);
@@ -328,7 +328,7 @@ impl Run {
         self.sent += 1;
     }
 
-    /// Any key will do, if it is there.
+    /// Checks that `RANDOMKEY` returns a key that exists.
     fn random_key(&mut self) {
         let (ours, theirs) = (self.aside.tally.say("RANDOMKEY"), self.aside.redis.say("RANDOMKEY"));
         match (&ours, &theirs) {
@@ -341,7 +341,7 @@ impl Run {
         self.sent += 1;
     }
 
-    /// Gives some keys a few milliseconds to live, and lets these pass.
+    /// Makes some keys expire after a few milliseconds and waits for it.
     fn lapse(&mut self) {
         for _ in 0..self.draw.below(4) {
             let (key, ms) = (self.draw.key(), (1 + self.draw.below(20)).to_string().into_bytes());
@@ -350,7 +350,7 @@ impl Run {
                 1 => vec![b"PEXPIRE".to_vec(), key.clone(), ms, b"LT".to_vec()],
                 _ => vec![b"PEXPIRE".to_vec(), key.clone(), ms],
             };
-            // Judged by Redis while the key is surely there; by then it may have lapsed in neither or in both.
+            // No earlier expiry of the key can pass between the two calls, so both sides see it alive or both see it expired.
             let (ours, theirs) = (self.aside.tally.call(&words), self.aside.redis.call(&words));
             assert_eq!(ours, theirs, "{words:?}; TALLY_SEED={}", self.seed);
             self.history.push(format!("lapse: {words:?} -> {theirs:?}"));
@@ -363,7 +363,7 @@ impl Run {
         }
     }
 
-    /// In the end both hold the same.
+    /// Compares the final state of both sides.
     fn compare_everything(&mut self) {
         let (ours, theirs) = (all_keys(&mut self.aside.tally, &[]), all_keys(&mut self.aside.redis, &[]));
         assert_eq!(ours, theirs, "TALLY_SEED={}", self.seed);
@@ -381,7 +381,7 @@ impl Run {
     }
 }
 
-/// Every key that `SCAN` shows until it is over.
+/// Every key that a full `SCAN` returns.
 fn all_keys(resp: &mut Resp, options: &[&str]) -> BTreeSet<Vec<u8>> {
     let mut keys = BTreeSet::new();
     let mut cursor = "0".to_owned();
@@ -400,12 +400,12 @@ fn all_keys(resp: &mut Resp, options: &[&str]) -> BTreeSet<Vec<u8>> {
 }
 
 #[test]
-fn random_commands_are_answered_as_redis_answers_them() {
+fn random_commands_get_the_replies_of_redis() {
     let commands = number_from_env("TALLY_REDIS_COMMANDS").unwrap_or(COMMANDS_DEFAULT);
     let first = seed();
     println!("{commands} commands, TALLY_SEED={first}");
     for run in 0..commands.div_ceil(RUN_COMMANDS) {
-        // A run's own seed repeats it as the first one.
+        // With a run's own seed, that run comes first.
         let seed = first + run;
         Run::new(seed, seed.is_multiple_of(2)).go(RUN_COMMANDS);
     }

@@ -12,7 +12,7 @@ mod increx;
 mod like_redis;
 mod together;
 
-/// A number from the environment of the tests.
+/// A number from an environment variable.
 fn number_from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, not a number")))
 }
@@ -22,7 +22,7 @@ fn clock_ms() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// The seed to run: the one that was asked for, or another each time.
+/// The seed from the environment, or a new one each time.
 fn seed() -> u64 {
     number_from_env("TALLY_SEED").unwrap_or_else(clock_ms)
 }

@@ -10,11 +10,11 @@ use crate::harness::{Client, Server, serve, write};
 
 const STOCK: i64 = 300;
 const BUYERS: usize = 100;
-/// What each buyer asks for in one pipeline.
+/// Purchases of each buyer, in one pipeline.
 const EACH: usize = 10;
 
 #[test]
-fn a_thousand_buyers_of_three_hundred_pieces_get_exactly_three_hundred() {
+fn a_thousand_purchases_from_a_stock_of_three_hundred_sell_exactly_three_hundred() {
     let server = Server::start();
     assert_eq!(Resp::to(&server).say(&format!("SET stock {STOCK}")), Reply::Simple("OK".into()));
     let (barrier, address) = (Barrier::new(BUYERS), &server.redis);
@@ -33,8 +33,8 @@ fn a_thousand_buyers_of_three_hundred_pieces_get_exactly_three_hundred() {
     assert_eq!(bought.len(), BUYERS * EACH);
     let left: BTreeSet<i64> = bought.iter().filter(|(_, applied)| *applied == -1).map(|(left, _)| *left).collect();
     let refused = bought.iter().filter(|bought| **bought == (0, 0)).count();
-    assert_eq!(left, (0..STOCK).collect(), "each piece is sold once, and never more than there are");
-    assert_eq!(refused, bought.len() - STOCK as usize, "everyone else is told that nothing is left");
+    assert_eq!(left, (0..STOCK).collect(), "each piece is sold once, and never more than the stock");
+    assert_eq!(refused, bought.len() - STOCK as usize, "all other purchases are refused");
     assert_eq!(Resp::to(&server).say("GET stock").number(), 0);
 }
 
@@ -62,7 +62,7 @@ fn both_protocols_count_into_one_total() {
 }
 
 #[test]
-fn what_one_protocol_does_the_other_sees() {
+fn changes_over_one_protocol_are_visible_over_the_other() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
     assert_eq!(resp.say("SET a 5 EX 1000"), Reply::Simple("OK".into()));
@@ -91,7 +91,7 @@ fn what_one_protocol_does_the_other_sees() {
     assert_eq!(resp.say("TALLY.READ b EXACT").items()[..2], resp_pairs(&[("value", 5)]));
 }
 
-/// Names and numbers in a row.
+/// Pairs as a flat array.
 fn resp_pairs(pairs: &[(&str, i64)]) -> Vec<Reply> {
     pairs.iter().flat_map(|(name, number)| [Reply::Bulk((*name).into()), Reply::Integer(*number)]).collect()
 }
@@ -120,14 +120,14 @@ fn pipelines_over_namespaces_of_every_consistency_are_answered_in_order() {
         assert_eq!(next().items().iter().map(Reply::number).collect::<Vec<_>>(), [round, round]);
         assert_eq!((next(), next().number(), next()), (Reply::Simple("PONG".into()), round, Reply::Integer(0)));
     }
-    // Best effort is about crashes: a server that is asked to stop keeps all of it.
+    // `best-effort` may lose writes only in a crash, not in a clean stop.
     assert!(server.terminate().success());
     let server = Server::start_in(&dir.path().join("data"));
     assert_eq!((server.value("views:1"), server.value("likes:1")), (200, 200));
 }
 
 #[test]
-fn the_replies_of_a_deep_pipeline_keep_their_order_across_reads_walks_and_turns() {
+fn the_replies_of_a_deep_pipeline_stay_in_order_across_reads_keyspace_commands_and_turns() {
     const DEPTH: i64 = 30_000;
     let server = Server::start();
     let mut resp = Resp::to(&server);

@@ -139,7 +139,7 @@ fn many_keys_are_found_in_any_number_of_runs_and_only_possible_runs_are_read() {
     let (found, looked_for) = ask(&mut (0..2_000).map(|n| n + 1_000_000));
     assert!(found.is_empty() && looked_for == 0, "no run reaches so far");
     let (found, looked_for) = ask(&mut (200..900));
-    assert!(found.is_empty() && looked_for < 700, "filters tell of most: {looked_for}");
+    assert!(found.is_empty() && looked_for < 700, "filters exclude most runs: {looked_for}");
     assert_eq!(ask(&mut (0..0)), (Contents::new(), 0));
 }
 

@@ -20,9 +20,9 @@ pub static INCREX: Spec = Spec::new("increx", -2, Execution::Counter(increx))
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key", "[BYINT increment]", "[LBOUND lowest]", "[UBOUND highest]", "[SATURATE]", LIFETIME, "[ENX]"])
-    .docs("string", "0.1.0", "O(1)", "Adds to a counter within bounds, and sets when it expires.");
+    .docs("string", "0.1.0", "O(1)", "Increments a counter within bounds and optionally sets its expiration.");
 
-/// The options as they were sent.
+/// The options as sent.
 #[derive(Default)]
 struct IncrexOptions<'a> {
     by: Option<&'a [u8]>,

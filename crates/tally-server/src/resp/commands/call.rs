@@ -1,4 +1,4 @@
-//! What a command gets to work with: who calls, its arguments, and where its events go.
+//! The input of a command: its caller, its arguments, and where its events go.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, integer};
 use crate::service::Failure;
 
-/// Who calls, when, and the server. The same for all requests that arrived together.
+/// The caller, the time and the server. The same for all requests that arrived together.
 pub struct CallContext<'a> {
     /// The server.
     pub server: &'a Arc<RespServer>,
     /// The connection's entry in `CLIENT LIST`.
     pub client: &'a RespClient,
-    /// Who calls.
+    /// The caller.
     pub caller: Caller,
     /// The time on the server's clock.
     pub now: Millis,
 }
 
-/// Why a command was not carried out.
+/// Why a command was not executed.
 #[derive(Debug)]
 pub enum CommandError {
-    /// It was wrong: the text of the error.
+    /// It was invalid: the text of the error.
     Refused(Cow<'static, str>),
-    /// The server cannot carry it out now.
+    /// The server cannot execute it now.
     Failed(Failure),
 }
 
@@ -89,19 +89,19 @@ pub enum EventTarget<'t> {
     Transaction(&'t mut Events),
 }
 
-/// One command on counters: reads its arguments, has its keys admitted, and adds its events. Nothing may fail after the
-/// first event was added.
+/// One command on counters: parses its arguments, has its keys admitted, and adds its events. Nothing may fail after
+/// the first event was added.
 pub struct CommandCall<'a, 't> {
-    /// The arguments. Their number is right.
+    /// The arguments. Their number is valid.
     pub args: Args<'a>,
-    /// Who calls.
+    /// The caller.
     pub context: &'t CallContext<'t>,
     /// Where events go.
     pub target: EventTarget<'t>,
 }
 
 impl<'a> CommandCall<'a, '_> {
-    /// Admits the key that a command names first.
+    /// Admits the first argument as a key.
     #[inline]
     pub fn key(&self, action: Action) -> Result<KeyRef<'a>, CommandError> {
         let key = self.args.get(1).unwrap_or_default();
@@ -119,13 +119,13 @@ impl<'a> CommandCall<'a, '_> {
         Ok(AdmittedKeys { args: self.args, consistency: consistency.unwrap_or_default() })
     }
 
-    /// The argument at this place as a number.
+    /// The argument at this index as a number.
     #[inline]
     pub fn integer(&self, at: usize) -> Result<i64, CommandError> {
         integer(self.args.get(at).unwrap_or_default()).ok_or_else(|| NOT_AN_INTEGER.into())
     }
 
-    /// The ledger entry of a correction. The protocol has no place for a reason, so the command is the reason.
+    /// The ledger entry of a correction. The protocol has no field for a reason, so the command is the reason.
     pub fn correction(&self, command: &str) -> Result<Correction, CommandError> {
         Ok(admission::correction(&self.context.caller, command)?)
     }
@@ -177,23 +177,23 @@ impl<'a> AdmittedKeys<'a> {
 
     /// The keys in order.
     pub fn iter(self) -> impl Iterator<Item = KeyRef<'a>> {
-        // Each was a key when it was admitted.
+        // Each was checked when it was admitted.
         self.args.iter().skip(1).filter_map(|key| KeyRef::new(key).ok())
     }
 }
 
-/// A command that waits for the engine by itself.
+/// A command that calls the engine itself.
 pub struct EngineCall {
     /// The server.
     pub server: Arc<RespServer>,
-    /// Who calls.
+    /// The caller.
     pub caller: Caller,
     /// The version of the protocol.
     pub version: ProtocolVersion,
 }
 
 impl EngineCall {
-    /// A reply in the version of the connection.
+    /// A reply in the connection's version of the protocol.
     pub fn reply(&self, write: impl FnOnce(&mut Reply<'_>)) -> Vec<u8> {
         let mut out = Vec::new();
         write(&mut Reply::new(&mut out, self.version));

@@ -1,4 +1,4 @@
-//! `CONFIG`: the settings that tools ask for, in Redis's terms.
+//! `CONFIG`: the settings that tools read, under Redis's names.
 
 use super::introspection::{help, wrong_arguments};
 use super::spec::{Execution, ImmediateCall, Spec};
@@ -10,7 +10,7 @@ use crate::resp::server::RespServer;
 pub static CONFIG: Spec = Spec::new("config", -2, Execution::Immediate(wrong_arguments))
     .redis("", "@slow", "")
     .subcommands(&[&CONFIG_GET, &CONFIG_SET, &CONFIG_RESETSTAT, &CONFIG_HELP])
-    .docs("server", "2.0.0", "That of the subcommand", "Is about settings; its subcommands do the work.");
+    .docs("server", "2.0.0", "Depends on the subcommand.", "A container for server configuration commands.");
 
 /// Every setting with its value. Each acknowledgement is flushed first, which Redis calls `appendfsync always`.
 fn all(server: &RespServer) -> [(&'static str, String); 13] {
@@ -35,7 +35,7 @@ fn all(server: &RespServer) -> [(&'static str, String); 13] {
 pub static CONFIG_GET: Spec = Spec::new("config|get", -3, Execution::Immediate(get))
     .redis("admin noscript loading stale", "@admin @slow @dangerous", "")
     .syntax(&["parameter..."])
-    .docs("server", "2.0.0", "O(N) for N settings", "Answers settings whose names match.");
+    .docs("server", "2.0.0", "O(N) for N settings", "Returns the settings that match a pattern.");
 
 fn get(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let mut found = all(call.context.server).to_vec();
@@ -58,7 +58,7 @@ pub static CONFIG_SET: Spec = Spec::new("config|set", -4, Execution::Immediate(s
         "server",
         "2.0.0",
         "O(N) for N settings",
-        "Accepts settings as they already are; none changes while the server runs.",
+        "Accepts only the current value of a setting; nothing can be changed while the server runs.",
     );
 
 /// Nothing can be changed while the server runs; setting the current value is accepted.
@@ -83,7 +83,7 @@ fn set(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 
 pub static CONFIG_RESETSTAT: Spec = Spec::new("config|resetstat", 2, Execution::Immediate(reset_stat))
     .redis("admin noscript loading stale", "@admin @slow @dangerous", "")
-    .docs("server", "2.0.0", "O(1)", "Is accepted; the figures of INFO go on.");
+    .docs("server", "2.0.0", "O(1)", "Accepted for compatibility. Does not reset the statistics of INFO.");
 
 fn reset_stat(_: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.ok();

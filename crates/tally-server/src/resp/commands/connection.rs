@@ -22,7 +22,7 @@ const LONG_NAME: &str = "ERR Client names cannot be that long.";
 pub static PING: Spec = Spec::new("ping", -1, Execution::Immediate(ping))
     .redis("fast", "@fast @connection", "request_policy:all_shards response_policy:all_succeeded")
     .syntax(&["[message]"])
-    .docs("connection", "1.0.0", "O(1)", "Answers, to show that the server is there.");
+    .docs("connection", "1.0.0", "O(1)", "Returns PONG, or its argument.");
 
 fn ping(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match (call.args.len(), call.args.get(1)) {
@@ -35,7 +35,7 @@ fn ping(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static ECHO: Spec = Spec::new("echo", 2, Execution::Immediate(echo))
     .redis("loading stale fast", "@fast @connection", "")
     .syntax(&["message"])
-    .docs("connection", "1.0.0", "O(1)", "Answers with what it was sent.");
+    .docs("connection", "1.0.0", "O(1)", "Returns its argument.");
 
 fn echo(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.bulk(call.arg(1));
@@ -44,7 +44,7 @@ fn echo(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static SELECT: Spec = Spec::new("select", 2, Execution::Immediate(select))
     .redis("loading stale fast", "@fast @connection", "")
     .syntax(&["index"])
-    .docs("connection", "1.0.0", "O(1)", "Chooses the database. There is one, number 0.");
+    .docs("connection", "1.0.0", "O(1)", "Selects the database. There is only database 0.");
 
 fn select(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match integer(call.arg(1)) {
@@ -57,9 +57,9 @@ fn select(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static AUTH: Spec = Spec::new("auth", -2, Execution::Immediate(auth))
     .redis("noscript loading stale fast no_auth allow_busy", "@fast @connection", "")
     .syntax(&["[username]", "password"])
-    .docs("connection", "1.0.0", "O(1)", "Says who the client is.");
+    .docs("connection", "1.0.0", "O(1)", "Authenticates the connection.");
 
-/// The default user needs no password, so any is right; there is no other user.
+/// The default user has no password, so any password is accepted. There is no other user.
 fn auth(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match call.args.len() {
         2 => reply.error(NO_PASSWORD),
@@ -72,7 +72,12 @@ fn auth(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static HELLO: Spec = Spec::new("hello", -1, Execution::Handshake(hello))
     .redis("noscript loading stale fast no_auth allow_busy", "@fast @connection", "")
     .syntax(&["[protover]", "[AUTH username password]", "[SETNAME clientname]"])
-    .docs("connection", "6.0.0", "O(1)", "Chooses the version of the protocol, and may say who the client is.");
+    .docs(
+        "connection",
+        "6.0.0",
+        "O(1)",
+        "Sets the protocol version, and optionally authenticates and names the connection.",
+    );
 
 fn hello(call: &mut SessionCall<'_>) -> NextStep {
     let client = call.context.client;
@@ -97,7 +102,7 @@ fn number(version: ProtocolVersion) -> u8 {
     }
 }
 
-/// The version asked for. As in Redis, a name is set at once, even if a later option is wrong.
+/// The requested version. As in Redis, a name is set at once, even if a later option is invalid.
 fn greeted(client: &RespClient, args: Args<'_>) -> Result<Option<ProtocolVersion>, String> {
     let version = match args.get(1).map(integer) {
         None => None,
@@ -151,7 +156,7 @@ fn welcome(client: &RespClient, version: ProtocolVersion, reply: &mut Reply<'_>)
 
 pub static RESET: Spec = Spec::new("reset", 1, Execution::Session(reset))
     .redis("noscript loading stale fast no_auth allow_busy", "@fast @connection", "")
-    .docs("connection", "6.2.0", "O(1)", "Makes the connection as new.");
+    .docs("connection", "6.2.0", "O(1)", "Resets the state of the connection.");
 
 fn reset(call: &mut SessionCall<'_>) -> NextStep {
     *call.session = Session::default();
@@ -184,11 +189,11 @@ pub static CLIENT: Spec = Spec::new("client", -2, Execution::Immediate(wrong_arg
         &CLIENT_NO_TOUCH,
         &CLIENT_HELP,
     ])
-    .docs("connection", "2.4.0", "That of the subcommand", "Is about connections; its subcommands do the work.");
+    .docs("connection", "2.4.0", "Depends on the subcommand.", "A container for client connection commands.");
 
 pub static CLIENT_ID: Spec = Spec::new("client|id", 2, Execution::Immediate(client_id))
     .redis("noscript loading stale", "@slow @connection", "")
-    .docs("connection", "5.0.0", "O(1)", "Answers the number of this connection.");
+    .docs("connection", "5.0.0", "O(1)", "Returns the ID of this connection.");
 
 fn client_id(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.integer(i64::try_from(call.context.client.id).unwrap_or(i64::MAX));
@@ -196,7 +201,7 @@ fn client_id(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 
 pub static CLIENT_GETNAME: Spec = Spec::new("client|getname", 2, Execution::Immediate(get_name))
     .redis("noscript loading stale", "@slow @connection", "")
-    .docs("connection", "2.6.9", "O(1)", "Answers the name of this connection.");
+    .docs("connection", "2.6.9", "O(1)", "Returns the name of this connection.");
 
 fn get_name(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match call.context.client.name() {
@@ -208,7 +213,7 @@ fn get_name(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static CLIENT_SETNAME: Spec = Spec::new("client|setname", 3, Execution::Immediate(set_name))
     .redis("noscript loading stale", "@slow @connection", "")
     .syntax(&["connection-name"])
-    .docs("connection", "2.6.9", "O(1)", "Names this connection.");
+    .docs("connection", "2.6.9", "O(1)", "Sets the name of this connection.");
 
 fn set_name(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let name = call.arg(2);
@@ -222,7 +227,7 @@ fn set_name(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.ok();
 }
 
-/// Printable, and without spaces, which separate the fields of `CLIENT LIST`.
+/// Only printable characters, and no spaces: these separate the fields of `CLIENT LIST`.
 fn is_name(name: &[u8]) -> bool {
     name.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
@@ -230,7 +235,7 @@ fn is_name(name: &[u8]) -> bool {
 pub static CLIENT_SETINFO: Spec = Spec::new("client|setinfo", 4, Execution::Immediate(set_info))
     .redis("noscript loading stale", "@slow @connection", "")
     .syntax(&["LIB-NAME | LIB-VER", "value"])
-    .docs("connection", "7.2.0", "O(1)", "Notes the client's library or its version.");
+    .docs("connection", "7.2.0", "O(1)", "Sets the name or version of the client library.");
 
 fn set_info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let (attribute, value) = (call.arg(2), call.arg(3));
@@ -253,12 +258,17 @@ fn set_info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static CLIENT_NO_EVICT: Spec = Spec::new("client|no-evict", 3, Execution::Immediate(switch))
     .redis("admin noscript loading stale", "@admin @slow @dangerous @connection", "")
     .syntax(&["ON | OFF"])
-    .docs("connection", "7.0.0", "O(1)", "Is accepted: no connection is closed to save memory.");
+    .docs("connection", "7.0.0", "O(1)", "Accepted for compatibility. No connection is evicted to save memory.");
 
 pub static CLIENT_NO_TOUCH: Spec = Spec::new("client|no-touch", 3, Execution::Immediate(switch))
     .redis("noscript loading stale", "@slow @connection", "")
     .syntax(&["ON | OFF"])
-    .docs("connection", "7.2.0", "O(1)", "Is accepted: nobody asks when a key was last used.");
+    .docs(
+        "connection",
+        "7.2.0",
+        "O(1)",
+        "Accepted for compatibility. No command returns when a key was last accessed.",
+    );
 
 fn switch(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let word = call.arg(2);

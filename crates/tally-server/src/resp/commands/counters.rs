@@ -1,4 +1,4 @@
-//! Plain counting: adds, reads, and setting or taking a value.
+//! Plain counting: increments, decrements, reads, and setting or deleting a value.
 
 use tally_core::event::{Change, Condition, Expiry, Field};
 use tally_core::outcome::{Outcome, Refusal};
@@ -22,28 +22,28 @@ pub static INCR: Spec = Spec::new("incr", 2, Execution::Add(AddStep::One))
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key"])
-    .docs("string", "1.0.0", "O(1)", "Adds one to a counter.");
+    .docs("string", "1.0.0", "O(1)", "Increments a counter by one.");
 
 pub static INCRBY: Spec = Spec::new("incrby", 3, Execution::Add(AddStep::Argument))
     .verb(Verb::Increment)
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key", "increment"])
-    .docs("string", "1.0.0", "O(1)", "Adds a number to a counter.");
+    .docs("string", "1.0.0", "O(1)", "Increments a counter by a number.");
 
 pub static DECR: Spec = Spec::new("decr", 2, Execution::Add(AddStep::MinusOne))
     .verb(Verb::Decrement)
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key"])
-    .docs("string", "1.0.0", "O(1)", "Takes one from a counter.");
+    .docs("string", "1.0.0", "O(1)", "Decrements a counter by one.");
 
 pub static DECRBY: Spec = Spec::new("decrby", 3, Execution::Add(AddStep::NegatedArgument))
     .verb(Verb::Decrement)
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key", "decrement"])
-    .docs("string", "1.0.0", "O(1)", "Takes a number from a counter.");
+    .docs("string", "1.0.0", "O(1)", "Decrements a counter by a number.");
 
 impl AddStep {
     #[inline]
@@ -58,7 +58,7 @@ impl AddStep {
     }
 }
 
-/// Adds once for the request and for each equal one that directly follows it in `sent`. Also returns how many these are.
+/// Adds once for the request and for each equal one that directly follows it in `sent`. Also returns how many there are.
 #[inline]
 pub fn add(
     call: &mut CommandCall<'_, '_>,
@@ -78,7 +78,7 @@ pub static GET: Spec = Spec::new("get", 2, Execution::Read(Field::Value, ReplyPl
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@read @string @fast", "")
     .syntax(&["key"])
-    .docs("string", "1.0.0", "O(1)", "Reads a counter.");
+    .docs("string", "1.0.0", "O(1)", "Returns the value of a counter.");
 
 /// Reads one counter.
 #[inline]
@@ -93,7 +93,7 @@ pub static MGET: Spec = Spec::new("mget", -2, Execution::Counter(mget))
     .keys(Keys::all("RO access"))
     .redis("readonly fast", "@read @string @fast", "request_policy:multi_shard")
     .syntax(&["key..."])
-    .docs("string", "1.0.0", "O(N) for N keys", "Reads many counters.");
+    .docs("string", "1.0.0", "O(N) for N keys", "Returns the values of several counters.");
 
 fn mget(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     fn write(reads: &[Outcome], reply: &mut Reply<'_>) {
@@ -111,7 +111,7 @@ pub static SET: Spec = Spec::new("set", -3, Execution::Counter(set))
     .keys(Keys::first("RW access update variable_flags"))
     .redis("write denyoom", "@write @string @slow", "")
     .syntax(&["key", "value", "[NX | XX]", "[GET]", LIFETIME_OR_KEEP])
-    .docs("string", "1.0.0", "O(1)", "Sets a counter to a number.");
+    .docs("string", "1.0.0", "O(1)", "Sets the value of a counter.");
 
 fn set(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let mut when = Condition::Always;
@@ -150,15 +150,15 @@ pub static GETSET: Spec = Spec::new("getset", 3, Execution::Counter(getset))
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key", "value"])
-    .docs("string", "1.0.0", "O(1)", "Sets a counter and answers what it was.");
+    .docs("string", "1.0.0", "O(1)", "Sets the value of a counter and returns the previous value.");
 
 fn getset(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
-    // A wrong value is reported before a wrong key.
+    // An invalid value is reported before an invalid key.
     call.integer(2)?;
     set_value(call, Condition::Always, Expiry::Never, SetReply::Before)
 }
 
-/// What a set is answered with.
+/// The reply to a set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SetReply {
     /// `OK`, or null if its condition was not met.
@@ -195,7 +195,7 @@ fn write_set(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     }
 }
 
-/// A read and a change after it: the value before.
+/// A read followed by a change: replies with the value read.
 fn write_before(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     match outcomes {
         [_, changed] if changed.refusal == Some(Refusal::Overflow) => reply.error(OVERFLOW),
@@ -209,7 +209,7 @@ pub static GETDEL: Spec = Spec::new("getdel", 2, Execution::Counter(getdel))
     .keys(Keys::first("RW access delete"))
     .redis("write fast", "@write @string @fast", "")
     .syntax(&["key"])
-    .docs("string", "6.2.0", "O(1)", "Removes a counter and answers what it was.");
+    .docs("string", "6.2.0", "O(1)", "Deletes a counter and returns its value.");
 
 fn getdel(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let key = call.key(Action::Delete)?;

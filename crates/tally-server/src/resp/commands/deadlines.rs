@@ -1,4 +1,4 @@
-//! Times in arguments: durations and moments, in seconds or milliseconds.
+//! Times in arguments: durations and timestamps, in seconds or milliseconds.
 
 use tally_core::event::Deadline;
 use tally_core::time::Millis;
@@ -28,13 +28,13 @@ impl TimeUnit {
 /// What a time counts from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TimeOrigin {
-    /// The batch that applies the command. Added to the server's time, given here, a duration must not overflow.
+    /// The batch that applies the command. The server's time is used to check that the deadline does not overflow.
     Batch(Millis),
     /// The Unix epoch.
     Epoch,
 }
 
-/// `count` units after the origin. A negative count means at once.
+/// `count` units after the origin. A negative count means immediately.
 pub fn deadline(
     unit: TimeUnit,
     count: i64,
@@ -84,7 +84,7 @@ impl ExpiryKind {
 }
 
 impl ExpiryOption<'_> {
-    /// The moment it names.
+    /// The deadline it sets.
     pub fn deadline(&self, now: Millis, command: &'static str) -> Result<Deadline, CommandError> {
         let count = integer(self.count).ok_or(NOT_AN_INTEGER)?;
         if count <= 0 {

@@ -1,4 +1,4 @@
-//! Carries out one request: finds its command, and runs it or queues it for a transaction.
+//! Executes one request: finds its command, and runs it or queues it for a transaction.
 
 use super::call::{CallContext, CommandCall, EngineCall, EventTarget};
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
@@ -9,7 +9,7 @@ use crate::resp::session::Session;
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, Sent};
 
-/// Carries out a request, and with a plain add also the equal requests that directly follow it.
+/// Executes a request and, if it is a plain add, also the equal requests that directly follow it.
 #[inline]
 pub fn dispatch(
     context: &CallContext<'_>,
@@ -60,7 +60,7 @@ fn refuse_unknown(
     transactions::refuse(session, turn, text)
 }
 
-/// Carries out a command that adds no events to the turn.
+/// Executes a command that adds no events to the turn.
 fn run_other(
     context: &CallContext<'_>,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! When counters expire.
+//! Commands that set and read the expiry of a counter.
 
 use tally_core::event::{Change, Deadline, ExpiryCondition, Field};
 use tally_core::outcome::Outcome;
@@ -22,7 +22,7 @@ pub static EXPIRE: Spec = Spec::new("expire", -3, Execution::Counter(expire))
     .keys(Keys::first("RW update"))
     .redis("write fast", "@keyspace @write @fast", "")
     .syntax(&["key", "seconds", CONDITION])
-    .docs("generic", "1.0.0", "O(1)", "Lets a counter go after some seconds.");
+    .docs("generic", "1.0.0", "O(1)", "Sets the time to live of a counter in seconds.");
 
 fn expire(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     expire_at(call, TimeUnit::Seconds, TimeOrigin::Batch(call.context.now), "expire")
@@ -33,7 +33,7 @@ pub static PEXPIRE: Spec = Spec::new("pexpire", -3, Execution::Counter(pexpire))
     .keys(Keys::first("RW update"))
     .redis("write fast", "@keyspace @write @fast", "")
     .syntax(&["key", "milliseconds", CONDITION])
-    .docs("generic", "2.6.0", "O(1)", "Lets a counter go after some milliseconds.");
+    .docs("generic", "2.6.0", "O(1)", "Sets the time to live of a counter in milliseconds.");
 
 fn pexpire(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     expire_at(call, TimeUnit::Millis, TimeOrigin::Batch(call.context.now), "pexpire")
@@ -44,7 +44,7 @@ pub static EXPIREAT: Spec = Spec::new("expireat", -3, Execution::Counter(expirea
     .keys(Keys::first("RW update"))
     .redis("write fast", "@keyspace @write @fast", "")
     .syntax(&["key", "unix-time-seconds", CONDITION])
-    .docs("generic", "1.2.0", "O(1)", "Lets a counter go at a time in seconds.");
+    .docs("generic", "1.2.0", "O(1)", "Sets the expiration of a counter as a Unix timestamp in seconds.");
 
 fn expireat(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     expire_at(call, TimeUnit::Seconds, TimeOrigin::Epoch, "expireat")
@@ -55,7 +55,7 @@ pub static PEXPIREAT: Spec = Spec::new("pexpireat", -3, Execution::Counter(pexpi
     .keys(Keys::first("RW update"))
     .redis("write fast", "@keyspace @write @fast", "")
     .syntax(&["key", "unix-time-milliseconds", CONDITION])
-    .docs("generic", "2.6.0", "O(1)", "Lets a counter go at a time in milliseconds.");
+    .docs("generic", "2.6.0", "O(1)", "Sets the expiration of a counter as a Unix timestamp in milliseconds.");
 
 fn pexpireat(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     expire_at(call, TimeUnit::Millis, TimeOrigin::Epoch, "pexpireat")
@@ -98,7 +98,7 @@ pub static PERSIST: Spec = Spec::new("persist", 2, Execution::Counter(persist))
     .keys(Keys::first("RW update"))
     .redis("write fast", "@keyspace @write @fast", "")
     .syntax(&["key"])
-    .docs("generic", "2.2.0", "O(1)", "Keeps a counter that was to expire.");
+    .docs("generic", "2.2.0", "O(1)", "Removes the expiration of a counter.");
 
 fn persist(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     change_expiry(call, None, ExpiryCondition::Always)
@@ -114,7 +114,7 @@ fn change_expiry(
     Ok(ReplyPlan::of_one(write_changed))
 }
 
-/// 1 if there was something to change, otherwise 0.
+/// 1 if the expiry was changed, otherwise 0.
 fn write_changed(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     match outcomes {
         [changed] => reply.integer(changed.applied),
@@ -127,7 +127,7 @@ pub static TTL: Spec = Spec::new("ttl", 2, Execution::Read(Field::Expiry, ReplyP
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "nondeterministic_output")
     .syntax(&["key"])
-    .docs("generic", "1.0.0", "O(1)", "Says how many seconds a counter has left.");
+    .docs("generic", "1.0.0", "O(1)", "Returns the remaining time to live of a counter in seconds.");
 
 fn seconds_left(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::SecondsLeft.write(outcomes, reply);
@@ -138,7 +138,7 @@ pub static PTTL: Spec = Spec::new("pttl", 2, Execution::Read(Field::Expiry, Repl
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "nondeterministic_output")
     .syntax(&["key"])
-    .docs("generic", "2.6.0", "O(1)", "Says how many milliseconds a counter has left.");
+    .docs("generic", "2.6.0", "O(1)", "Returns the remaining time to live of a counter in milliseconds.");
 
 fn millis_left(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::MillisLeft.write(outcomes, reply);
@@ -149,7 +149,7 @@ pub static EXPIRETIME: Spec = Spec::new("expiretime", 2, Execution::Read(Field::
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "")
     .syntax(&["key"])
-    .docs("generic", "7.0.0", "O(1)", "Says at which second a counter expires.");
+    .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in seconds.");
 
 fn at_second(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::AtSecond.write(outcomes, reply);
@@ -160,13 +160,13 @@ pub static PEXPIRETIME: Spec = Spec::new("pexpiretime", 2, Execution::Read(Field
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "")
     .syntax(&["key"])
-    .docs("generic", "7.0.0", "O(1)", "Says at which millisecond a counter expires.");
+    .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in milliseconds.");
 
 fn at_milli(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::AtMilli.write(outcomes, reply);
 }
 
-/// How an expiry is shown.
+/// How an expiry is returned.
 #[derive(Clone, Copy)]
 enum TtlFormat {
     /// Seconds left.

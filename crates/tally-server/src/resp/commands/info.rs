@@ -17,7 +17,7 @@ pub static INFO: Spec = Spec::new("info", -1, Execution::Immediate(info))
         "nondeterministic_output request_policy:all_shards response_policy:special",
     )
     .syntax(&["[section...]"])
-    .docs("server", "1.0.0", "O(1)", "Tells about the server, for people and monitoring.");
+    .docs("server", "1.0.0", "O(1)", "Returns information and statistics about the server.");
 
 /// Writes one section.
 type InfoSection = fn(&RespServer, &mut String);
@@ -38,7 +38,7 @@ fn info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.verbatim(&sections(call.context.server, call.args));
 }
 
-/// The sections named; all of them without a name or with one that means all.
+/// The named sections; all of them if none is named, or if the name means all.
 fn sections(server: &RespServer, args: Args<'_>) -> String {
     let wanted = |name: &str| {
         args.len() == 1

@@ -12,12 +12,17 @@ const INFO_ELEMENTS: usize = 10;
 pub static COMMAND: Spec = Spec::new("command", -1, Execution::Immediate(command))
     .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
     .subcommands(&[&COMMAND_COUNT, &COMMAND_DOCS, &COMMAND_INFO, &COMMAND_LIST, &COMMAND_GETKEYS, &COMMAND_HELP])
-    .docs("server", "2.8.13", "O(N) for N commands", "Tells about all commands, or about what its subcommand says.");
+    .docs(
+        "server",
+        "2.8.13",
+        "O(N) for N commands",
+        "Returns details about all commands. Also a container for subcommands.",
+    );
 
 pub static COMMAND_INFO: Spec = Spec::new("command|info", -2, Execution::Immediate(command))
     .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
     .syntax(&["[command-name...]"])
-    .docs("server", "2.8.13", "O(N) for N commands", "Tells about some commands.");
+    .docs("server", "2.8.13", "O(N) for N commands", "Returns details about one or more commands, or about all.");
 
 /// A description of each command named, or of all if none is named.
 fn command(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
@@ -46,7 +51,7 @@ pub fn describe_all<'a>(
 
 pub static COMMAND_COUNT: Spec = Spec::new("command|count", 2, Execution::Immediate(count))
     .redis("loading stale", "@slow @connection", "")
-    .docs("server", "2.8.13", "O(1)", "Says how many commands there are.");
+    .docs("server", "2.8.13", "O(1)", "Returns the number of commands.");
 
 fn count(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.integer(i64::try_from(call.commands.commands().len()).unwrap_or(i64::MAX));
@@ -55,7 +60,7 @@ fn count(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static COMMAND_DOCS: Spec = Spec::new("command|docs", -2, Execution::Immediate(docs))
     .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
     .syntax(&["[command-name...]"])
-    .docs("server", "7.0.0", "O(N) for N commands", "Explains commands.");
+    .docs("server", "7.0.0", "O(N) for N commands", "Returns the documentation of commands.");
 
 /// The documentation of each command named, or of all if none is named. Unknown names are left out.
 fn docs(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
@@ -75,7 +80,7 @@ pub fn explain_all<'a>(commands: &CommandTable, names: impl ExactSizeIterator<It
 pub static COMMAND_LIST: Spec = Spec::new("command|list", -2, Execution::Immediate(list))
     .redis("loading stale", "@slow @connection", "nondeterministic_output_order")
     .syntax(&["[FILTERBY filter]"])
-    .docs("server", "7.0.0", "O(N) for N commands", "Lists the names of commands.");
+    .docs("server", "7.0.0", "O(N) for N commands", "Returns the names of commands.");
 
 /// `[FILTERBY (MODULE | ACLCAT | PATTERN) value]`
 fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
@@ -110,7 +115,7 @@ pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec
 pub static COMMAND_GETKEYS: Spec = Spec::new("command|getkeys", -4, Execution::Immediate(get_keys))
     .redis("loading stale", "@slow @connection", "")
     .syntax(&["command", "[arg...]"])
-    .docs("server", "2.8.13", "O(N) for N arguments", "Says which arguments of a request are keys.");
+    .docs("server", "2.8.13", "O(N) for N arguments", "Extracts the keys from a request.");
 
 fn get_keys(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let request: Vec<&[u8]> = call.args.iter().skip(2).collect();
@@ -189,7 +194,7 @@ fn describe(reply: &mut Reply<'_>, spec: &Spec) {
     words(spec.tips).for_each(|tip| reply.bulk(tip.as_bytes()));
     reply.set(spec.keys.iter().count());
     spec.keys.iter().for_each(|keys| describe_keys(reply, keys));
-    // As Redis has it: an empty set, but an array of subcommands.
+    // As in Redis: an empty set, but an array of subcommands.
     match spec.subcommands.len() {
         0 => reply.set(0),
         subcommands => reply.array(subcommands),

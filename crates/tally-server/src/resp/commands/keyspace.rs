@@ -1,4 +1,4 @@
-//! Keys as such: which exist, walking over all of them, and removing them.
+//! Commands on keys: which exist, iterating over all of them, and deleting them.
 
 use tally_core::batch::Events;
 use tally_core::event::{Change, Field};
@@ -27,17 +27,17 @@ pub static DEL: Spec = Spec::new("del", -2, Execution::Counter(del))
     .keys(Keys::all("RM delete"))
     .redis("write", "@keyspace @write @slow", "request_policy:multi_shard response_policy:agg_sum")
     .syntax(&["key..."])
-    .docs("generic", "1.0.0", "O(N) for N keys", "Removes counters.");
+    .docs("generic", "1.0.0", "O(N) for N keys", "Deletes counters.");
 
 pub static UNLINK: Spec = Spec::new("unlink", -2, Execution::Counter(del))
     .verb(Verb::Delete)
     .keys(Keys::all("RM delete"))
     .redis("write fast", "@keyspace @write @fast", "request_policy:multi_shard response_policy:agg_sum")
     .syntax(&["key..."])
-    .docs("generic", "4.0.0", "O(N) for N keys", "Removes counters, like DEL.");
+    .docs("generic", "4.0.0", "O(N) for N keys", "Deletes counters. Same as DEL.");
 
 fn del(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
-    // Of each read and the removal after it, the read says whether the key existed.
+    // Each key has a read and a deletion; the read shows whether the key existed.
     fn write(outcomes: &[Outcome], reply: &mut Reply<'_>) {
         write_existing(outcomes.iter().step_by(2), reply);
     }
@@ -61,7 +61,7 @@ pub static EXISTS: Spec = Spec::new("exists", -2, Execution::Counter(exists))
     .keys(Keys::all("RO"))
     .redis("readonly fast", "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum")
     .syntax(&["key..."])
-    .docs("generic", "1.0.0", "O(N) for N keys", "Says how many of the keys are there.");
+    .docs("generic", "1.0.0", "O(N) for N keys", "Returns how many of the keys exist.");
 
 fn exists(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     fn write(reads: &[Outcome], reply: &mut Reply<'_>) {
@@ -78,7 +78,7 @@ pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, Reply
     .keys(Keys::first("RO"))
     .redis("readonly fast", "@keyspace @read @fast", "")
     .syntax(&["key"])
-    .docs("generic", "1.0.0", "O(1)", "Says what kind of value a key has.");
+    .docs("generic", "1.0.0", "O(1)", "Returns the type of a key's value.");
 
 fn kind(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     match outcomes {
@@ -91,16 +91,16 @@ pub static SCAN: Spec = Spec::new("scan", -2, Execution::Engine(scan))
     .verb(Verb::List)
     .redis("readonly", "@keyspace @read @slow", "nondeterministic_output request_policy:special")
     .syntax(&["cursor", "[MATCH pattern]", "[COUNT count]", "[TYPE type]"])
-    .docs("generic", "2.8.0", "O(1) a call, O(N) for all keys", "Lists keys, some at a time.");
+    .docs("generic", "2.8.0", "O(1) per call, O(N) for a full iteration", "Iterates over the keys.");
 
 /// The arguments of `SCAN`.
 struct ScanRequest {
-    /// Where to go on; 0 at the start.
+    /// Where to continue; 0 at the start.
     cursor: u64,
     pattern: Option<Vec<u8>>,
     /// Counters to visit.
     count: usize,
-    /// Whether strings are wanted: every counter is one.
+    /// Whether the type filter matches: every counter is a string.
     strings: bool,
 }
 
@@ -154,7 +154,7 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
     Ok(out)
 }
 
-/// What every key that matches begins with.
+/// The prefix of every key that matches.
 fn prefix(pattern: &[u8]) -> Vec<u8> {
     pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
 }
@@ -162,7 +162,7 @@ fn prefix(pattern: &[u8]) -> Vec<u8> {
 pub static DBSIZE: Spec = Spec::new("dbsize", 1, Execution::Engine(dbsize))
     .verb(Verb::List)
     .redis("readonly fast", "@keyspace @read @fast", "request_policy:all_shards response_policy:agg_sum")
-    .docs("server", "1.0.0", "O(1)", "Says how many keys there are.");
+    .docs("server", "1.0.0", "O(1)", "Returns the number of keys.");
 
 fn dbsize(call: EngineCall, _: Args<'_>) -> Result<EngineReply, CommandError> {
     call.server.service.admission().admit_prefix(&call.caller, b"", Action::List)?;
@@ -175,7 +175,7 @@ fn dbsize(call: EngineCall, _: Args<'_>) -> Result<EngineReply, CommandError> {
 pub static RANDOMKEY: Spec = Spec::new("randomkey", 1, Execution::Engine(randomkey))
     .verb(Verb::List)
     .redis("readonly", "@keyspace @read @slow", "request_policy:all_shards nondeterministic_output")
-    .docs("generic", "1.0.0", "O(1)", "Answers some key.");
+    .docs("generic", "1.0.0", "O(1)", "Returns a random key.");
 
 fn randomkey(call: EngineCall, _: Args<'_>) -> Result<EngineReply, CommandError> {
     call.server.service.admission().admit_prefix(&call.caller, b"", Action::List)?;
@@ -192,13 +192,18 @@ pub static FLUSHALL: Spec = Spec::new("flushall", -1, Execution::Engine(flush))
     .verb(Verb::Delete)
     .redis("write", "@keyspace @write @slow @dangerous", "request_policy:all_shards response_policy:all_succeeded")
     .syntax(&["[ASYNC | SYNC]"])
-    .docs("server", "1.0.0", "O(N) for all keys", "Removes everything.");
+    .docs("server", "1.0.0", "O(N) for all keys", "Deletes all counters.");
 
 pub static FLUSHDB: Spec = Spec::new("flushdb", -1, Execution::Engine(flush))
     .verb(Verb::Delete)
     .redis("write", "@keyspace @write @slow @dangerous", "request_policy:all_shards response_policy:all_succeeded")
     .syntax(&["[ASYNC | SYNC]"])
-    .docs("server", "1.0.0", "O(N) for all keys", "Removes everything, for there is one database.");
+    .docs(
+        "server",
+        "1.0.0",
+        "O(N) for all keys",
+        "Deletes all counters. Same as FLUSHALL, because there is only one database.",
+    );
 
 fn flush(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
     let is_known = |how: &[u8]| how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC");
@@ -210,7 +215,7 @@ fn flush(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> 
     Ok(Box::pin(async move { run_flush(&call).await }))
 }
 
-/// Removes every counter, a page at a time, each with its ledger entry. Counters created meanwhile may stay.
+/// Deletes every counter, page by page, each with a ledger entry. Counters created meanwhile may remain.
 async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
     let service = &call.server.service;
     let why = match admission::correction(&call.caller, "FLUSHALL") {

@@ -1,5 +1,5 @@
-//! Commands. Each stands in the file of its group: its spec, its arguments, the events it submits, and how its reply
-//! follows from their outcomes.
+//! Commands. Each has everything in the file of its group: its spec, its arguments, the events it submits, and how its
+//! reply is built from their outcomes.
 //!
 //! | file | commands |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | `introspection` | `COMMAND` |
 //! | `info`, `config`, `server` | `INFO`, `CONFIG`, `TIME`, `FUNCTION` |
 //!
-//! `spec` says what a command is, `call` what it gets to work with, `table` finds it by name, and `dispatch` carries it
-//! out.
+//! `spec` says what a command is, `call` what it gets to work with, `table` finds it by name, and `dispatch` executes
+//! it.
 
 mod bounds;
 mod call;

@@ -1,8 +1,8 @@
-//! Errors for requests that no command takes, in Redis's words.
+//! Errors for requests that match no command, worded as in Redis.
 
 use crate::resp::wire::Args;
 
-/// Longest part of a request that an error repeats.
+/// Most bytes of a request that an error quotes.
 const ECHO_BYTES_MAX: usize = 128;
 
 /// No command has this name.
@@ -20,7 +20,7 @@ pub fn unknown_command(args: &Args<'_>) -> Vec<u8> {
     one_line([b"ERR unknown command '", name, b"', with args beginning with: ", &shown].concat())
 }
 
-/// The command is there, but has no such subcommand.
+/// The command exists, but has no such subcommand.
 #[cold]
 pub fn unknown_subcommand(container: &str, name: &[u8]) -> Vec<u8> {
     let tried = begin(name, ECHO_BYTES_MAX);
@@ -34,13 +34,13 @@ pub fn wrong_arguments(name: &str) -> Vec<u8> {
     format!("ERR wrong number of arguments for '{name}' command").into_bytes()
 }
 
-/// At most `bytes_max` bytes, and none from the first zero on: Redis prints it as C does.
+/// At most `bytes_max` bytes, up to the first zero byte: Redis prints a C string.
 fn begin(text: &[u8], bytes_max: usize) -> &[u8] {
     let text = &text[..text.len().min(bytes_max)];
     text.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// The same with blanks for line breaks. A blank at the end stays.
+/// Replaces line breaks with spaces. A trailing space stays.
 fn one_line(mut text: Vec<u8>) -> Vec<u8> {
     for byte in &mut text {
         if matches!(byte, b'\r' | b'\n') {

@@ -7,7 +7,7 @@ use crate::resp::reply::Reply;
 
 pub static TIME: Spec = Spec::new("time", 1, Execution::Immediate(time))
     .redis("loading stale fast", "@fast", "nondeterministic_output")
-    .docs("server", "2.6.0", "O(1)", "Says what time the server has.");
+    .docs("server", "2.6.0", "O(1)", "Returns the server's time.");
 
 /// Seconds and microseconds.
 fn time(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
@@ -20,14 +20,19 @@ fn time(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 pub static FUNCTION: Spec = Spec::new("function", -2, Execution::Immediate(wrong_arguments))
     .redis("", "@slow", "")
     .subcommands(&[&FUNCTION_FLUSH, &FUNCTION_HELP])
-    .docs("scripting", "7.0.0", "That of the subcommand", "Is there for test suites that begin with FUNCTION FLUSH.");
+    .docs(
+        "scripting",
+        "7.0.0",
+        "Depends on the subcommand.",
+        "Accepted for test suites that start with FUNCTION FLUSH.",
+    );
 
 pub static FUNCTION_FLUSH: Spec = Spec::new("function|flush", -2, Execution::Immediate(flush_functions))
     .redis("write noscript", "@write @slow @scripting", "request_policy:all_shards response_policy:all_succeeded")
     .syntax(&["[ASYNC | SYNC]"])
-    .docs("scripting", "7.0.0", "O(1)", "Is accepted: there are no functions to remove.");
+    .docs("scripting", "7.0.0", "O(1)", "Accepted for compatibility. There are no functions to delete.");
 
-/// There are no functions to remove.
+/// There are no functions to delete.
 fn flush_functions(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let is_known = |how: &[u8]| how.eq_ignore_ascii_case(b"SYNC") || how.eq_ignore_ascii_case(b"ASYNC");
     match (call.args.len(), call.args.get(2)) {

@@ -1,4 +1,4 @@
-//! What is known about a command, how it is carried out, and how commands are found by name.
+//! The specification of a command, how it is executed, and how commands are found by name.
 
 use std::pin::Pin;
 
@@ -19,9 +19,9 @@ use crate::service::Failure;
 pub struct Spec {
     /// Its name in lower case. A subcommand has its container's before it: `client|id`.
     pub name: &'static str,
-    /// How many arguments it takes, the name included; if negative, at least that many.
+    /// How many arguments it takes, including the name; if negative, at least that many.
     pub arity: i8,
-    /// How it is carried out.
+    /// How it is executed.
     pub execution: Execution,
     /// How metrics count it.
     pub verb: Verb,
@@ -35,15 +35,15 @@ pub struct Spec {
     pub keys: Option<Keys>,
     /// The group it is documented in.
     pub group: &'static str,
-    /// The version of Redis that brought it; Tally's own version for its own commands.
+    /// The version of Redis that introduced it; Tally's own version for its own commands.
     pub since: &'static str,
-    /// What it costs.
+    /// Its time complexity.
     pub complexity: &'static str,
     /// What it does, in a sentence.
     pub summary: &'static str,
-    /// The arguments in order. In brackets: optional. With dots: repeatable.
+    /// The arguments in order: optional ones in brackets, repeatable ones with dots.
     pub syntax: &'static [&'static str],
-    /// Its subcommands. Only `CLIENT`, `COMMAND`, `CONFIG` and `FUNCTION` have some.
+    /// Its subcommands. Only `CLIENT`, `COMMAND`, `CONFIG` and `FUNCTION` have any.
     pub subcommands: &'static [&'static Spec],
 }
 
@@ -54,7 +54,7 @@ pub struct Keys {
     pub first: i8,
     /// The last one; if negative, counted from the end.
     pub last: i8,
-    /// From one to the next.
+    /// The step from one key to the next.
     pub step: i8,
     /// Redis's key flags, separated by spaces.
     pub access: &'static str,
@@ -72,20 +72,20 @@ impl Keys {
     }
 }
 
-/// How a command is carried out.
+/// How a command is executed.
 #[derive(Clone, Copy, Debug)]
 pub enum Execution {
     /// A plain add: the hot path.
     Add(AddStep),
     /// Reads one counter: the event and its reply.
     Read(Field, ReplyPlan),
-    /// Any other command on counters: adds its events and says how its reply follows from their outcomes.
+    /// Any other command on counters: adds its events and returns the plan of its reply.
     Counter(fn(&mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError>),
-    /// Waits for the engine by itself, once everything before it is answered.
+    /// Calls the engine itself, once everything before it is answered.
     Engine(fn(EngineCall, Args<'_>) -> Result<EngineReply, CommandError>),
     /// Needs no engine: writes its reply at once.
     Immediate(fn(&ImmediateCall<'_>, &mut Reply<'_>)),
-    /// Changes the session. Carried out at once, also while a transaction is queued.
+    /// Changes the session. Executed at once, even while a transaction is queued.
     Session(fn(&mut SessionCall<'_>) -> NextStep),
     /// Changes the version of the protocol, which a transaction cannot.
     Handshake(fn(&mut SessionCall<'_>) -> NextStep),
@@ -104,16 +104,16 @@ pub enum AddStep {
     NegatedArgument,
 }
 
-/// The reply of a command that waits for the engine by itself. It starts when it is first polled.
+/// The reply of a command that calls the engine itself. The command starts when this is first polled.
 pub type EngineReply = Pin<Box<dyn Future<Output = Result<Vec<u8>, Failure>>>>;
 
 /// What the reader does after a command.
 pub enum NextStep {
-    /// Reads on.
+    /// Continues reading.
     Continue,
-    /// Skips this many requests: they equal the last one and were carried out with it.
+    /// Skips this many requests: they equal the last one and were executed with it.
     SkipRepeats(usize),
-    /// Carries this out once everything before it is answered.
+    /// Executes this once everything before it is answered.
     Defer(Verb, EngineReply),
     /// Closes the connection once everything is answered.
     Close,
@@ -121,9 +121,9 @@ pub enum NextStep {
 
 /// A command whose reply needs no engine.
 pub struct ImmediateCall<'a> {
-    /// The arguments. Their number is right.
+    /// The arguments. Their number is valid.
     pub args: Args<'a>,
-    /// Who calls.
+    /// The caller.
     pub context: &'a CallContext<'a>,
     /// The command itself.
     pub spec: &'static Spec,
@@ -132,7 +132,7 @@ pub struct ImmediateCall<'a> {
 }
 
 impl<'a> ImmediateCall<'a> {
-    /// The argument at this place.
+    /// The argument at this index.
     pub fn arg(&self, at: usize) -> &'a [u8] {
         self.args.get(at).unwrap_or_default()
     }
@@ -140,9 +140,9 @@ impl<'a> ImmediateCall<'a> {
 
 /// A command that changes the session.
 pub struct SessionCall<'a> {
-    /// The arguments. Their number is right.
+    /// The arguments. Their number is valid.
     pub args: Args<'a>,
-    /// Who calls.
+    /// The caller.
     pub context: &'a CallContext<'a>,
     /// What the connection remembers.
     pub session: &'a mut Session,
@@ -192,7 +192,7 @@ impl Spec {
         self
     }
 
-    /// Redis 7's flags, categories and tips, so that clients which read them behave.
+    /// Redis 7's flags, categories and tips, for clients that read them.
     pub const fn redis(mut self, flags: &'static str, categories: &'static str, tips: &'static str) -> Spec {
         (self.flags, self.categories, self.tips) = (flags, categories, tips);
         self
@@ -210,7 +210,7 @@ impl Spec {
         self
     }
 
-    /// The rest of `COMMAND DOCS`: group, version, cost and summary.
+    /// The rest of `COMMAND DOCS`: group, version, complexity and summary.
     pub const fn docs(
         mut self,
         group: &'static str,
@@ -223,7 +223,7 @@ impl Spec {
         self
     }
 
-    /// Whether a request with this many arguments, the name included, can be this command.
+    /// Whether this many arguments, including the name, are valid for this command.
     #[inline]
     pub fn takes(&self, args: usize) -> bool {
         let bound = usize::from(self.arity.unsigned_abs());
@@ -282,7 +282,7 @@ impl CommandTable {
     }
 
     /// The command of a request, or the text of the error if there is none or the number of arguments is wrong. `found`
-    /// is the command if it is known already.
+    /// is the command, if it was already looked up.
     #[inline]
     pub fn resolve(&self, args: &Args<'_>, found: Option<&'static Spec>) -> Result<&'static Spec, Vec<u8>> {
         let Some(mut spec) = found.or_else(|| self.find(args.name())) else { return Err(unknown_command(args)) };

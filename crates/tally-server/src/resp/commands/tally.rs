@@ -20,7 +20,7 @@ pub static TALLY_ADD: Spec = Spec::new("tally.add", -3, Execution::Counter(add))
     .keys(Keys::first("RW access update"))
     .redis("write denyoom fast", "@write @string @fast", "")
     .syntax(&["key", "increment", "[ID request-id]"])
-    .docs("module", "0.1.0", "O(1)", "Adds a number to a counter, once per request id.");
+    .docs("module", "0.1.0", "O(1)", "Adds a number to a counter, at most once per request ID.");
 
 fn add(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let (key, delta) = (call.key(Action::Add)?, call.integer(2)?);
@@ -79,7 +79,7 @@ pub static TALLY_READ: Spec = Spec::new("tally.read", -2, Execution::Engine(read
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@read @string @fast", "")
     .syntax(&["key", "[EXACT]"])
-    .docs("module", "0.1.0", "O(1)", "Reads a counter and says how fresh and how exact the number is.");
+    .docs("module", "0.1.0", "O(1)", "Returns the value of a counter, whether it is exact, and as of when.");
 
 fn read(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
     let key = args.get(1).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The table as a whole, and the errors for requests that it refuses.
+//! The command table, and the errors for requests that it refuses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,11 +8,11 @@ use super::table::{COMMANDS, resolve};
 use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
-/// What a line of words is resolved to: a name, or an error.
+/// The name of the command that a line resolves to, or the error.
 fn resolved(line: &str) -> String {
     let input = format!("{line}\n");
     let mut parser = Parser::default();
-    let Parsed::Request(args, _) = parser.next(input.as_bytes(), &Limits::KNOWN) else { panic!("{line:?}") };
+    let Parsed::Request(args, _) = parser.next(input.as_bytes(), &Limits::AUTHENTICATED) else { panic!("{line:?}") };
     match resolve(&args) {
         Ok(spec) => spec.name.to_owned(),
         Err(text) => String::from_utf8_lossy(&text).into_owned(),
@@ -40,7 +40,7 @@ fn every_command_is_found_by_its_name_in_any_case() {
 }
 
 #[test]
-fn frequent_commands_are_the_same_without_hashing() {
+fn frequent_commands_resolve_to_the_same_spec_without_hashing() {
     for name in ["INCR", "INCRBY", "GET", "DECR", "SET", "MGET", "INCREX", "EXPIRE", "TALLY.ADD"] {
         for name in [name.to_owned(), name.to_lowercase(), name.replace('E', "e")] {
             let found = COMMANDS.find(name.as_bytes()).unwrap();
@@ -53,7 +53,7 @@ fn frequent_commands_are_the_same_without_hashing() {
 }
 
 #[test]
-fn names_are_unique_lower_case_and_below_a_container_that_is_there() {
+fn names_are_unique_and_lower_case_and_every_subcommand_has_its_container() {
     let specs: Vec<&Spec> = COMMANDS.commands_and_subcommands().collect();
     for (at, spec) in specs.iter().enumerate() {
         assert_eq!(spec.name, spec.name.to_ascii_lowercase());
@@ -66,7 +66,7 @@ fn names_are_unique_lower_case_and_below_a_container_that_is_there() {
 }
 
 #[test]
-fn requests_are_resolved_or_refused_in_redis_words() {
+fn requests_are_resolved_or_refused_with_the_errors_of_redis() {
     for (line, answer) in [
         ("incr a", "incr"),
         ("CLIENT SetName x", "client|setname"),
@@ -86,7 +86,7 @@ fn requests_are_resolved_or_refused_in_redis_words() {
 }
 
 #[test]
-fn a_long_unknown_command_is_cut() {
+fn a_long_unknown_command_is_truncated_in_the_error() {
     let long = "x".repeat(200);
     let cut = "x".repeat(128);
     assert_eq!(resolved(&long), format!("ERR unknown command '{cut}', with args beginning with: "));
@@ -101,14 +101,14 @@ fn a_long_unknown_command_is_cut() {
 }
 
 #[test]
-fn without_authentication_clients_may_only_authenticate_or_leave() {
+fn unauthenticated_clients_may_only_authenticate_reset_or_quit() {
     let all = COMMANDS.commands_and_subcommands();
     let open: Vec<_> = all.filter(|spec| spec.needs_no_authentication()).map(|spec| spec.name).collect();
     assert_eq!(open, ["hello", "auth", "quit", "reset"]);
 }
 
 #[test]
-fn a_command_is_described_as_redis_does() {
+fn a_command_is_described_like_in_redis() {
     let names = [b"get".as_slice(), b"nope"];
     assert_eq!(
         written(ProtocolVersion::V3, |reply| describe_all(&COMMANDS, names.into_iter(), reply)),
@@ -122,11 +122,11 @@ fn a_command_is_described_as_redis_does() {
 }
 
 #[test]
-fn commands_are_explained_and_unknown_ones_left_out() {
+fn command_docs_leaves_out_unknown_commands() {
     let names = [b"ECHO".as_slice(), b"nope"];
     assert_eq!(
         written(ProtocolVersion::V3, |reply| explain_all(&COMMANDS, names.into_iter(), reply)),
-        "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$30\r\nAnswers with what it was sent.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
+        "%1\r\n$4\r\necho\r\n%5\r\n$7\r\nsummary\r\n$21\r\nReturns its argument.\r\n$5\r\nsince\r\n$5\r\n1.0.0\r\n\
          $5\r\ngroup\r\n$10\r\nconnection\r\n$10\r\ncomplexity\r\n$4\r\nO(1)\r\n\
          $9\r\narguments\r\n*1\r\n%2\r\n$4\r\nname\r\n$7\r\nmessage\r\n$4\r\ntype\r\n$6\r\nstring\r\n"
     );
@@ -166,6 +166,6 @@ fn help_lists_the_subcommands() {
     assert_eq!(
         written(ProtocolVersion::V2, |reply| help_of(&COMMANDS, spec, reply)),
         "*5\r\n+FUNCTION <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n+FLUSH\r\n\
-         +    Is accepted: there are no functions to remove.\r\n+HELP\r\n+    Lists the subcommands.\r\n"
+         +    Accepted for compatibility. There are no functions to delete.\r\n+HELP\r\n+    Lists the subcommands.\r\n"
     );
 }

@@ -1,4 +1,4 @@
-//! Transactions: `MULTI`, `EXEC` and `DISCARD`, and queueing what comes between them.
+//! Transactions: `MULTI`, `EXEC` and `DISCARD`, and the queue between them.
 
 use super::call::{CallContext, CommandCall, CommandError, EventTarget};
 use super::counters;
@@ -17,7 +17,7 @@ const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too larg
 
 pub static MULTI: Spec = Spec::new("multi", 1, Execution::Session(multi))
     .redis("noscript loading stale fast allow_busy", "@fast @transaction", "")
-    .docs("transactions", "1.2.0", "O(1)", "Begins to gather commands.");
+    .docs("transactions", "1.2.0", "O(1)", "Starts a transaction.");
 
 fn multi(call: &mut SessionCall<'_>) -> NextStep {
     if call.session.transaction.is_some() {
@@ -41,7 +41,7 @@ pub fn refuse(session: &mut Session, turn: &mut Turn, text: impl AsRef<[u8]>) ->
 
 /// Queues a command for `EXEC`.
 pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) -> NextStep {
-    // Replies after a change of the protocol would be of another version than those before.
+    // Replies after `HELLO` would be in another version of the protocol than those before it.
     if matches!(spec.execution, Execution::Handshake(_) | Execution::Engine(_)) {
         return refuse(session, turn, NOT_IN_TRANSACTION);
     }
@@ -65,7 +65,7 @@ pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn
 
 pub static DISCARD: Spec = Spec::new("discard", 1, Execution::Session(discard))
     .redis("noscript loading stale fast allow_busy", "@fast @transaction", "")
-    .docs("transactions", "2.0.0", "O(N) for N commands", "Drops the gathered commands.");
+    .docs("transactions", "2.0.0", "O(N) for N commands", "Discards a transaction.");
 
 fn discard(call: &mut SessionCall<'_>) -> NextStep {
     let discarded = call.session.transaction.take();
@@ -79,7 +79,12 @@ fn discard(call: &mut SessionCall<'_>) -> NextStep {
 
 pub static EXEC: Spec = Spec::new("exec", 1, Execution::Session(exec))
     .redis("noscript loading stale skip_slowlog", "@slow @transaction", "")
-    .docs("transactions", "1.2.0", "That of the commands", "Runs the gathered commands, nothing in between.");
+    .docs(
+        "transactions",
+        "1.2.0",
+        "Depends on the commands.",
+        "Executes the commands of a transaction, with no others in between.",
+    );
 
 /// An `EXEC` with arguments drops the transaction, as in Redis.
 pub fn refuse_exec(context: &CallContext<'_>, session: &mut Session, turn: &mut Turn, text: &[u8]) -> NextStep {
@@ -91,7 +96,7 @@ pub fn refuse_exec(context: &CallContext<'_>, session: &mut Session, turn: &mut 
     NextStep::Continue
 }
 
-/// Carries out the queued commands: their events are one group, which the engine applies without others in between.
+/// Executes the queued commands: their events are one group, which the engine applies without others in between.
 fn exec(call: &mut SessionCall<'_>) -> NextStep {
     let Some(transaction) = call.session.transaction.take() else {
         call.reply(|reply| reply.error("ERR EXEC without MULTI"));
@@ -126,16 +131,16 @@ struct QueuedCommands<'a> {
     context: &'a CallContext<'a>,
     version: ProtocolVersion,
     commands: &'static CommandTable,
-    /// Replies that are known at once, in order.
+    /// Replies that need no outcome, in order.
     known: Vec<u8>,
     replies: Vec<(Verb, Result<QueuedReply, CommandError>)>,
 }
 
 /// The reply of a queued command.
 enum QueuedReply {
-    /// Follows from the outcomes of its events.
+    /// Built from the outcomes of its events.
     Planned(ReplyPlan),
-    /// The next bytes of the known replies.
+    /// The next bytes of the replies that need no outcome.
     Known(usize),
 }
 
@@ -143,7 +148,7 @@ impl QueuedCommands<'_> {
     fn run(&mut self, transaction: &Transaction, events: &mut tally_core::batch::Events) {
         let (mut parser, mut at) = (Parser::default(), 0);
         while let Parsed::Request(args, bytes) =
-            parser.next(transaction.requests.get(at..).unwrap_or_default(), &Limits::KNOWN)
+            parser.next(transaction.requests.get(at..).unwrap_or_default(), &Limits::AUTHENTICATED)
         {
             at += bytes;
             let Ok(spec) = self.commands.resolve(&args, None) else { continue };

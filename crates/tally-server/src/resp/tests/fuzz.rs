@@ -1,4 +1,4 @@
-//! Mutates requests and checks that whatever comes out is read as the naive parser reads it, wherever it is cut.
+//! Mutates requests and checks that the parser agrees with the naive one, wherever the input is split.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_FUZZ_ROUNDS=n` sets how many inputs are tried. The inputs that mutation starts
 //! from are the files in `fuzz/wire` of this crate.
@@ -17,11 +17,11 @@ use crate::resp::wire::{Limits, Parsed, Parser};
 
 const ROUNDS_DEFAULT: u64 = 200_000;
 const SEED_DEFAULT: u64 = 1;
-/// Longest input that mutation makes.
+/// Longest mutated input.
 const INPUT_BYTES_MAX: usize = 400;
 /// Limits that mutated requests reach.
 const SMALL: Limits = Limits { bulk_bytes_max: 20, args_max: 6 };
-/// Pieces that mean something to the parser.
+/// Tokens that the parser recognizes.
 const TOKENS: [&[u8]; 18] = [
     b"\r\n",
     b"\n",
@@ -51,7 +51,7 @@ fn knob(name: &str, default: u64) -> u64 {
 fn corpus() -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/wire");
     let mut paths: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // The order of a directory differs between machines; a seed must not.
+    // Directory order differs between machines; the inputs of a seed must not.
     paths.sort();
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
@@ -81,7 +81,7 @@ fn mutate(rng: &mut Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
     input.truncate(INPUT_BYTES_MAX);
 }
 
-/// Reads a stream that arrives up to each of `cuts` in turn, and has the rest of the module try what it reads.
+/// Parses a stream that arrives in pieces, split at `cuts`, and passes what it reads to the rest of the module.
 fn read(input: &[u8], limits: &Limits, cuts: &[usize]) -> Vec<Verdict> {
     let mut parser = Parser::default();
     let (mut from, mut told) = (0, Vec::new());
@@ -107,7 +107,7 @@ fn read(input: &[u8], limits: &Limits, cuts: &[usize]) -> Vec<Verdict> {
     told
 }
 
-/// Whatever is read can be looked up, matched and answered.
+/// Looks up, matches and answers a request, which must not panic.
 fn use_it(parsed: &Parsed<'_>) {
     let mut out = Vec::new();
     let mut reply = Reply::new(&mut out, ProtocolVersion::V3);
@@ -142,7 +142,7 @@ fn expected(input: &[u8], limits: &Limits) -> Vec<Verdict> {
 }
 
 fn check(input: &[u8], cuts: &[usize]) {
-    for limits in [SMALL, Limits::STRANGER, Limits::KNOWN] {
+    for limits in [SMALL, Limits::UNAUTHENTICATED, Limits::AUTHENTICATED] {
         let want = expected(input, &limits);
         assert_eq!(read(input, &limits, &[]), want, "read at once");
         assert_eq!(read(input, &limits, cuts), want, "cut at {cuts:?}");
@@ -150,7 +150,7 @@ fn check(input: &[u8], cuts: &[usize]) {
 }
 
 #[test]
-fn every_input_of_the_corpus_is_read_alike_wherever_it_is_cut() {
+fn every_input_of_the_corpus_is_read_the_same_wherever_it_is_split() {
     for input in corpus() {
         let everywhere: Vec<_> = (0..input.len()).collect();
         check(&input, &everywhere);
@@ -171,7 +171,7 @@ fn mutated_input_is_read_as_the_naive_parser_reads_it() {
         cuts.sort_unstable();
         let outcome = catch_unwind(AssertUnwindSafe(|| check(&input, &cuts)));
         assert!(outcome.is_ok(), "TALLY_SEED={seed}, round {round}, input \"{}\"", input.escape_ascii());
-        requests += u64::from(matches!(naive::parse(&input, &Limits::KNOWN), Verdict::Request(..)));
+        requests += u64::from(matches!(naive::parse(&input, &Limits::AUTHENTICATED), Verdict::Request(..)));
     }
     println!("TALLY_SEED={seed}: {rounds} inputs, {requests} began with a whole request");
     assert!(requests > rounds / 10, "mutation leaves too little whole: {requests} of {rounds}");

@@ -1,7 +1,7 @@
-//! The same bytes go to a real Redis and to the parser: both must say the same, byte for byte.
+//! The same bytes go to a real Redis and to the parser: the replies must be equal, byte for byte.
 //!
-//! Redis repeats the arguments of a command that it does not know. So one look at its answer tells how it read the
-//! request, and the requests here are for commands that neither side has.
+//! For an unknown command, Redis quotes the arguments in its error. That shows how it parsed the request, so the requests
+//! here are for commands that neither side has.
 
 use tally_sim::rng::Rng;
 
@@ -12,7 +12,7 @@ use crate::resp::glob::{self, Case};
 use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::wire::{Limits, Parsed, Parser};
 
-/// What Tally answers to these bytes, as long as it knows none of the commands.
+/// Tally's replies to these bytes, which must contain only unknown commands.
 fn ours(input: &[u8], limits: &Limits) -> Vec<u8> {
     let mut parser = Parser::default();
     let mut out = Vec::new();
@@ -36,18 +36,28 @@ fn ours(input: &[u8], limits: &Limits) -> Vec<u8> {
     }
 }
 
-/// Compares the answers to one known client and to one stranger.
+/// Compares the replies to an authenticated client and to an unauthenticated one.
 fn compare(redis: &Redis, input: &[u8]) {
     let shown = || String::from_utf8_lossy(&input[..input.len().min(200)]).into_owned();
     let theirs = redis.answer(&[AUTH, input].concat());
-    let known = [b"+OK\r\n".to_vec(), ours(input, &Limits::KNOWN)].concat();
-    assert_eq!(String::from_utf8_lossy(&known), String::from_utf8_lossy(&theirs), "known client: {:?}", shown());
-    let (stranger, theirs) = (ours(input, &Limits::STRANGER), redis.answer(input));
-    assert_eq!(String::from_utf8_lossy(&stranger), String::from_utf8_lossy(&theirs), "stranger: {:?}", shown());
+    let authenticated = [b"+OK\r\n".to_vec(), ours(input, &Limits::AUTHENTICATED)].concat();
+    assert_eq!(
+        String::from_utf8_lossy(&authenticated),
+        String::from_utf8_lossy(&theirs),
+        "authenticated: {:?}",
+        shown()
+    );
+    let (unauthenticated, theirs) = (ours(input, &Limits::UNAUTHENTICATED), redis.answer(input));
+    assert_eq!(
+        String::from_utf8_lossy(&unauthenticated),
+        String::from_utf8_lossy(&theirs),
+        "unauthenticated: {:?}",
+        shown()
+    );
 }
 
 #[test]
-fn odd_bytes_are_answered_as_redis_answers_them() {
+fn odd_bytes_get_the_replies_of_redis() {
     let redis = Redis::start();
     let long = "x".repeat(RESP_LINE_BYTES_MAX + 1);
     let digits = "1".repeat(RESP_LINE_BYTES_MAX + 1);
@@ -100,16 +110,16 @@ fn odd_bytes_are_answered_as_redis_answers_them() {
 }
 
 #[test]
-fn a_browser_gets_no_answer_from_either() {
+fn neither_side_answers_a_browser() {
     let redis = Redis::start();
     for input in ["POST / HTTP/1.1\r\nx\r\n", "host: a\r\nx\r\n", "Post\r\n"] {
-        assert_eq!(ours(input.as_bytes(), &Limits::STRANGER), b"", "{input:?}");
+        assert_eq!(ours(input.as_bytes(), &Limits::UNAUTHENTICATED), b"", "{input:?}");
         assert_eq!(redis.answer(input.as_bytes()), b"", "{input:?}");
     }
 }
 
 #[test]
-fn mutated_requests_are_answered_as_redis_answers_them() {
+fn mutated_requests_get_the_replies_of_redis() {
     const ROUNDS: u64 = 400;
     const SEEDLINGS: [&[u8]; 3] =
         [b"*3\r\n$1\r\nx\r\n$3\r\na\r\n\r\n$0\r\n\r\n", b"x 'a b' \"c\\n\"\r\n", b"*0\r\n*1\r\n$2\r\nxx\r\nx\r\n"];
@@ -131,7 +141,7 @@ fn mutated_requests_are_answered_as_redis_answers_them() {
                 _ => drop(input.remove(at)),
             }
         }
-        // Redis lets more arguments and longer ones through, and waits for them.
+        // Redis accepts more and longer arguments, and waits for them.
         let has_large_number = input.windows(4).any(|four| four.iter().all(u8::is_ascii_digit));
         if !has_large_number {
             compare(&redis, &input);
@@ -142,8 +152,8 @@ fn mutated_requests_are_answered_as_redis_answers_them() {
 }
 
 #[test]
-fn commands_are_described_as_redis_describes_them() {
-    /// Commands that Redis 7.0 lacks, and one whose keys it describes with a note.
+fn command_info_matches_redis() {
+    /// Commands that Redis 7.0 lacks, and one whose key description has a note there.
     const APART: [&str; 6] = ["tally.add", "tally.read", "increx", "set", "client|setinfo", "client|no-touch"];
     let redis = Redis::start();
     for (version, hello) in [(ProtocolVersion::V2, ""), (ProtocolVersion::V3, "HELLO 3\r\n")] {
@@ -182,8 +192,8 @@ fn patterns_match_the_keys_that_redis_matches() {
     let sets = keys.iter().flat_map(|key| request(&[b"SET", key, b"1"]));
     let asks = patterns.iter().flat_map(|pattern| request(&[b"KEYS", pattern]));
     let answers = redis.answer(&AUTH.iter().copied().chain(sets).chain(asks).collect::<Vec<_>>());
-    // An answer with keys looks like a request.
-    let limits = Limits::KNOWN;
+    // A reply with keys has the format of a request.
+    let limits = Limits::AUTHENTICATED;
     let (mut parser, mut from) = (Parser::default(), b"+OK\r\n".len() * (keys.len() + 1));
     for pattern in patterns {
         let mut theirs: Vec<Vec<u8>> = Vec::new();

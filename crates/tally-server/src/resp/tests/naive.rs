@@ -1,9 +1,9 @@
-//! A second parser, written to be obviously right: it starts over with every byte and copies everything.
+//! A second parser, written to be obviously correct: it starts over with every byte and copies everything.
 
 use crate::limits::{RESP_ARGS_MAX, RESP_BULK_BYTES_MAX, RESP_LINE_BYTES_MAX};
 use crate::resp::wire::{Limits, Parsed, ProtocolError};
 
-/// What a parser says, with everything copied.
+/// The result of a parser, with everything copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Request(Vec<Vec<u8>>, usize),
@@ -12,7 +12,7 @@ pub enum Verdict {
     Broken(ProtocolError),
 }
 
-/// The verdict of the real parser.
+/// The result of the real parser.
 pub fn verdict(parsed: &Parsed<'_>) -> Verdict {
     match parsed {
         Parsed::Request(args, taken) => Verdict::Request(args.iter().map(<[u8]>::to_vec).collect(), *taken),
@@ -40,8 +40,8 @@ fn array(input: &[u8], limits: &Limits) -> Found {
     let digits = line(&mut rest, ProtocolError::CountTooLong)?;
     let count = number(&digits[1..], i128::MIN, i32::MAX as usize, ProtocolError::InvalidCount)?;
     if count > limits.args_max as i128 {
-        let known = limits.args_max == RESP_ARGS_MAX;
-        let why = if known { ProtocolError::TooManyArguments } else { ProtocolError::StrangersCount };
+        let is_authenticated = limits.args_max == RESP_ARGS_MAX;
+        let why = if is_authenticated { ProtocolError::TooManyArguments } else { ProtocolError::UnauthenticatedCount };
         return Err(Verdict::Broken(why));
     }
     let mut args = Vec::new();
@@ -53,7 +53,7 @@ fn array(input: &[u8], limits: &Limits) -> Found {
         }
         let len = number(&header[1..], 0, RESP_BULK_BYTES_MAX, ProtocolError::InvalidLength)? as usize;
         if len > limits.bulk_bytes_max {
-            return Err(Verdict::Broken(ProtocolError::StrangersLength));
+            return Err(Verdict::Broken(ProtocolError::UnauthenticatedLength));
         }
         if rest.len() < len + 2 {
             return Err(Verdict::Incomplete);
@@ -81,7 +81,7 @@ fn number(digits: &[u8], min: i128, max: usize, error: ProtocolError) -> Result<
     canonical.filter(|value| *value >= min && *value <= max as i128).ok_or(Verdict::Broken(error))
 }
 
-/// Lines are split by a small state machine, another shape than the real one.
+/// Splits a line with a small state machine, unlike the real parser.
 fn inline(input: &[u8], limits: &Limits) -> Found {
     let end = input.iter().position(|byte| *byte == b'\n');
     if end.unwrap_or(input.len()) > RESP_LINE_BYTES_MAX {

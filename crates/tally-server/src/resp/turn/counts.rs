@@ -4,21 +4,21 @@ use std::ops::Range;
 
 use crate::metrics::{ProtocolMetrics, Stopwatch, Verb};
 
-/// What became of a command.
+/// The result of a command, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandStatus {
-    /// It was carried out, or will be with the turn.
+    /// It was executed, or will be with the turn.
     Accepted,
-    /// It was wrong.
+    /// It was invalid.
     Refused,
-    /// It was right, and the server could not carry it out.
+    /// It was valid, but the server could not execute it.
     Failed,
 }
 
 impl CommandStatus {
     const ALL: [CommandStatus; 3] = [CommandStatus::Accepted, CommandStatus::Refused, CommandStatus::Failed];
 
-    /// The status that HTTP has for it: metrics are the same for all protocols.
+    /// The corresponding HTTP status: the metrics of all protocols use the same labels.
     pub fn http(self) -> u16 {
         match self {
             CommandStatus::Accepted => 200,
@@ -35,11 +35,11 @@ struct CountRun {
     times: u32,
 }
 
-/// The commands of a turn in their order, run-length encoded.
+/// The commands of a turn in order, run-length encoded.
 #[derive(Default)]
 pub struct CountRuns {
     runs: Vec<CountRun>,
-    /// Since the first command was read.
+    /// When the first command was read.
     since: Option<Stopwatch>,
 }
 
@@ -72,7 +72,7 @@ impl CountRuns {
 pub struct PhaseCounts([[u64; Verb::ALL.len()]; CommandStatus::ALL.len()]);
 
 impl PhaseCounts {
-    /// Adds the commands of one share. Accepted ones have failed if their submission has.
+    /// Adds the commands of one share. If its submission failed, its accepted commands failed too.
     pub fn add(&mut self, counts: &CountRuns, share: Range<usize>, submission: CommandStatus) {
         for run in counts.runs.get(share).unwrap_or_default() {
             let status = if run.status == CommandStatus::Accepted { submission } else { run.status };

@@ -15,7 +15,7 @@ use crate::service::{Failure, Service};
 /// The outcomes of a submission, or why it has none.
 type SubmissionOutcomes<'a> = Result<&'a [Outcome], &'a Failure>;
 
-/// Shares by when they can be answered.
+/// Shares, grouped by when they can be answered.
 pub(super) struct Phases<'a> {
     /// At once.
     pub(super) ready: Vec<&'a Share>,
@@ -29,7 +29,7 @@ impl<'a> Phases<'a> {
     pub(super) fn of(shares: &'a [Share], reads: &[Result<Reads, Failure>]) -> Self {
         let mut phases = Phases { ready: Vec::new(), waiting: Vec::new(), writing: Vec::new() };
         for share in shares {
-            // After a share that waits, the same connection's next one waits too: replies stay in order.
+            // If a share waits, later shares of the same connection wait too, so that replies stay in order.
             let follows = phases.waiting.last().is_some_and(|waiting| waiting.connection == share.connection);
             match share.source {
                 OutcomeSource::Write(_) => phases.writing.push(share),
@@ -42,11 +42,11 @@ impl<'a> Phases<'a> {
 }
 
 impl Turn {
-    /// Submits everything and answers every share as soon as its outcomes may be shown. The turn is empty afterwards and
-    /// can be used again.
+    /// Submits everything and answers every share as soon as its outcomes may be shown. Afterwards the turn is empty and
+    /// can be reused.
     pub async fn run(&mut self, service: &Service, metrics: &ProtocolMetrics, sink: &impl ReplySink) {
         let shares = std::mem::take(&mut self.shares);
-        // Reads come first: later writes of the same connection must not show in them.
+        // Reads come first: they must not see later writes of the same connection.
         let mut reads = Vec::with_capacity(self.reads.len());
         for TurnSubmission { events, consistency, .. } in self.reads.drain(..) {
             reads.push(service.read_events(events, consistency).await);
@@ -61,11 +61,11 @@ impl Turn {
                 settle(&mut submitted, &mut settled).await;
             }
             let mut call = Box::pin(service.submit(events, consistency));
-            // The first poll submits, so that one flush may cover many.
+            // The first poll submits, so one flush can cover many submissions.
             let first = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
             submitted.push(Submitted { call, first });
         }
-        // These depend on earlier flushes than the writes do.
+        // These wait for earlier flushes than the writes do.
         for share in waiting {
             let durable = match share.reads(&reads) {
                 Some(Ok(reads)) => service.durable(reads.receipt.token.clone()).await,
@@ -89,7 +89,7 @@ impl Turn {
         self.counts.clear();
     }
 
-    /// Counts the commands of shares, then writes their replies: a client that has its reply finds its request in the
+    /// Counts the commands of shares, then writes their replies: a client that has its reply finds the request in the
     /// metrics.
     pub(super) fn answer_all(
         &self,
@@ -112,14 +112,15 @@ impl Turn {
     pub(super) fn answer(&self, share: &Share, outcomes: SubmissionOutcomes<'_>, sink: &impl ReplySink) {
         let plans = self.plans.get(share.plans.clone()).unwrap_or_default();
         let own = outcomes.map(|outcomes| outcomes.get(share.outcomes.clone()));
-        // Whatever went wrong, no command is answered with the outcomes of another.
+        // Even if the counts are wrong, no command may get the outcome of another.
         let planned: usize = plans.iter().map(|plan| plan.outcomes()).sum();
-        let unknown = Failure::Engine(EngineError::OutcomeUnknown("the outcomes do not fit the commands".into()));
+        let unknown =
+            Failure::Engine(EngineError::OutcomeUnknown("the number of outcomes does not match the commands".into()));
         let own = match own {
             Ok(Some(own)) if own.len() == planned => Ok(own),
             Err(failure) => Err(failure),
             Ok(_) => {
-                tracing::error!(planned, share = ?share.outcomes, "a connection's outcomes do not fit its commands");
+                tracing::error!(planned, share = ?share.outcomes, "the number of outcomes of a connection does not match its commands");
                 Err(&unknown)
             }
         };
@@ -163,7 +164,7 @@ impl Share {
         }
     }
 
-    /// Whether any of its outcomes depends on what is not flushed.
+    /// Whether any of its outcomes depends on unflushed state.
     fn is_unflushed(&self, reads: &[Result<Reads, Failure>]) -> bool {
         let Some(Ok(reads)) = self.reads(reads) else { return false };
         let from = reads.unflushed.partition_point(|place| (*place as usize) < self.outcomes.start);
@@ -195,14 +196,14 @@ fn write_failure(plan: ReplyPlan, error: &Failure, reply: &mut Reply<'_>) {
     (0..plan.replies()).for_each(|_| reply.error(&text));
 }
 
-/// A submission under way.
+/// A submission in progress.
 struct Submitted<C> {
     call: C,
     /// The result of the first poll.
     first: Poll<Result<Receipt, Failure>>,
 }
 
-/// Waits for what was submitted.
+/// Waits for all submissions.
 async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Result<Receipt, Failure>>)
 where
     C: Future<Output = Result<Receipt, Failure>>,

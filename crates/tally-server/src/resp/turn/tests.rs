@@ -1,4 +1,4 @@
-//! A turn's replies go to the connection that sent the commands, also when something went wrong.
+//! A turn's replies go to the connection that sent the commands, even if something went wrong.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ fn each_connection_gets_its_own_outcomes() {
 }
 
 #[test]
-fn a_miscount_answers_only_its_own_share_with_errors() {
+fn a_wrong_number_of_outcomes_is_an_error_only_for_its_own_share() {
     for planned in [1, 3] {
         let turn = turn_of(&[(1, 1), (2, planned), (1, 1)]);
         let replies = answered(&turn, &outcomes(4));
@@ -87,7 +87,7 @@ fn missing_outcomes_are_never_filled_with_those_of_others() {
 }
 
 #[test]
-fn a_refusal_for_want_of_room_is_an_error_of_its_own_command() {
+fn a_refusal_because_the_disk_is_full_is_an_error_only_for_its_own_command() {
     let turn = turn_of(&[(2, 2)]);
     let mut outcomes = outcomes(2);
     outcomes[0].refusal = Some(Refusal::NoRoom);
@@ -105,7 +105,7 @@ fn replies_stay_in_order_when_an_earlier_read_waits_for_a_flush() {
         let read = Change::Read(Field::Value);
         turn.reads[0].events.push(KeyRef::new(b"a").unwrap(), read, None, None);
         turn.plan(ReplyPlan::Text);
-        // As after `HELLO 3`: what follows is another share.
+        // As after `HELLO 3`: a new share begins.
         turn.set_version(ProtocolVersion::V3);
         turn.reply(ProtocolVersion::V3, |reply| reply.ok());
         turn.end();

@@ -1,45 +1,45 @@
-//! Why a stream of requests cannot be read any further.
+//! Protocol errors: a stream of requests that cannot be parsed any further.
 
 use crate::limits::RESP_ARGS_MAX;
 
-/// What is wrong with the stream. The connection is closed after the answer.
+/// What is wrong with the stream. The connection is closed after the error reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// What follows `*` is no number, or one that no server takes.
+    /// The count after `*` is not a number, or one that no server accepts.
     InvalidCount,
-    /// More arguments than this server takes.
+    /// More arguments than this server accepts.
     TooManyArguments,
-    /// More arguments than a client may send that has yet to say who it is.
-    StrangersCount,
-    /// The line after `*` does not end.
+    /// More arguments than an unauthenticated client may send.
+    UnauthenticatedCount,
+    /// The line after `*` is too long.
     CountTooLong,
-    /// Something else than `$` where an argument should begin.
+    /// Something other than `$` where an argument should begin.
     ExpectedBulk(u8),
-    /// What follows `$` is no number, or one that nobody may send.
+    /// The length after `$` is not a number, or longer than any client may send.
     InvalidLength,
-    /// A longer argument than a client may send that has yet to say who it is.
-    StrangersLength,
-    /// The line after `$` does not end.
+    /// A longer argument than an unauthenticated client may send.
+    UnauthenticatedLength,
+    /// The line after `$` is too long.
     LengthTooLong,
-    /// An inline request that does not end, or has too many words.
+    /// An inline request that is too long or has too many words.
     InlineTooBig,
     /// An inline request with a quote that is not closed, or closed in the middle of a word.
     UnbalancedQuotes,
-    /// The client speaks HTTP. A browser may have been made to send this, so it learns nothing.
+    /// The client speaks HTTP. It may be a browser tricked into sending this, so it gets no reply.
     Http,
 }
 
 impl ProtocolError {
-    /// The text of the error reply; none when the connection is closed without a word.
+    /// The text of the error reply; `None` if the connection is closed without one.
     pub fn text(self) -> Option<Vec<u8>> {
         let what = match self {
             ProtocolError::InvalidCount => "invalid multibulk length",
             ProtocolError::TooManyArguments => return Some(too_many_arguments().into_bytes()),
-            ProtocolError::StrangersCount => "unauthenticated multibulk length",
+            ProtocolError::UnauthenticatedCount => "unauthenticated multibulk length",
             ProtocolError::CountTooLong => "too big mbulk count string",
             ProtocolError::ExpectedBulk(_) => "expected '$', got '",
             ProtocolError::InvalidLength => "invalid bulk length",
-            ProtocolError::StrangersLength => "unauthenticated bulk length",
+            ProtocolError::UnauthenticatedLength => "unauthenticated bulk length",
             ProtocolError::LengthTooLong => "too big bulk count string",
             ProtocolError::InlineTooBig => "too big inline request",
             ProtocolError::UnbalancedQuotes => "unbalanced quotes in request",

@@ -1,9 +1,9 @@
-//! Requests of one line, as people type them: words with blanks between, quoted where they hold blanks themselves.
+//! Inline requests: words separated by spaces, in quotes if they contain spaces. People type these by hand.
 
 use super::{Limits, Parser, ProtocolError, Span, Stop};
 
 impl Parser {
-    /// Reads one line and returns how many bytes it took.
+    /// Parses one line and returns its length in bytes.
     #[cold]
     pub(super) fn inline(&mut self, input: &[u8], limits: &Limits) -> Result<usize, Stop> {
         let line = self.line(input, b'\n', ProtocolError::InlineTooBig)?;
@@ -42,7 +42,7 @@ fn is_http(line: &[u8]) -> bool {
     version.starts_with(b"HTTP/") && words.next().is_none()
 }
 
-/// What C calls a space.
+/// A space according to `isspace` in C.
 fn is_blank(byte: u8) -> bool {
     byte.is_ascii_whitespace() || byte == b'\x0b'
 }
@@ -51,7 +51,7 @@ fn blanks(rest: &[u8]) -> usize {
     rest.iter().take_while(|byte| is_blank(**byte)).count()
 }
 
-/// Takes one word off the front, quotes resolved, and returns how many bytes it took. None if a quote is unbalanced.
+/// Parses one word, without its quotes, and returns its length in bytes. `None` if a quote is unbalanced.
 fn word(rest: &[u8], into: &mut Vec<u8>) -> Option<usize> {
     let mut at = 0;
     while let Some(&byte) = rest.get(at) {
@@ -66,7 +66,7 @@ fn word(rest: &[u8], into: &mut Vec<u8>) -> Option<usize> {
     Some(at)
 }
 
-/// The part up to the closing quote, which a blank or the end of the line must follow.
+/// The part up to the closing quote, which must be followed by a space or the end of the line.
 fn closed(rest: &[u8], read: fn(&[u8], &mut Vec<u8>) -> Option<usize>, into: &mut Vec<u8>) -> Option<usize> {
     let used = read(rest, into)?;
     rest.get(used).is_none_or(|next| is_blank(*next)).then_some(used)
@@ -119,7 +119,7 @@ fn single_quoted(rest: &[u8], into: &mut Vec<u8>) -> Option<usize> {
     }
 }
 
-/// The value of a digit that is known to be one.
+/// The value of a byte that is known to be a digit.
 fn hex(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -6,11 +6,11 @@ const SHORT_DIGITS_MAX: usize = 9;
 const INTEGER_BYTES_MAX: usize = 20;
 
 /// The number at `from` and where its line ends, if it is one to nine digits without a leading zero in a whole line.
-/// Everything else, wrong or just unusual, is left to the caller, which reads the line.
+/// Everything else, invalid or just unusual, is left to the caller, which parses the whole line.
 #[inline]
 pub fn short(input: &[u8], from: usize) -> Option<(usize, usize)> {
     match input.get(from..)? {
-        // One digit and two are nearly all there are.
+        // Nearly all numbers have one or two digits.
         [ones @ b'1'..=b'9', b'\r', _, ..] => Some((value(*ones), from + 3)),
         [tens @ b'1'..=b'9', ones @ b'0'..=b'9', b'\r', _, ..] => Some((value(*tens) * 10 + value(*ones), from + 4)),
         digits => longer(digits).map(|(number, end)| (number, from + end)),
@@ -31,13 +31,13 @@ fn longer(digits: &[u8]) -> Option<(usize, usize)> {
     None
 }
 
-/// The value of a digit that is known to be one.
+/// The value of a byte that is known to be a digit.
 #[inline]
 fn value(digit: u8) -> usize {
     usize::from(digit - b'0')
 }
 
-/// A whole 64-bit integer, the way Redis reads one: no blanks, no plus sign, no leading zeros, no `-0`.
+/// A 64-bit integer as Redis accepts it: no spaces, no plus sign, no leading zeros, no `-0`.
 #[inline]
 pub fn integer(bytes: &[u8]) -> Option<i64> {
     if bytes.len() > INTEGER_BYTES_MAX {
