@@ -16,3 +16,34 @@ pub const SESSION_TIMEOUT_MS: u64 = 6_000;
 pub const REVOKE_WAIT_MS: u64 = 5_000;
 
 const _: () = assert!(REVOKE_WAIT_MS < SESSION_TIMEOUT_MS);
+
+/// Outcomes of recent batches that a worker keeps per partition. Those of older ones are unknown to callers.
+pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
+/// Most reads of one partition that wait for the journal's end. More are refused.
+pub const READS_WAITING_MAX: usize = 4_096;
+/// Most totals per partition that a worker keeps current in Redis. Others are read from the worker.
+pub const PUBLISHED_MAX: usize = 1 << 20;
+/// Time to live of a total in Redis, from when it was first read.
+pub const TOTAL_TTL_MS: u64 = 10 * 60_000;
+/// Most records of the journal that are applied with the partition locked once.
+pub const GROUP_RECORDS_MAX: usize = 64;
+/// Most events of such a group, unless one record has more.
+pub const GROUP_EVENTS_MAX: usize = 8_192;
+/// Captured records that are written to PostgreSQL at once.
+pub const CAPTURE_BYTES: usize = 4 << 20;
+/// Longest wait of a request to a worker: for outcomes, or until a position is applied.
+pub const WORKER_WAIT_MS: u64 = 10_000;
+/// Appends of one partition that are on their way at once.
+pub const LANE_APPENDS_MAX: usize = 2;
+/// Longest wait for a place in the open batch of a partition.
+pub const JOIN_WAIT_MS: u64 = 5_000;
+/// Most counters whose value an API node estimates from its own writes.
+pub const ESTIMATES_MAX: usize = 1 << 18;
+/// An estimate is refreshed after this long.
+pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
+/// Owners of partitions are looked up this often.
+pub const ROUTES_REFRESH_MS: u64 = 500;
+/// Expired counters are looked for this often.
+pub const SWEEP_EVERY_MS: u64 = 5_000;
+/// A partition without records for this long, and with counters that expire, gets an empty batch, which has the time.
+pub const IDLE_TICK_MS: u64 = 1_000;

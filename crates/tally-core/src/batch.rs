@@ -13,9 +13,9 @@ mod combine;
 mod events;
 
 pub(crate) use codec::put_payload;
-pub use codec::{CodecError, decode, encode};
+pub use codec::{CodecError, decode, encode, encode_with_reads};
 pub use combine::{Combiner, Placed};
-pub use events::{Events, SlotOutcome};
+pub use events::{DividedCall, Events, SlotOutcome};
 
 use crate::event::{Adds, Change, ChangeRef, Details, EventRef, RequestId};
 use crate::key::KeyRef;

@@ -332,6 +332,19 @@ pub struct EventRef<'a> {
 }
 
 impl EventRef<'_> {
+    /// Whether it may change the state.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        !matches!(self.change, ChangeRef::Other(Change::Read(_)))
+    }
+
+    /// Whether the outcome depends on more than the sum of all adds.
+    #[must_use]
+    pub fn depends_on_state(&self) -> bool {
+        let is_conditional = self.details.is_some_and(|details| details.bounds.is_some() || details.expiry.is_some());
+        is_conditional || matches!(self.change, ChangeRef::Other(change) if !matches!(change, Change::Read(_)))
+    }
+
     /// Hash of key, change and details, to detect a different request with the same id. Excludes the actor, because a
     /// retry may come from another address. Stored, so it must never change.
     #[must_use]

@@ -1,5 +1,6 @@
 //! Readings: values with their exactness and age.
 
+use crate::counter::{Counter, CounterState};
 use crate::time::Millis;
 
 /// A value with its provenance.
@@ -25,6 +26,25 @@ pub struct Reading {
     pub shards: u32,
 }
 
+impl Reading {
+    /// The reading of a counter, or of one that does not exist, as it is now.
+    #[must_use]
+    pub fn exact(held: Option<&CounterState>, now: Millis) -> Reading {
+        let counter = held.map(|held| &held.counter);
+        Reading {
+            value: counter.map_or(0, Counter::value),
+            exists: counter.is_some(),
+            exact: true,
+            as_of: now,
+            staleness_ms: 0,
+            created_at: counter.map(|counter| counter.created),
+            updated_at: counter.map(|counter| counter.updated),
+            expires_at: held.and_then(|held| held.expires_at),
+            shards: 1,
+        }
+    }
+}
+
 /// A reading with the counter's statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stats {
@@ -46,4 +66,26 @@ pub struct Stats {
     pub rate_1h: f64,
     /// The value of each sub-counter.
     pub shard_values: Vec<i64>,
+}
+
+impl Stats {
+    /// The statistics of a counter, or of one that does not exist, as they are now.
+    #[must_use]
+    pub fn exact(held: Option<CounterState>, now: Millis) -> Stats {
+        let reading = Reading::exact(held.as_ref(), now);
+        let counter = held.map(|held| held.counter).unwrap_or_default();
+        let (min, max) = counter.extremes();
+        let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
+        Stats {
+            shard_values: if reading.exists { vec![reading.value] } else { Vec::new() },
+            reading,
+            increments: counter.increments(),
+            decrements: counter.decrements(),
+            min,
+            max,
+            rate_1s,
+            rate_1m,
+            rate_1h,
+        }
+    }
 }

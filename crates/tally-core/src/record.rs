@@ -115,6 +115,15 @@ pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
     [&[HEAD], key.as_bytes()].concat()
 }
 
+/// Appends the value of a counter.
+pub fn write_counter(state: &CounterState, out: &mut Vec<u8>) {
+    out.push(if state.expires_at.is_some() { VERSION_EXPIRES } else { VERSION });
+    state.counter.encode(out);
+    if let Some(expires_at) = state.expires_at {
+        put_u64(out, expires_at.0);
+    }
+}
+
 /// Reads a counter.
 #[must_use]
 pub fn read_counter(value: &[u8]) -> Option<CounterState> {
@@ -252,14 +261,8 @@ impl Records {
 
     /// Adds a counter, and its expiry if it has one.
     pub fn put_counter(&mut self, key: &[u8], state: &CounterState) {
-        let Some(expires_at) = state.expires_at else {
-            return self.put(&[&[COUNTER], key], |out| state.counter.encode(out));
-        };
-        self.put_raw(&[&[COUNTER], key], |out| {
-            out.push(VERSION_EXPIRES);
-            state.counter.encode(out);
-            put_u64(out, expires_at.0);
-        });
+        self.put_raw(&[&[COUNTER], key], |out| write_counter(state, out));
+        let Some(expires_at) = state.expires_at else { return };
         self.put_raw(&[EXPIRY_PREFIX, &expires_at.0.to_be_bytes(), key], |_| {});
     }
 

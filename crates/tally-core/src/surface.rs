@@ -115,6 +115,9 @@ pub enum EngineError {
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]
     Closing,
+    /// A service that the engine needs does not answer, or its queue is full. Nothing changed.
+    #[error("the service is not available: {0}; nothing was changed")]
+    Unavailable(String),
     /// The store could not be read.
     #[error("the store could not be read: {0}")]
     Unreadable(String),

@@ -1,11 +1,12 @@
 //! Appending batches to the journal.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::error::KafkaError;
+use rdkafka::message::Timestamp;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
-use rdkafka::message::Timestamp;
 use tally_core::time::{Millis, Position};
 
 use super::{JournalError, KafkaSettings};
@@ -14,7 +15,7 @@ use crate::limits::{APPEND_TIMEOUT_MS, APPENDS_QUEUED_MAX, RECORD_BYTES_MAX};
 /// Appends batches: idempotent, acknowledged by all replicas in sync.
 pub struct Appender {
     producer: FutureProducer,
-    settings: KafkaSettings,
+    settings: Arc<KafkaSettings>,
 }
 
 /// Where a batch was appended.
@@ -54,28 +55,34 @@ impl Appender {
             .set("retry.backoff.ms", "50")
             .set("retry.backoff.max.ms", "500");
         let producer = config.create().map_err(|error| JournalError::new(settings, &error))?;
-        Ok(Appender { producer, settings: settings.clone() })
+        Ok(Appender { producer, settings: Arc::new(settings.clone()) })
     }
 
-    /// Appends a batch and waits for its acknowledgement.
-    pub async fn append(&self, partition: u32, batch: &[u8]) -> Result<Appended, AppendError> {
+    /// Queues a batch. Batches of one partition are appended in the order of these calls; the future resolves when this
+    /// one is acknowledged.
+    pub fn append(
+        &self,
+        partition: u32,
+        batch: &[u8],
+    ) -> Result<impl Future<Output = Result<Appended, AppendError>> + Send + use<>, AppendError> {
         let record = FutureRecord::<(), [u8]>::to(&self.settings.topic).partition(partition as i32).payload(batch);
-        let delivery = match self.producer.send_result(record) {
-            Ok(delivery) => delivery,
-            Err((error, _)) => return Err(AppendError::NotSent(self.say(&error))),
-        };
-        match delivery.await {
-            Ok(Ok(delivery)) => Ok(Appended {
-                end: Position(delivery.offset as u64 + 1),
-                at: match delivery.timestamp {
-                    Timestamp::LogAppendTime(at) | Timestamp::CreateTime(at) => Millis(at.max(0) as u64),
-                    Timestamp::NotAvailable => Millis(0),
-                },
-            }),
-            Ok(Err((error, _))) if is_refused(&error) => Err(AppendError::NotSent(self.say(&error))),
-            Ok(Err((error, _))) => Err(AppendError::Unknown(self.say(&error))),
-            Err(_) => Err(AppendError::Unknown("the producer was closed".to_owned())),
-        }
+        let sent = self.producer.send_result(record);
+        let delivery = sent.map_err(|(error, _)| AppendError::NotSent(say(&self.settings, &error)))?;
+        let settings = Arc::clone(&self.settings);
+        Ok(async move {
+            match delivery.await {
+                Ok(Ok(delivery)) => Ok(Appended {
+                    end: Position(delivery.offset as u64 + 1),
+                    at: match delivery.timestamp {
+                        Timestamp::LogAppendTime(at) | Timestamp::CreateTime(at) => Millis(at.max(0) as u64),
+                        Timestamp::NotAvailable => Millis(0),
+                    },
+                }),
+                Ok(Err((error, _))) if is_refused(&error) => Err(AppendError::NotSent(say(&settings, &error))),
+                Ok(Err((error, _))) => Err(AppendError::Unknown(say(&settings, &error))),
+                Err(_) => Err(AppendError::Unknown("the producer was closed".to_owned())),
+            }
+        })
     }
 
     /// Waits until everything queued was delivered or has failed. Blocks.
@@ -83,10 +90,10 @@ impl Appender {
         // What is not delivered by then has told its caller.
         let _ = self.producer.flush(timeout);
     }
+}
 
-    fn say(&self, error: &KafkaError) -> String {
-        JournalError::new(&self.settings, error).to_string()
-    }
+fn say(settings: &KafkaSettings, error: &KafkaError) -> String {
+    JournalError::new(settings, error).to_string()
 }
 
 /// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal.

@@ -46,7 +46,10 @@ pub struct KafkaLogin {
 
 impl std::fmt::Debug for KafkaLogin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KafkaLogin").field("user", &self.user).field("mechanism", &self.mechanism).finish_non_exhaustive()
+        f.debug_struct("KafkaLogin")
+            .field("user", &self.user)
+            .field("mechanism", &self.mechanism)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Reading the journal: records of chosen partitions, from chosen positions.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;

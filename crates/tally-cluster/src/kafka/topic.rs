@@ -42,7 +42,8 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
         .set("compression.type", "producer")
         .set("retention.bytes", "-1")
         .set("retention.ms", &retention);
-    let created = admin.create_topics([&topic], &options()).await.map_err(|error| JournalError::new(settings, &error))?;
+    let created =
+        admin.create_topics([&topic], &options()).await.map_err(|error| JournalError::new(settings, &error))?;
     match created.into_iter().next() {
         Some(Ok(_)) => Ok(Created::Created),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
@@ -57,7 +58,9 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
             );
             Err(JournalError::WrongTopic { topic: settings.topic.clone(), problem })
         }
-        Some(Err((_, code))) => Err(JournalError::Other(format!("the topic `{}` was not created: {code}", settings.topic))),
+        Some(Err((_, code))) => {
+            Err(JournalError::Other(format!("the topic `{}` was not created: {code}", settings.topic)))
+        }
         None => Err(JournalError::Other("Kafka did not say whether it created the topic".to_owned())),
     }
 }
@@ -103,9 +106,7 @@ async fn partition_count(
     admin: &AdminClient<DefaultClientContext>,
 ) -> Result<u32, JournalError> {
     // The request blocks its thread. There is one per start.
-    let metadata = tokio::task::block_in_place(|| {
-        admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT)
-    });
+    let metadata = tokio::task::block_in_place(|| admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT));
     let metadata = metadata.map_err(|error| JournalError::new(settings, &error))?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == settings.topic);
     match topic {

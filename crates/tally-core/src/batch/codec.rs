@@ -106,13 +106,26 @@ pub enum CodecError {
 /// If the batch is larger than [`decode`] accepts, because the journal could not be opened again. It cannot happen: every
 /// part of an event is bounded by its type, and engines refuse calls above the limits.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
+    put_batch(batch, at, batch.journalled_len(), |slot| batch.reads == 0 || !batch.is_read(slot), out);
+}
+
+/// Appends the binary form of `batch`, with reads, to `out`: for an applier in another process, which must answer them.
+///
+/// # Panics
+///
+/// Like [`encode`].
+pub fn encode_with_reads(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
+    put_batch(batch, at, batch.len(), |_| true, out);
+}
+
+fn put_batch(batch: &Batch, at: Millis, len: usize, is_written: impl Fn(&Slot) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
     out.push(VERSION);
     out.push(if batch.resets_clock { FLAG_RESETS_CLOCK } else { 0 });
     put_u64(out, at.0);
-    put_u64(out, batch.journalled_len() as u64);
-    for slot in batch.slots.iter().filter(|slot| batch.reads == 0 || !batch.is_read(slot)) {
+    put_u64(out, len as u64);
+    for slot in batch.slots.iter().filter(|slot| is_written(slot)) {
         put_event(out, batch, slot);
     }
     let crc = crc32fast::hash(&out[start..]);

@@ -19,6 +19,7 @@ pub struct Events {
     marks: Vec<Mark>,
     /// Number of events of all marks.
     len: usize,
+    has_groups: bool,
     /// The slot last used, by the low bits of the key's hash. A hint: the key is always compared.
     recent: [u32; RECENT],
 }
@@ -54,6 +55,7 @@ impl Events {
             batch: Batch::default(),
             marks: Vec::new(),
             len: 0,
+            has_groups: false,
             recent: [NONE; RECENT],
         }
     }
@@ -150,6 +152,7 @@ impl Events {
     /// is part of the outer one.
     pub fn group(&mut self, fill: impl FnOnce(&mut Events)) {
         let outside = std::mem::replace(&mut self.combining, Combining::Off);
+        self.has_groups = true;
         fill(self);
         self.combining = outside;
     }
@@ -159,8 +162,48 @@ impl Events {
         self.batch.clear();
         self.marks.clear();
         self.len = 0;
+        self.has_groups = false;
         self.combining = Combining::Allowed;
         self.recent = [NONE; RECENT];
+    }
+
+    /// Whether an outcome depends on more than the sum of all adds: bounds, conditions, corrections, expiries, groups.
+    /// An engine may acknowledge other events before it knows their outcomes.
+    #[must_use]
+    pub fn depend_on_state(&self) -> bool {
+        self.has_groups || self.batch.iter().any(|event| event.depends_on_state())
+    }
+
+    /// Divides the call by partition. All events of a group must be in one partition.
+    #[must_use]
+    pub fn divide(self, partition_of: impl Fn(KeyRef<'_>) -> u32) -> DividedCall {
+        let partitions: Vec<u32> = self.batch.iter().map(|event| partition_of(event.key)).collect();
+        let first = partitions.first().copied().unwrap_or_default();
+        if partitions.iter().all(|&partition| partition == first) {
+            let outcomes = vec![0; self.marks.len()];
+            return DividedCall { parts: vec![(first, self)], outcomes };
+        }
+        let mut parts: Vec<(u32, Events)> = Vec::new();
+        // For each slot: its part, and its slot there.
+        let mut places: Vec<(u32, u32)> = Vec::with_capacity(partitions.len());
+        for (slot, partition) in self.batch.slots.iter().zip(&partitions) {
+            let part = parts.iter().position(|(known, _)| known == partition).unwrap_or_else(|| {
+                parts.push((*partition, Events { has_groups: self.has_groups, ..Events::new(self.seed) }));
+                parts.len() - 1
+            });
+            let batch = &mut parts[part].1.batch;
+            places.push((part as u32, batch.slots.len() as u32));
+            batch.push_copy(&self.batch, slot);
+        }
+        let mut outcomes = Vec::with_capacity(self.marks.len());
+        for mark in &self.marks {
+            let (part, slot) = places[mark.slot as usize];
+            let events = &mut parts[part as usize].1;
+            events.marks.push(Mark { slot, ..*mark });
+            events.len += mark.times as usize;
+            outcomes.push(part);
+        }
+        DividedCall { parts, outcomes }
     }
 
     /// The batch so far.
@@ -184,6 +227,31 @@ impl Events {
                 Shape::Run | Shape::Mixed => found.of_run(mark.prior, mark.delta, mark.times),
             }
         })
+    }
+}
+
+/// A call, divided by partition.
+#[derive(Clone, Debug)]
+pub struct DividedCall {
+    parts: Vec<(u32, Events)>,
+    /// For each outcome of the call, the part that has it.
+    outcomes: Vec<u32>,
+}
+
+impl DividedCall {
+    /// The partitions and their events.
+    #[must_use]
+    pub fn parts(&self) -> &[(u32, Events)] {
+        &self.parts
+    }
+
+    /// The outcomes of the call, in order, given those of its parts. `None` if their numbers do not match.
+    #[must_use]
+    pub fn join(&self, of_parts: Vec<Vec<Outcome>>) -> Option<Vec<Outcome>> {
+        let mut of_parts: Vec<_> = of_parts.into_iter().map(Vec::into_iter).collect();
+        let joined: Option<Vec<Outcome>> =
+            self.outcomes.iter().map(|&part| of_parts.get_mut(part as usize)?.next()).collect();
+        joined.filter(|_| of_parts.iter_mut().all(|rest| rest.next().is_none()))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tally_core::batch::{Events, key_hash};
-use tally_core::counter::{Counter, CounterState};
+use tally_core::counter::CounterState;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::PAGE_ITEMS_MAX;
@@ -41,7 +41,7 @@ impl Machine {
         if let Some(wait) = wait {
             wait.await.map_err(unrevealed)?;
         }
-        Ok(counters.iter().map(|counter| reading(counter.as_ref(), now)).collect())
+        Ok(counters.iter().map(|counter| Reading::exact(counter.as_ref(), now)).collect())
     }
 
     /// Reads one counter with its history.
@@ -51,7 +51,7 @@ impl Machine {
         if let Some(wait) = wait {
             wait.await.map_err(unrevealed)?;
         }
-        Ok(stats(counters.first().copied().flatten(), now))
+        Ok(Stats::exact(counters.first().copied().flatten(), now))
     }
 
     /// Lists counters in key order. Counters created or removed meanwhile may or may not be among them.
@@ -72,7 +72,7 @@ impl Machine {
             wait.await.map_err(unrevealed)?;
         }
         let items = keys.into_iter().zip(counters).filter(|(_, counter)| counter.is_some());
-        Ok(Page { items: items.map(|(key, counter)| (key, reading(counter.as_ref(), now))).collect(), next })
+        Ok(Page { items: items.map(|(key, counter)| (key, Reading::exact(counter.as_ref(), now))).collect(), next })
     }
 
     /// The corrections of one counter, oldest first.
@@ -334,38 +334,5 @@ pub(super) fn unrevealed(error: EngineError) -> EngineError {
     match error {
         EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),
         other => other,
-    }
-}
-
-fn reading(held: Option<&CounterState>, now: Millis) -> Reading {
-    let counter = held.map(|held| &held.counter);
-    Reading {
-        value: counter.map_or(0, Counter::value),
-        exists: counter.is_some(),
-        exact: true,
-        as_of: now,
-        staleness_ms: 0,
-        created_at: counter.map(|counter| counter.created),
-        updated_at: counter.map(|counter| counter.updated),
-        expires_at: held.and_then(|held| held.expires_at),
-        shards: 1,
-    }
-}
-
-fn stats(held: Option<CounterState>, now: Millis) -> Stats {
-    let reading = reading(held.as_ref(), now);
-    let counter = held.map(|held| held.counter).unwrap_or_default();
-    let (min, max) = counter.extremes();
-    let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
-    Stats {
-        shard_values: if reading.exists { vec![reading.value] } else { Vec::new() },
-        reading,
-        increments: counter.increments(),
-        decrements: counter.decrements(),
-        min,
-        max,
-        rate_1s,
-        rate_1m,
-        rate_1h,
     }
 }

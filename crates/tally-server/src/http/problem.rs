@@ -172,6 +172,9 @@ kinds! {
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
         "The disk failed during the change: it may or may not survive.",
         "Retry with the same request id; without one it may count twice.";
+    Unavailable = "unavailable", SERVICE_UNAVAILABLE, "A service that Tally needs does not answer",
+        "A part of the cluster cannot be reached, or its queue is full. Nothing was changed.",
+        "Try again after the time in Retry-After.";
     TooStale = "too-stale", SERVICE_UNAVAILABLE, "The reading asked for is not available",
         "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` asks for.",
         "Retry after the seconds in `Retry-After`, or ask for less.";
@@ -387,6 +390,7 @@ impl From<Failure> for Problem {
             Failure::Engine(EngineError::DiskFull) => Problem::new(Kind::DiskFull, detail),
             Failure::Engine(EngineError::Poisoned(_)) => Problem::new(Kind::Poisoned, detail).retry_after_s(5),
             Failure::Engine(EngineError::Closing) => Problem::new(Kind::Closing, detail).retry_after_s(1),
+            Failure::Engine(EngineError::Unavailable(_)) => Problem::new(Kind::Unavailable, detail).retry_after_s(1),
             Failure::Engine(EngineError::Unreadable(_)) => Problem::new(Kind::Unreadable, detail),
             Failure::Engine(EngineError::TooLarge) => Problem::new(Kind::BodyTooLarge, detail),
             Failure::Engine(EngineError::TooStale(_)) => Problem::new(Kind::TooStale, detail).retry_after_s(1),

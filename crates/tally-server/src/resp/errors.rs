@@ -19,6 +19,7 @@ pub fn failure(failure: &Failure) -> String {
         Failure::Recovering => "LOADING Redis is loading the dataset in memory".to_owned(),
         Failure::Engine(error) => match error {
             EngineError::DiskFull => format!("MISCONF {error}"),
+            EngineError::Unavailable(_) => format!("CLUSTERDOWN {error}"),
             EngineError::OutcomeUnknown(_) => format!("UNKNOWN {error}"),
             EngineError::Poisoned(_)
             | EngineError::Closing

@@ -1,0 +1,191 @@
+//! The way of writes into one partition: calls are combined into a batch, batches are appended to the journal.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tally_core::batch::{Combiner, Events, encode_with_reads};
+use tally_core::outcome::{Outcome, Outcomes};
+use tally_core::surface::EngineError;
+use tally_core::time::Millis;
+use tally_engine::host::{JoinedBatch, OpenBatch, Stage, Ticket, Wait};
+use tokio::sync::{Notify, OnceCell, Semaphore};
+
+use crate::kafka::{AppendError, Appended, Appender};
+use crate::limits::{JOIN_WAIT_MS, LANE_APPENDS_MAX};
+
+/// A batch is acknowledged once. Outcomes come from a worker, to those who want them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LaneStage {
+    /// Kafka has it.
+    Appended,
+}
+
+impl Stage for LaneStage {
+    const LAST: LaneStage = LaneStage::Appended;
+}
+
+/// A batch in the journal.
+#[derive(Debug)]
+pub struct AppendedBatch {
+    /// Where it ends, and when it was appended.
+    pub appended: Appended,
+    combiner: Combiner,
+    /// Asked for by the first call that wants them, and shared by all.
+    outcomes: OnceCell<Result<BatchOutcomes, EngineError>>,
+}
+
+/// The outcomes of a batch, from a worker.
+#[derive(Debug)]
+pub struct BatchOutcomes {
+    /// The time it was applied at.
+    pub at: Millis,
+    /// One per event.
+    pub outcomes: Outcomes,
+}
+
+/// A call that is in the journal.
+pub struct AppendedCall {
+    joined: JoinedBatch<LaneStage, AppendedBatch>,
+    /// Its batch.
+    pub batch: Arc<AppendedBatch>,
+}
+
+impl AppendedCall {
+    /// The outcomes of the call. `ask` asks a worker for those of the whole batch.
+    pub async fn outcomes(
+        &self,
+        events: &Events,
+        ask: impl Future<Output = Result<BatchOutcomes, EngineError>>,
+    ) -> Result<(Vec<Outcome>, Millis), EngineError> {
+        let of_batch = self.batch.outcomes.get_or_init(|| ask).await.as_ref().map_err(Clone::clone)?;
+        // A worker that answers for another batch must not reach a caller.
+        if of_batch.outcomes.slots().len() != self.batch.combiner.batch().len() {
+            return Err(EngineError::OutcomeUnknown("the worker returned a wrong number of outcomes".to_owned()));
+        }
+        Ok((self.joined.outcomes(events, &self.batch.combiner, &of_batch.outcomes), of_batch.at))
+    }
+}
+
+/// Combines and appends the writes of one partition.
+pub struct Lane {
+    partition: u32,
+    open: OpenBatch<LaneStage, AppendedBatch>,
+    filled: Notify,
+    /// The last append failed and none has succeeded since.
+    failing: AtomicBool,
+    /// While failing: a batch is on its way to find out whether Kafka is back.
+    probing: AtomicBool,
+    closing: AtomicBool,
+}
+
+impl Lane {
+    /// Starts the lane on the current runtime.
+    pub fn start(partition: u32, appender: Arc<Appender>) -> Arc<Lane> {
+        let lane = Arc::new(Lane {
+            partition,
+            open: OpenBatch::default(),
+            filled: Notify::new(),
+            failing: AtomicBool::new(false),
+            probing: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+        });
+        tokio::spawn(Arc::clone(&lane).run(appender));
+        lane
+    }
+
+    /// Appends the events and resolves once Kafka has them.
+    pub async fn append(&self, events: &Events) -> Result<AppendedCall, EngineError> {
+        let join = poll_fn(|context| self.open.join(events, context.waker(), || self.admit()));
+        let joined = match tokio::time::timeout(Duration::from_millis(JOIN_WAIT_MS), join).await {
+            Ok(joined) => joined?,
+            Err(_) => return Err(EngineError::Unavailable("the queue to Kafka is full".to_owned())),
+        };
+        if joined.is_first || joined.is_full {
+            self.filled.notify_one();
+        }
+        let batch = Wait::new(Arc::clone(&joined.ticket), LaneStage::Appended).await?;
+        Ok(AppendedCall { joined, batch })
+    }
+
+    /// Refuses calls from now on. What has joined is still appended.
+    pub fn close(&self) {
+        self.open.close(|| self.closing.store(true, Ordering::Release));
+        self.filled.notify_one();
+    }
+
+    /// Whether Kafka does not take batches.
+    pub fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Acquire)
+    }
+
+    fn admit(&self) -> Result<(), EngineError> {
+        if self.closing.load(Ordering::Acquire) {
+            return Err(EngineError::Closing);
+        }
+        // One batch is let through to find out whether Kafka is back. Its callers may wait long, so others are not
+        // made to.
+        if self.is_failing() && self.probing.swap(true, Ordering::AcqRel) {
+            return Err(EngineError::Unavailable("Kafka does not answer".to_owned()));
+        }
+        Ok(())
+    }
+
+    async fn run(self: Arc<Self>, appender: Arc<Appender>) {
+        let permits = Arc::new(Semaphore::new(LANE_APPENDS_MAX));
+        let mut bytes = Vec::new();
+        loop {
+            self.filled.notified().await;
+            // What joins while appends are in flight is the next batch: group commit without a timer.
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let is_closing = self.closing.load(Ordering::Acquire);
+            let (combiner, ticket) = self.open.take();
+            if combiner.batch().is_empty() {
+                if is_closing {
+                    return;
+                }
+                continue;
+            }
+            bytes.clear();
+            // The broker's time counts.
+            encode_with_reads(combiner.batch(), Millis(0), &mut bytes);
+            match appender.append(self.partition, &bytes) {
+                Err(error) => self.finish(combiner, &ticket, Err(error)),
+                Ok(appending) => {
+                    let lane = Arc::clone(&self);
+                    tokio::spawn(async move {
+                        let appended = appending.await;
+                        drop(permit);
+                        lane.finish(combiner, &ticket, appended);
+                    });
+                }
+            }
+        }
+    }
+
+    fn finish(
+        &self,
+        combiner: Combiner,
+        ticket: &Ticket<LaneStage, AppendedBatch>,
+        appended: Result<Appended, AppendError>,
+    ) {
+        self.failing.store(appended.is_err(), Ordering::Release);
+        self.probing.store(false, Ordering::Release);
+        match appended {
+            Ok(appended) => {
+                let batch = AppendedBatch { appended, combiner, outcomes: OnceCell::new() };
+                ticket.reach(LaneStage::Appended, &Arc::new(batch));
+            }
+            Err(AppendError::NotSent(why)) => ticket.fail(EngineError::Unavailable(why)),
+            Err(AppendError::Unknown(why)) => ticket.fail(EngineError::OutcomeUnknown(why)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lane").field("partition", &self.partition).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,98 @@
+//! Where partitions are hosted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tally_core::time::{Millis, Position};
+
+use crate::limits::ROUTES_REFRESH_MS;
+use crate::postgres::Pg;
+use crate::redis::Totals;
+use crate::worker::BrokerClock;
+
+/// What is known of one partition.
+#[derive(Clone, Debug, Default)]
+pub struct Route {
+    /// Address of its owner.
+    pub owner: Option<String>,
+    /// Redis has every change up to here.
+    pub published: Position,
+    /// The time of that position.
+    pub published_at: Option<Millis>,
+}
+
+/// Owners of partitions and how current Redis is, from the heartbeats of workers.
+pub struct Routes {
+    routes: Mutex<Vec<Route>>,
+    totals: Arc<Totals>,
+    pg: Arc<Pg>,
+    clock: Arc<BrokerClock>,
+}
+
+impl Routes {
+    /// Starts to follow the heartbeats, until dropped.
+    pub fn start(partitions: u32, totals: Arc<Totals>, pg: Arc<Pg>, clock: Arc<BrokerClock>) -> Arc<Routes> {
+        let routes = Mutex::new(vec![Route::default(); partitions as usize]);
+        let routes = Arc::new(Routes { routes, totals, pg, clock });
+        let weak = Arc::downgrade(&routes);
+        tokio::spawn(async move {
+            let mut every = tokio::time::interval(Duration::from_millis(ROUTES_REFRESH_MS));
+            every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                every.tick().await;
+                let Some(routes) = weak.upgrade() else { return };
+                routes.refresh().await;
+            }
+        });
+        routes
+    }
+
+    /// What is known of a partition.
+    pub fn get(&self, partition: u32) -> Route {
+        self.routes.lock().get(partition as usize).cloned().unwrap_or_default()
+    }
+
+    /// A worker said who owns the partition.
+    pub fn set_owner(&self, partition: u32, owner: &str) {
+        if let Some(route) = self.routes.lock().get_mut(partition as usize) {
+            route.owner = Some(owner.to_owned());
+        }
+    }
+
+    /// Asks Redis, and PostgreSQL for owners that Redis does not know.
+    pub async fn refresh(&self) {
+        let partitions: Vec<u32> = (0..self.routes.lock().len() as u32).collect();
+        match self.totals.heartbeats(&partitions).await {
+            Ok(heartbeats) => {
+                let mut routes = self.routes.lock();
+                for (route, heartbeat) in routes.iter_mut().zip(heartbeats) {
+                    let Some(heartbeat) = heartbeat else { continue };
+                    self.clock.observe(heartbeat.at);
+                    route.owner = Some(heartbeat.owner);
+                    route.published = route.published.max(heartbeat.position);
+                    route.published_at = route.published_at.max(Some(heartbeat.at));
+                }
+            }
+            Err(error) => tracing::debug!(%error, "heartbeats cannot be read"),
+        }
+        if self.routes.lock().iter().any(|route| route.owner.is_none()) {
+            self.refresh_owners().await;
+        }
+    }
+
+    /// Asks PostgreSQL who owns which partition.
+    pub async fn refresh_owners(&self) {
+        match self.pg.partitions().await {
+            Ok(rows) => {
+                let mut routes = self.routes.lock();
+                for row in rows {
+                    if let (Some(route), Some(owner)) = (routes.get_mut(row.partition as usize), row.owner) {
+                        route.owner = Some(owner);
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(%error, "owners cannot be read"),
+        }
+    }
+}

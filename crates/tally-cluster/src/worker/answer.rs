@@ -1,0 +1,101 @@
+//! Answering API nodes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tally_core::record::write_counter;
+use tally_core::time::Position;
+
+use super::Shared;
+use super::hosting::Hosting;
+use crate::limits::WORKER_WAIT_MS;
+use crate::rpc::{Handler, Need, PartitionStatus, Request, Response, Role, RpcError};
+
+impl Handler for Arc<Shared> {
+    async fn handle(&self, request: Request) -> Result<Response, RpcError> {
+        match request {
+            Request::Outcomes { partition, offset } => {
+                let hosting = self.hosting(partition)?;
+                let end = Position(offset + 1);
+                reach(&hosting, end).await?;
+                let record = hosting.host.outcomes(end).ok_or(RpcError::Gone)?;
+                Ok(Response::Outcomes { end, at: record.at, outcomes: record.outcomes.clone() })
+            }
+            Request::Read { partition, need, keys } => {
+                let hosting = self.hosting(partition)?;
+                match need {
+                    Need::Any => {
+                        let (_, now) = hosting.host.standing();
+                        let mut round = hosting.host.round();
+                        keys.iter().for_each(|key| drop(round.read(key, now.0)));
+                    }
+                    Need::Position(position) => reach(&hosting, position).await?,
+                    Need::End => {
+                        let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
+                        reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
+                    }
+                }
+                let reading = tokio::task::spawn_blocking(move || hosting.host.read(&keys)).await;
+                let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let records = reading.counters.iter().map(|counter| {
+                    counter.as_ref().map(|counter| {
+                        let mut record = Vec::new();
+                        write_counter(counter, &mut record);
+                        record
+                    })
+                });
+                Ok(Response::Read { position: reading.position, at: reading.at, records: records.collect() })
+            }
+            Request::Ledger { key, partition, after, limit } => {
+                let hosting = self.hosting(partition)?;
+                let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
+                reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
+                // Memory first: an entry that is persisted in between is then seen twice, not missed.
+                let unsaved = hosting.host.unsaved_ledger(&key);
+                let stored = self.services.pg.ledger(key.as_ref(), after, limit).await;
+                let stored = stored.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let mut entries: std::collections::BTreeMap<u64, _> =
+                    stored.into_iter().map(|entry| (entry.seq, entry)).collect();
+                entries.extend(unsaved.into_iter().filter(|entry| entry.seq > after).map(|entry| (entry.seq, entry)));
+                Ok(Response::Ledger { entries: entries.into_values().take(limit).collect() })
+            }
+            Request::Count { partition } => {
+                let hosting = self.hosting(partition)?;
+                let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
+                reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
+                let (counters, at) = hosting.host.count();
+                Ok(Response::Count { counters, at })
+            }
+            Request::Status => {
+                let hosted: Vec<Arc<Hosting>> = self.hosted.lock().values().cloned().collect();
+                let mut partitions = Vec::with_capacity(hosted.len());
+                for hosting in hosted {
+                    let end = hosting.ends.now().await.and_then(Result::ok);
+                    partitions.push(PartitionStatus {
+                        partition: hosting.host.partition,
+                        epoch: hosting.epoch,
+                        applied: hosting.host.applied(),
+                        persisted: hosting.host.persisted(),
+                        end,
+                        role: Role::Owner,
+                    });
+                }
+                Ok(Response::Status { partitions })
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn hosting(&self, partition: u32) -> Result<Arc<Hosting>, RpcError> {
+        self.hosted.lock().get(&partition).cloned().ok_or(RpcError::NotHosted { owner: None })
+    }
+}
+
+async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
+    match tokio::time::timeout(Duration::from_millis(WORKER_WAIT_MS), hosting.host.reach(position)).await {
+        Ok(reached) => reached.map_err(|error| RpcError::Failed(error.to_string())),
+        Err(_) => Err(RpcError::Overloaded),
+    }
+}

@@ -1,0 +1,324 @@
+//! One hosted partition: applies the journal, and answers for the position it has reached.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tally_core::batch::{Batch, CodecError, decode};
+use tally_core::counter::CounterState;
+use tally_core::key::Key;
+use tally_core::ledger::LedgerEntry;
+use tally_core::missing_keys::MissingKeys;
+use tally_core::outcome::Outcomes;
+use tally_core::partition::{Headroom, Partition};
+use tally_core::record::Meta;
+use tally_core::time::{Millis, Position};
+use tally_engine::host::{Hosted, ResidentPartition};
+use tokio::sync::watch;
+
+use super::broker_clock::BrokerClock;
+use super::outcomes::{AppliedRecord, RecentOutcomes};
+use super::round::Round;
+use super::store::{PartitionStore, SharedStore, StoreFailure};
+use crate::kafka::{JournalError, JournalRecord, PartitionTail};
+use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX};
+
+/// How long the applying thread waits for a record before it looks whether it should stop.
+const TAIL_WAIT: Duration = Duration::from_millis(100);
+/// Pause before PostgreSQL or Kafka is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+/// Why a hosted partition stopped.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HostError {
+    /// The store failed or was taken over.
+    #[error(transparent)]
+    Store(#[from] StoreFailure),
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A record of the journal is not a batch. Stopping is better than guessing at counts.
+    #[error(
+        "record {position} of partition {partition} is not a batch: {error}. If a newer version of Tally wrote it, update \
+         this worker; if something else wrote to the topic, see docs/cluster.md"
+    )]
+    NotABatch {
+        /// The partition.
+        partition: u32,
+        /// The record's position.
+        position: u64,
+        /// What is wrong with it.
+        error: CodecError,
+    },
+}
+
+/// A partition in memory, as far as the journal was applied.
+pub struct PartitionHost {
+    /// Its number.
+    pub partition: u32,
+    seed: u64,
+    budget_bytes: usize,
+    state: ResidentPartition<()>,
+    store: SharedStore,
+    recent: Mutex<RecentOutcomes>,
+    round: Mutex<Round>,
+    clock: BrokerClock,
+    /// What is applied.
+    applied: watch::Sender<Position>,
+    /// Why the applying thread stopped.
+    failure: watch::Sender<Option<HostError>>,
+    /// Memory is full of changes: persist now.
+    persist_wanted: tokio::sync::Notify,
+    stopping: AtomicBool,
+}
+
+/// Counters as of one position.
+#[derive(Clone, Debug)]
+pub struct HostReading {
+    /// What was applied.
+    pub position: Position,
+    /// The time.
+    pub at: Millis,
+    /// The counters, in the order of the keys.
+    pub counters: Vec<Option<CounterState>>,
+}
+
+impl PartitionHost {
+    /// Hosts the partition from what is stored.
+    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, budget_bytes: usize, seed: u64) -> Self {
+        let position = store.base();
+        let state = match meta {
+            Some(meta) => Partition::with_store(seed, meta, budget_bytes),
+            None => Partition::new(seed),
+        };
+        let now = state.clock();
+        PartitionHost {
+            partition,
+            seed,
+            budget_bytes,
+            state: ResidentPartition::new(Hosted { partition: state, applied: position, journal: () }),
+            store: SharedStore(store),
+            recent: Mutex::new(RecentOutcomes::default()),
+            round: Mutex::new(Round::new(now.0)),
+            clock: BrokerClock::default(),
+            applied: watch::Sender::new(position),
+            failure: watch::Sender::new(None),
+            persist_wanted: tokio::sync::Notify::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Applies the journal until [`PartitionHost::stop`] or an error. Blocks.
+    pub fn run(&self, mut tail: PartitionTail) {
+        let mut batches = Vec::new();
+        while !self.is_stopping() {
+            if let Err(error) = self.gather(&mut tail, &mut batches).and_then(|()| self.apply(&mut batches)) {
+                self.failure.send_replace(Some(error));
+                return;
+            }
+        }
+    }
+
+    /// Stops applying soon.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Waits for a record and takes those that are already there.
+    fn gather(&self, tail: &mut PartitionTail, batches: &mut Vec<(JournalRecord, Batch)>) -> Result<(), HostError> {
+        let mut events = 0;
+        let mut wait = TAIL_WAIT;
+        while batches.len() < GROUP_RECORDS_MAX
+            && events < GROUP_EVENTS_MAX
+            && let Some(record) = tail.next(wait)?
+        {
+            let mut batch = Batch::default();
+            decode(&record.batch, self.seed, &mut batch).map_err(|error| HostError::NotABatch {
+                partition: self.partition,
+                position: record.start.0,
+                error,
+            })?;
+            events += batch.len();
+            batches.push((record, batch));
+            wait = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    /// Applies the batches in order, with everything they need fetched at once.
+    fn apply(&self, batches: &mut Vec<(JournalRecord, Batch)>) -> Result<(), HostError> {
+        if batches.is_empty() {
+            return Ok(());
+        }
+        while !self.make_room(batches) {
+            if self.is_stopping() {
+                return Ok(());
+            }
+            // Only persisting frees memory. The journal keeps what is not applied yet.
+            self.persist_wanted.notify_one();
+            std::thread::park_timeout(RETRY_AFTER);
+        }
+        let list = |partition: &Partition, at, missing: &mut MissingKeys| {
+            batches.iter().for_each(|(_, batch)| partition.missing(batch, at, missing));
+        };
+        let (mut hosted, fetched) = loop {
+            match self.state.lock_with(&self.store, list) {
+                Ok(locked) => break locked,
+                Err(StoreFailure::Postgres(error)) if error.is_transient() => {
+                    if self.is_stopping() {
+                        return Ok(());
+                    }
+                    tracing::warn!(partition = self.partition, %error, "records cannot be fetched; trying again");
+                    std::thread::park_timeout(RETRY_AFTER);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
+        for (record, batch) in batches.drain(..) {
+            let mut outcomes = Outcomes::default();
+            self.clock.observe(record.at);
+            let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
+            hosted.applied = record.end();
+            self.note_changes(&batch, at);
+            self.recent.lock().push(AppliedRecord { end: record.end(), at, outcomes });
+        }
+        let applied = hosted.applied;
+        self.store.0.set_applied(applied);
+        drop(hosted);
+        self.applied.send_replace(applied);
+        Ok(())
+    }
+
+    fn make_room(&self, batches: &[(JournalRecord, Batch)]) -> bool {
+        let mut hosted = self.state.lock();
+        let mut fits = |(_, batch): &(_, Batch)| hosted.partition.make_room(batch, self.budget_bytes) == Headroom::Enough;
+        batches.iter().all(&mut fits)
+    }
+
+    fn note_changes(&self, batch: &Batch, at: Millis) {
+        let mut round = self.round.lock();
+        for event in batch.iter().filter(|event| event.is_change()) {
+            round.changed(event.key.as_bytes(), at.0);
+        }
+    }
+
+    /// The time by which expiry is decided: the brokers', but not before that of the last batch.
+    fn now_at(&self, partition: &Partition) -> Millis {
+        self.clock.now().map_or(partition.clock(), |now| now.max(partition.clock()))
+    }
+
+    /// What is applied.
+    pub fn applied(&self) -> Position {
+        *self.applied.borrow()
+    }
+
+    /// The stored position that memory is based on.
+    pub fn persisted(&self) -> Position {
+        self.store.0.base()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<PartitionStore> {
+        &self.store.0
+    }
+
+    /// The state, for captures.
+    pub fn state(&self) -> &ResidentPartition<()> {
+        &self.state
+    }
+
+    /// Resolves when memory is full of changes.
+    pub async fn persist_wanted(&self) {
+        self.persist_wanted.notified().await;
+    }
+
+    /// Resolves once everything before `position` is applied, or fails if that will not happen.
+    pub async fn reach(&self, position: Position) -> Result<(), HostError> {
+        let mut applied = self.applied.subscribe();
+        let mut failure = self.failure.subscribe();
+        tokio::select! {
+            // The sender lives as long as `self`.
+            _ = applied.wait_for(|applied| *applied >= position) => Ok(()),
+            error = failed(&mut failure) => Err(error),
+        }
+    }
+
+    /// Resolves when the partition stopped by itself.
+    pub async fn failed(&self) -> HostError {
+        failed(&mut self.failure.subscribe()).await
+    }
+
+    /// The outcomes of the batch that ends at `end`, if they are still kept.
+    pub fn outcomes(&self, end: Position) -> Option<Arc<AppliedRecord>> {
+        self.recent.lock().get(end)
+    }
+
+    /// Reads counters as of now. Blocks if some must be fetched.
+    pub fn read(&self, keys: &[Key]) -> Result<HostReading, StoreFailure> {
+        let list = |partition: &Partition, _, missing: &mut MissingKeys| {
+            for key in keys.iter().filter(|key| partition.is_missing(key.as_ref())) {
+                missing.push(&tally_core::record::counter_key(key.as_bytes()));
+            }
+        };
+        let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let position = hosted.applied;
+        let at = self.now_at(&hosted.partition);
+        let mut counters = Vec::with_capacity(keys.len());
+        for key in keys {
+            let held = match hosted.partition.state_of(key.as_ref()) {
+                Some(held) => Some(held),
+                None if hosted.partition.is_missing(key.as_ref()) => fetched.counter(key.as_ref())?,
+                None => None,
+            };
+            counters.push(held.filter(|held| !held.is_expired(at)));
+        }
+        fetched.restore_within(&mut hosted.partition, self.budget_bytes)?;
+        Ok(HostReading { position, at, counters })
+    }
+
+    /// Ledger entries that are not persisted yet.
+    pub fn unsaved_ledger(&self, key: &Key) -> Vec<LedgerEntry> {
+        self.state.lock().partition.unsaved_ledger(key).cloned().collect()
+    }
+
+    /// Number of counters, and the time.
+    pub fn count(&self) -> (u64, Millis) {
+        let hosted = self.state.lock();
+        (hosted.partition.counters(), self.now_at(&hosted.partition))
+    }
+
+    /// What is applied, and the time. Every change before that position has been noted for publishing.
+    pub fn standing(&self) -> (Position, Millis) {
+        let hosted = self.state.lock();
+        (hosted.applied, self.now_at(&hosted.partition))
+    }
+
+    /// Whether any counter expires.
+    pub fn has_expiring(&self) -> bool {
+        self.state.lock().partition.expiring() > 0
+    }
+
+    /// Whether the brokers' time is known, because a record has arrived.
+    pub fn has_time(&self) -> bool {
+        self.clock.now().is_some()
+    }
+
+    /// What is to be published.
+    pub fn round(&self) -> parking_lot::MutexGuard<'_, Round> {
+        self.round.lock()
+    }
+}
+
+async fn failed(failure: &mut watch::Receiver<Option<HostError>>) -> HostError {
+    match failure.wait_for(Option::is_some).await.map(|failure| failure.clone()) {
+        Ok(Some(error)) => error,
+        // The host is gone, and nobody waits for it.
+        Ok(None) | Err(_) => std::future::pending().await,
+    }
+}

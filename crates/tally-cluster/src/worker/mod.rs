@@ -1,0 +1,201 @@
+//! A worker: hosts partitions, publishes their totals, persists their state, and answers API nodes.
+
+mod answer;
+mod broker_clock;
+mod ends;
+mod host;
+mod hosting;
+mod outcomes;
+mod persist;
+mod publish;
+mod round;
+mod store;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+pub use broker_clock::BrokerClock;
+pub use host::HostError;
+use hosting::{Hosting, Letting};
+
+use crate::kafka::{Appender, JournalError, KafkaSettings, Membership, MembershipEvent, Tailer};
+use crate::postgres::{Pg, PgError};
+use crate::redis::Totals;
+use crate::rpc::{self, Secret};
+
+/// How a worker works.
+#[derive(Clone, Debug)]
+pub struct WorkerSettings {
+    /// Where it listens for API nodes.
+    pub listen: SocketAddr,
+    /// The address that it gives to API nodes; where it listens, if unset.
+    pub advertised: Option<String>,
+    /// Shared with API nodes.
+    pub secret: Option<Secret>,
+    /// Memory for the partitions, together.
+    pub memory_bytes: usize,
+    /// Number of partitions of the journal.
+    pub partitions: u32,
+    /// How often changed totals are published.
+    pub rollup_every: Duration,
+    /// How often changed records are persisted.
+    pub persist_every: Duration,
+}
+
+/// The services that a worker uses.
+#[derive(Clone)]
+pub struct Services {
+    /// The journal.
+    pub kafka: KafkaSettings,
+    /// The store.
+    pub pg: Arc<Pg>,
+    /// The totals.
+    pub totals: Arc<Totals>,
+}
+
+/// Why a worker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// Kafka.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// PostgreSQL.
+    #[error(transparent)]
+    Store(#[from] PgError),
+    /// The address for API nodes.
+    #[error("cannot listen on {address} for API nodes: {error}. Choose another address with `worker` in [cluster]")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        error: std::io::Error,
+    },
+}
+
+/// A running worker.
+pub struct Worker {
+    shared: Arc<Shared>,
+    /// Taken when the worker stops.
+    membership: Mutex<Option<Arc<Membership>>>,
+    server: Mutex<Option<rpc::Server>>,
+    address: String,
+}
+
+/// What the tasks of a worker share.
+pub(crate) struct Shared {
+    settings: WorkerSettings,
+    services: Services,
+    tailer: Tailer,
+    appender: Appender,
+    /// Where API nodes reach this worker.
+    address: String,
+    /// Partitions that can answer.
+    hosted: Mutex<BTreeMap<u32, Arc<Hosting>>>,
+    /// Seed of key hashes.
+    seed: u64,
+    /// For commits to the group, which nothing depends on.
+    group: Mutex<Option<Arc<Membership>>>,
+}
+
+impl Worker {
+    /// Starts a worker on the current runtime. Returns once it has joined the group; partitions come later.
+    pub async fn start(settings: WorkerSettings, services: Services) -> Result<Worker, WorkerError> {
+        services.pg.check_schema().await?;
+        let listener = tokio::net::TcpListener::bind(settings.listen).await;
+        let listen_error = |error| WorkerError::Listen { address: settings.listen, error };
+        let listener = listener.map_err(listen_error)?;
+        let bound = listener.local_addr().map_err(listen_error)?;
+        let address = settings.advertised.clone().unwrap_or_else(|| bound.to_string());
+        let group = format!("{}-workers", services.kafka.topic);
+        let shared = Arc::new(Shared {
+            tailer: Tailer::new(&services.kafka)?,
+            appender: Appender::new(&services.kafka)?,
+            address: address.clone(),
+            hosted: Mutex::default(),
+            seed: seed(),
+            group: Mutex::new(None),
+            settings,
+            services,
+        });
+        let secret = shared.settings.secret.clone();
+        let server = rpc::Server::start(listener, secret, Arc::clone(&shared)).map_err(listen_error)?;
+        let (events, changes) = mpsc::unbounded_channel();
+        let membership = Membership::join(&shared.services.kafka, &group, move |event| {
+            // Fails only when the worker is gone.
+            let _ = events.send(event);
+        })?;
+        let membership = Arc::new(membership);
+        *shared.group.lock() = Some(Arc::clone(&membership));
+        tokio::spawn(follow(Arc::clone(&shared), changes));
+        Ok(Worker { shared, membership: Mutex::new(Some(membership)), server: Mutex::new(Some(server)), address })
+    }
+
+    /// Where API nodes reach it.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The partitions that it hosts now.
+    #[must_use]
+    pub fn hosted(&self) -> Vec<u32> {
+        self.shared.hosted.lock().keys().copied().collect()
+    }
+
+    /// Persists, hands the partitions to other workers and stops.
+    pub async fn stop(&self) {
+        *self.shared.group.lock() = None;
+        let membership = self.membership.lock().take();
+        // Leaving revokes all partitions and waits for them, on another thread.
+        let left = tokio::task::spawn_blocking(move || drop(membership)).await;
+        if let Err(error) = left {
+            tracing::warn!(%error, "leaving the group failed");
+        }
+        let server = self.server.lock().take();
+        if let Some(server) = server {
+            server.stop().await;
+        }
+    }
+}
+
+/// Hosts partitions as the group assigns them.
+async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<MembershipEvent>) {
+    let mut owned: BTreeMap<u32, oneshot::Sender<Letting>> = BTreeMap::new();
+    while let Some(change) = changes.recv().await {
+        match change {
+            MembershipEvent::Assigned(partitions) => {
+                tracing::info!(?partitions, "partitions assigned");
+                for partition in partitions {
+                    let (end, ended) = oneshot::channel();
+                    owned.insert(partition, end);
+                    tokio::spawn(hosting::host(Arc::clone(&shared), partition, ended));
+                }
+            }
+            MembershipEvent::Revoked { partitions, done } => {
+                tracing::info!(?partitions, "partitions revoked");
+                let done = Arc::new(done);
+                for end in partitions.iter().filter_map(|partition| owned.remove(partition)) {
+                    // The rebalance goes on when the last clone of `done` is dropped.
+                    let _ = end.send(Letting::HandOver(Arc::clone(&done)));
+                }
+            }
+            MembershipEvent::Lost(partitions) => {
+                tracing::warn!(?partitions, "partitions lost: the group did not hear from this worker in time");
+                for end in partitions.iter().filter_map(|partition| owned.remove(partition)) {
+                    let _ = end.send(Letting::Drop);
+                }
+            }
+        }
+    }
+}
+
+/// Random, so that clients cannot craft colliding keys.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0u8)
+}

@@ -1,0 +1,73 @@
+//! Persisting a hosted partition.
+
+use std::sync::Arc;
+
+use tally_engine::host::{CaptureDriver, CaptureProgress};
+use tokio::runtime::Handle;
+
+use super::Shared;
+use super::hosting::Hosting;
+use crate::limits::CAPTURE_BYTES;
+use crate::postgres::{PersistError, PersistSink};
+
+/// Why a partition was not persisted.
+#[derive(Debug, thiserror::Error)]
+pub enum PersistFailure {
+    /// Another worker owns the partition, or has persisted it.
+    #[error("another worker has persisted the partition")]
+    Superseded,
+    /// Trying again may help.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<PersistError> for PersistFailure {
+    fn from(error: PersistError) -> Self {
+        match error {
+            PersistError::Superseded { .. } => PersistFailure::Superseded,
+            other => PersistFailure::Failed(other.to_string()),
+        }
+    }
+}
+
+impl Shared {
+    /// Writes everything that changed, and the position, in one transaction.
+    pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
+        let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
+        let partition = hosting.host.partition;
+        let runtime = Handle::current();
+        let persisted = tokio::task::spawn_blocking(move || {
+            let host = &hosting.host;
+            let mut hosted = host.state().lock();
+            let (from, to) = (host.store().base(), hosted.applied);
+            if from == to {
+                return Ok(None);
+            }
+            let mut driver = CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES);
+            drop(hosted);
+            let written = (|| {
+                let persist = runtime.block_on(pg.persist(partition, hosting.epoch, from))?;
+                let mut sink = PersistSink::new(persist, runtime.clone());
+                while driver.step(host.state(), &mut sink)? != CaptureProgress::Done {}
+                runtime.block_on(sink.into_persist().commit(to))
+            })();
+            let mut hosted = host.state().lock();
+            match written {
+                Ok(()) => {
+                    hosted.partition.capture_committed();
+                    host.store().committed(to);
+                    Ok(Some(to))
+                }
+                Err(error) => {
+                    hosted.partition.capture_abandoned();
+                    Err(PersistFailure::from(error))
+                }
+            }
+        });
+        let persisted = persisted.await.unwrap_or_else(|error| Err(PersistFailure::Failed(error.to_string())))?;
+        if let (Some(to), Some(group)) = (persisted, self.group.lock().as_ref()) {
+            group.commit(partition, to);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! Which totals a worker publishes in its next round.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tally_core::key::Key;
+
+use crate::limits::{PUBLISHED_MAX, TOTAL_TTL_MS};
+
+/// The totals in Redis that this worker must keep current, and those that changed.
+///
+/// A total is published when it is first read, and then whenever it changes, until its time to live has passed. What a
+/// predecessor published is not known, so at first every change is published.
+#[derive(Debug)]
+pub struct Round {
+    /// Totals in Redis, and when they expire there.
+    published: BTreeMap<Key, u64>,
+    /// Until then, totals may be in Redis that are not in `published`.
+    inherited_until: u64,
+    changed: BTreeSet<Key>,
+    first: BTreeSet<Key>,
+}
+
+/// What to publish.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// Replaced if they are in Redis.
+    pub changed: BTreeSet<Key>,
+    /// Created if they are not.
+    pub first: BTreeSet<Key>,
+}
+
+impl Round {
+    /// For a partition that was taken over at `now_ms`.
+    pub fn new(now_ms: u64) -> Round {
+        Round {
+            published: BTreeMap::new(),
+            inherited_until: now_ms + TOTAL_TTL_MS,
+            changed: BTreeSet::new(),
+            first: BTreeSet::new(),
+        }
+    }
+
+    /// A counter changed.
+    pub fn changed(&mut self, key: &[u8], now_ms: u64) {
+        let Ok(key) = Key::new(key) else { return };
+        let may_be_published =
+            now_ms < self.inherited_until || self.published.get(&key).is_some_and(|&until| now_ms < until);
+        if may_be_published {
+            self.changed.insert(key);
+        }
+    }
+
+    /// A counter was read that was not in Redis. Whether it will be published.
+    pub fn read(&mut self, key: &Key, now_ms: u64) -> bool {
+        if self.published.len() >= PUBLISHED_MAX && !self.published.contains_key(key) {
+            return false;
+        }
+        self.published.insert(key.clone(), now_ms + TOTAL_TTL_MS);
+        self.first.insert(key.clone());
+        true
+    }
+
+    /// Takes what is due. If publishing fails, return it with [`Round::put_back`].
+    pub fn take(&mut self, now_ms: u64) -> Due {
+        self.published.retain(|_, until| now_ms < *until);
+        Due { changed: std::mem::take(&mut self.changed), first: std::mem::take(&mut self.first) }
+    }
+
+    /// Publishing failed: it is due again.
+    pub fn put_back(&mut self, due: Due) {
+        self.changed.extend(due.changed);
+        self.first.extend(due.first);
+    }
+
+    /// These totals are no longer in Redis.
+    pub fn gone(&mut self, keys: &[Key]) {
+        for key in keys {
+            self.published.remove(key);
+        }
+    }
+
+    /// Redis may have lost writes in a failover: everything published is due again.
+    pub fn publish_all(&mut self) {
+        self.changed.extend(self.published.keys().cloned());
+    }
+
+    /// Number of totals that are kept current.
+    pub fn len(&self) -> usize {
+        self.published.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn keys(names: &[&str]) -> BTreeSet<Key> {
+        names.iter().map(|name| Key::new(*name).unwrap()).collect()
+    }
+
+    fn later() -> u64 {
+        TOTAL_TTL_MS + 1
+    }
+
+    #[test]
+    fn a_counter_that_nobody_reads_is_not_published() {
+        let mut round = Round::new(0);
+        round.changed(b"cold", later());
+        assert_eq!(round.take(later()), Due::default());
+    }
+
+    #[test]
+    fn a_counter_that_was_read_is_published_whenever_it_changes_until_its_time_to_live_has_passed() {
+        let mut round = Round::new(0);
+        assert!(round.read(&Key::new("hot").unwrap(), later()));
+        assert_eq!(round.take(later()).first, keys(&["hot"]));
+        round.changed(b"hot", later() + 1);
+        assert_eq!(round.take(later() + 1).changed, keys(&["hot"]));
+        round.changed(b"hot", 2 * later());
+        assert_eq!(round.take(2 * later()), Due::default());
+    }
+
+    #[test]
+    fn after_a_takeover_every_change_is_published_because_the_predecessor_may_have_published_it() {
+        let mut round = Round::new(1_000);
+        round.changed(b"inherited", 1_001);
+        assert_eq!(round.take(1_001).changed, keys(&["inherited"]));
+    }
+
+    #[test]
+    fn what_could_not_be_published_is_due_again() {
+        let mut round = Round::new(0);
+        round.changed(b"a", 1);
+        let due = round.take(1);
+        round.changed(b"b", 2);
+        round.put_back(due);
+        assert_eq!(round.take(2).changed, keys(&["a", "b"]));
+    }
+}
