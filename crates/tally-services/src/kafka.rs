@@ -177,18 +177,17 @@ impl Kafka {
         let Some(first) = self.brokers.iter().find(|broker| broker.process.is_available()) else {
             fail("no broker is running");
         };
-        first.process.wait_until("to see a healthy cluster", || {
+        first.process.wait_until("to see the right members", || {
             let members = self.tool("ClusterTool", &["list-endpoints"], "")?;
-            for broker in &self.brokers {
-                let is_member = members.contains(&format!(" {} ", broker.ports.client));
-                if is_member != broker.process.is_available() {
-                    return Err(format!("members are\n{members}"));
-                }
-            }
-            let is_whole = self.brokers.iter().all(|broker| broker.process.is_available());
-            let lacking = if is_whole { "--under-replicated-partitions" } else { "--under-min-isr-partitions" };
+            let is_member = |broker: &Broker| members.contains(&format!(" {} ", broker.ports.client));
+            let is_right = self.brokers.iter().all(|broker| is_member(broker) == broker.process.is_available());
+            if is_right { Ok(()) } else { Err(members) }
+        });
+        let is_whole = self.brokers.iter().all(|broker| broker.process.is_available());
+        let lacking = if is_whole { "--under-replicated-partitions" } else { "--under-min-isr-partitions" };
+        first.process.wait_until("to see enough replicas", || {
             let partitions = self.tool("TopicCommand", &["--describe", lacking], "")?;
-            if partitions.trim().is_empty() { Ok(()) } else { Err(format!("{lacking}:\n{partitions}")) }
+            if partitions.trim().is_empty() { Ok(()) } else { Err(partitions) }
         });
     }
 

@@ -34,6 +34,7 @@ mod redis_cluster;
 mod scratch;
 mod tool;
 
+pub use fail::wait_for;
 pub use kafka::{Kafka, KafkaSettings};
 pub use postgres::{Postgres, PostgresSettings};
 pub use redis_cluster::RedisCluster;
