@@ -15,7 +15,8 @@ use std::collections::BTreeSet;
 
 pub use capture::Capture;
 use capture::Capturing;
-use change::{read_field, unchanged_outcome};
+pub use change::read_field;
+use change::unchanged_outcome;
 pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 

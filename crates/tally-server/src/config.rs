@@ -3,6 +3,7 @@
 //! Precedence: flag, environment, file, default. An invalid value stops the start with an error that names the setting,
 //! the value, and what would be valid.
 
+mod cluster;
 mod environment;
 mod file;
 mod size;
@@ -20,7 +21,8 @@ use crate::host::HttpHost;
 use crate::limits::RESP_THREADS_MAX;
 use crate::policy::{Consistency, Policies};
 
-pub use environment::warnings as environment_warnings;
+pub use cluster::{CLUSTER_KEYS, ClusterConfig, Roles};
+pub use environment::{cluster as cluster_variables, warnings as environment_warnings};
 pub use file::read as read_file;
 
 /// Where a setting was given.
@@ -68,6 +70,10 @@ pub struct RawSettings {
     pub allowed_hosts: Vec<Setting>,
     /// The consistency of each namespace, by name.
     pub namespaces: Vec<(String, Setting)>,
+    /// What this process does in a cluster, one setting each.
+    pub roles: Vec<Setting>,
+    /// The settings of a cluster, by key.
+    pub cluster: Vec<(String, Setting)>,
 }
 
 impl RawSettings {
@@ -87,6 +93,12 @@ impl RawSettings {
             allowed_hosts: if self.allowed_hosts.is_empty() { lower.allowed_hosts } else { self.allowed_hosts },
             // Namespaces are configured only in the file.
             namespaces: lower.namespaces,
+            roles: if self.roles.is_empty() { lower.roles } else { self.roles },
+            cluster: {
+                let is_lower = |(key, _): &(String, Setting)| !self.cluster.iter().any(|(given, _)| given == key);
+                let lower: Vec<_> = lower.cluster.into_iter().filter(is_lower).collect();
+                self.cluster.into_iter().chain(lower).collect()
+            },
         }
     }
 }
@@ -123,6 +135,8 @@ pub struct ServerConfig {
     pub threads: Option<usize>,
     /// What to do about a stored clock that is ahead of the system's.
     pub stored_clock: StoredClock,
+    /// The cluster, if there is one.
+    pub cluster: Option<ClusterConfig>,
 }
 
 /// An invalid setting.
@@ -163,6 +177,7 @@ pub fn validate(raw: &RawSettings) -> Result<ServerConfig, ConfigError> {
             true => StoredClock::Reset,
             false => StoredClock::Keep,
         },
+        cluster: cluster::validate(&raw.cluster, &raw.roles)?,
     })
 }
 
@@ -177,7 +192,7 @@ fn place(key: &str, setting: &Setting) -> String {
         // A list is one setting; its flag is repeated for each item.
         SettingSource::Flag if key == ALLOWED_HOSTS => "`--allowed-host`".to_owned(),
         SettingSource::Flag => format!("`--{}`", key.replace('_', "-")),
-        SettingSource::Environment => format!("`TALLY_{}`", key.to_uppercase()),
+        SettingSource::Environment => format!("`TALLY_{}`", key.to_uppercase().replace('.', "_")),
         SettingSource::File(path) => format!("`{key}` in {}", path.display()),
     }
 }

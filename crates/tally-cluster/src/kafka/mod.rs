@@ -20,6 +20,9 @@ pub use tail::{JournalRecord, PartitionTail, Tailer};
 /// How long a request for metadata or offsets may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Whether this build can use TLS with Kafka.
+pub const HAS_TLS: bool = cfg!(feature = "kafka-tls");
+
 /// How to reach Kafka.
 #[derive(Clone, Debug, Default)]
 pub struct KafkaSettings {

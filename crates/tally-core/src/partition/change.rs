@@ -248,8 +248,9 @@ pub(super) fn unchanged_outcome(found: Option<&CounterState>, now: Millis) -> Ou
     Outcome { value, exists: found.is_some(), at: now, ..Outcome::EMPTY }
 }
 
-/// The outcome of a read.
-pub(super) fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Outcome {
+/// The outcome of reading a field of a counter, or of one that does not exist.
+#[must_use]
+pub fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Outcome {
     let unchanged = unchanged_outcome(found, now);
     match (field, found) {
         (Field::Value, _) | (_, None) => unchanged,

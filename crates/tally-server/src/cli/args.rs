@@ -95,6 +95,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", env = "TALLY_RESET_CLOCK", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub reset_clock: Option<String>,
+    /// What this process does in a cluster: api, worker or both [default: both]
+    #[arg(long, value_name = "ROLE", env = "TALLY_ROLES", value_delimiter = ',')]
+    pub roles: Vec<String>,
     /// Additional host to answer to on a loopback address, next to localhost, 127.0.0.1 and [::1]; may be repeated
     #[arg(long, value_name = "HOST", env = "TALLY_ALLOWED_HOSTS", value_delimiter = ',')]
     pub allowed_host: Vec<String>,

@@ -51,11 +51,18 @@ fn read_settings(matches: &ArgMatches) -> Result<RawSettings, ConfigError> {
         reset_clock: setting(matches, "reset_clock"),
         allowed_hosts: settings(matches, "allowed_host"),
         namespaces: Vec::new(),
+        roles: settings(matches, "roles"),
+        cluster: config::cluster_variables(variables()),
     };
     match setting(matches, "config") {
         Some(path) => Ok(settings.over(config::read_file(&PathBuf::from(path.text))?)),
         None => Ok(settings),
     }
+}
+
+/// The variables of the environment that are text.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 fn setting(matches: &ArgMatches, name: &str) -> Option<Setting> {

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::{ConfigError, RawSettings, Setting, SettingSource};
+use super::{CLUSTER_KEYS, ConfigError, RawSettings, Setting, SettingSource};
 use crate::hint::did_you_mean;
 use crate::limits::CONFIG_BYTES_MAX;
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 13] = [
     "data",
     "http",
     "resp",
@@ -20,6 +20,8 @@ const KEYS: [&str; 11] = [
     "reset_clock",
     "allowed_hosts",
     "namespaces",
+    "roles",
+    "cluster",
 ];
 const NAMESPACE_KEYS: [&str; 1] = ["consistency"];
 
@@ -53,6 +55,8 @@ fn parse(text: &str, path: &Path) -> Result<RawSettings, ConfigError> {
             "threads" => settings.threads = Some(file.number(key, value)?),
             "reset_clock" => settings.reset_clock = Some(file.boolean(key, value)?),
             "allowed_hosts" => settings.allowed_hosts = file.list(key, value)?,
+            "roles" => settings.roles = file.list(key, value)?,
+            "cluster" => settings.cluster = file.cluster(value)?,
             "namespaces" => settings.namespaces = file.namespaces(value)?,
             unknown => return Err(file.unknown(unknown, unknown, &KEYS)),
         }
@@ -119,6 +123,25 @@ impl File<'_> {
                     "consistency" => settings.push((name.clone(), self.text(&full, value)?)),
                     unknown => return Err(self.unknown(&full, unknown, &NAMESPACE_KEYS)),
                 }
+            }
+        }
+        Ok(settings)
+    }
+
+    fn cluster(&self, value: &Value) -> Result<Vec<(String, Setting)>, ConfigError> {
+        let table = value.as_table().ok_or_else(|| self.wrong_type("cluster", value, "a table [cluster]"))?;
+        let mut settings = Vec::new();
+        for (key, value) in table {
+            let full = format!("cluster.{key}");
+            match key.as_str() {
+                "redis" => {
+                    let nodes = self.list(&full, value)?;
+                    settings.extend(nodes.into_iter().map(|node| (key.clone(), node)));
+                }
+                "partitions" | "replication" | "standbys" => settings.push((key.clone(), self.number(&full, value)?)),
+                "kafka_tls" => settings.push((key.clone(), self.boolean(&full, value)?)),
+                known if CLUSTER_KEYS.contains(&known) => settings.push((key.clone(), self.text(&full, value)?)),
+                unknown => return Err(self.unknown(&full, unknown, &CLUSTER_KEYS)),
             }
         }
         Ok(settings)

@@ -1,0 +1,52 @@
+//! Asking workers.
+
+use std::time::Duration;
+
+use tally_core::surface::EngineError;
+use tally_core::time::Position;
+
+use super::Cluster;
+use super::lane::BatchOutcomes;
+use crate::limits::WORKER_WAIT_MS;
+use crate::rpc::{CallError, Request, Response, RpcError};
+
+/// Pause before a partition without an owner is asked for again.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+impl Cluster {
+    /// Asks the worker that hosts the partition. Follows the partition to its next owner, within a bounded time.
+    pub(super) async fn ask(&self, partition: u32, request: Request) -> Result<Response, String> {
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(WORKER_WAIT_MS);
+        let mut why = "no worker owns the partition".to_owned();
+        loop {
+            let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+            if left.is_zero() {
+                return Err(why);
+            }
+            if let Some(owner) = self.routes.get(partition).owner {
+                match self.workers.call(&owner, request.clone(), left).await {
+                    Ok(response) => return Ok(response),
+                    Err(CallError::Rpc(RpcError::NotHosted { owner: Some(next) })) if next != owner => {
+                        self.routes.set_owner(partition, &next);
+                        continue;
+                    }
+                    Err(CallError::Rpc(error @ (RpcError::Gone | RpcError::Failed(_)))) => return Err(error.to_string()),
+                    Err(error) => why = error.to_string(),
+                }
+            }
+            tokio::time::sleep(RETRY_AFTER.min(left)).await;
+            self.routes.refresh().await;
+            self.routes.refresh_owners().await;
+        }
+    }
+
+    /// The outcomes of the batch that ends at `end`. Without them, the outcome is unknown: the batch is in the journal.
+    pub(super) async fn ask_outcomes(&self, partition: u32, end: Position) -> Result<BatchOutcomes, EngineError> {
+        let request = Request::Outcomes { partition, offset: end.0.saturating_sub(1) };
+        match self.ask(partition, request).await {
+            Ok(Response::Outcomes { at, outcomes, .. }) => Ok(BatchOutcomes { at, outcomes }),
+            Ok(_) => Err(EngineError::OutcomeUnknown("the worker answered something else".to_owned())),
+            Err(why) => Err(EngineError::OutcomeUnknown(format!("it is in the journal, but {why}"))),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! An API node: takes calls, combines them per partition, and answers from Kafka, workers and Redis.
+
+mod ask;
+mod estimate;
+mod lane;
+mod reads;
+mod routes;
+mod writes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use estimate::Estimates;
+use lane::Lane;
+use routes::Routes;
+use tally_core::batch::Events;
+use tally_core::key::{Key, KeyRef};
+use tally_core::ledger::LedgerEntry;
+use tally_core::outcome::{Reads, Receipt, Token};
+use tally_core::reading::{Reading, Stats};
+use tally_core::surface::{
+    Engine, EngineError, Figure, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+};
+
+use crate::kafka::{Appender, JournalError, topic};
+use crate::partitioner::partition_of;
+use crate::postgres::PgError;
+use crate::rpc::{Client, Secret};
+use crate::worker::{BrokerClock, Services};
+
+/// Why an API node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// Kafka.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// PostgreSQL.
+    #[error(transparent)]
+    Store(#[from] PgError),
+    /// The topic is not the one that PostgreSQL has the state of.
+    #[error(
+        "the topic `{topic}` has {found} partitions, but PostgreSQL has the state of {expected}. Is it the right topic? The \
+         number of partitions cannot be changed"
+    )]
+    Partitions {
+        /// The topic.
+        topic: String,
+        /// Its number of partitions.
+        found: u32,
+        /// The number that `tally cluster init` was run with.
+        expected: u32,
+    },
+}
+
+/// The cluster engine, as an API node has it.
+pub struct Cluster {
+    partitions: u32,
+    seed: u64,
+    services: Services,
+    lanes: Vec<Arc<Lane>>,
+    workers: Client,
+    routes: Arc<Routes>,
+    estimates: Estimates,
+    clock: Arc<BrokerClock>,
+    closing: AtomicBool,
+}
+
+impl Cluster {
+    /// Connects to the services on the current runtime.
+    pub async fn start(services: Services, secret: Option<Secret>) -> Result<Cluster, ApiError> {
+        services.pg.check_schema().await?;
+        let partitions = checked_partitions(&services).await?;
+        let appender = Arc::new(Appender::new(&services.kafka)?);
+        let clock = Arc::new(BrokerClock::default());
+        let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender)));
+        let routes =
+            Routes::start(partitions, Arc::clone(&services.totals), Arc::clone(&services.pg), Arc::clone(&clock));
+        Ok(Cluster {
+            partitions,
+            seed: crate::seed(),
+            lanes: lanes.collect(),
+            workers: Client::new(secret),
+            routes,
+            estimates: Estimates::default(),
+            clock,
+            services,
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Refuses new calls. What was accepted is still appended.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.lanes.iter().for_each(|lane| lane.close());
+    }
+
+    /// Number of partitions.
+    #[must_use]
+    pub fn partitions(&self) -> u32 {
+        self.partitions
+    }
+
+    fn partition_of(&self, key: KeyRef<'_>) -> u32 {
+        partition_of(key, self.partitions)
+    }
+}
+
+/// The number of partitions, which topic and store must agree on.
+pub async fn checked_partitions(services: &Services) -> Result<u32, ApiError> {
+    let found = topic::check(&services.kafka).await?;
+    let expected = services.pg.partitions().await?.len() as u32;
+    if expected != found {
+        return Err(ApiError::Partitions { topic: services.kafka.topic.clone(), found, expected });
+    }
+    Ok(found)
+}
+
+impl Engine for Cluster {
+    fn events(&self) -> Events {
+        Events::new(self.seed)
+    }
+
+    async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
+        self.write(events, options.consistency).await
+    }
+
+    async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
+        self.read_batch(&events, &options).await
+    }
+
+    async fn durable(&self, _: Token) -> Result<(), EngineError> {
+        // Nothing is answered before Kafka has it.
+        Ok(())
+    }
+
+    async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
+        let counters = self.read_counters(&keys, &options).await?;
+        Ok(counters.iter().map(reads::ReadCounter::reading).collect())
+    }
+
+    async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
+        let counters = self.read_counters(&[key], &options).await?;
+        counters.first().map(reads::ReadCounter::stats).ok_or_else(|| EngineError::Unavailable("no answer".to_owned()))
+    }
+
+    async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
+        self.list_stored(&page).await
+    }
+
+    async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        self.read_ledger(key, after, limit).await
+    }
+
+    async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
+        self.count_counters(&options).await
+    }
+
+    async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
+    }
+
+    fn health(&self) -> Health {
+        if self.closing.load(Ordering::Acquire) { Health::Closing } else { Health::Ready }
+    }
+
+    async fn poisoned(&self) -> String {
+        // Nothing that happens to an API node needs a restart.
+        std::future::pending().await
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
+        vec![Measure {
+            name: "tally_cluster_partitions_failing",
+            help: "Partitions whose last append to Kafka failed",
+            figure: Figure::Gauge(failing as f64),
+        }]
+    }
+}

@@ -1,0 +1,247 @@
+//! Reads: from Redis if its totals are fresh enough, otherwise from the partition's worker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::{join_all, try_join_all};
+use tally_core::batch::{Events, SlotOutcome};
+use tally_core::consistency::Consistency;
+use tally_core::counter::CounterState;
+use tally_core::event::{Change, ChangeRef};
+use tally_core::key::Key;
+use tally_core::ledger::LedgerEntry;
+use tally_core::limits::PAGE_ITEMS_MAX;
+use tally_core::outcome::{Outcome, Reads, Receipt, Token};
+use tally_core::partition::read_field;
+use tally_core::reading::{Reading, Stats};
+use tally_core::record;
+use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
+use tally_core::time::{Millis, Position};
+
+use super::Cluster;
+use crate::rpc::{Need, Request, Response};
+
+/// A counter, and how current it is.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadCounter {
+    held: Option<CounterState>,
+    exact: bool,
+    as_of: Millis,
+    now: Millis,
+}
+
+impl ReadCounter {
+    /// As a reading.
+    pub fn reading(&self) -> Reading {
+        let staleness_ms = if self.exact { 0 } else { self.now.since(self.as_of) };
+        Reading { exact: self.exact, staleness_ms, ..Reading::exact(self.held.as_ref(), self.as_of) }
+    }
+
+    /// With its statistics.
+    pub fn stats(&self) -> Stats {
+        Stats { reading: self.reading(), ..Stats::exact(self.held, self.as_of) }
+    }
+}
+
+impl Cluster {
+    fn now(&self) -> Millis {
+        self.clock.now().unwrap_or_default()
+    }
+
+    /// Reads counters, in the order of the keys, as fresh as the options want.
+    pub(super) async fn read_counters(
+        &self,
+        keys: &[Key],
+        options: &ReadOptions,
+    ) -> Result<Vec<ReadCounter>, EngineError> {
+        if self.closing.load(std::sync::atomic::Ordering::Acquire) {
+            return Err(EngineError::Closing);
+        }
+        if let Some(token) = &options.at_least {
+            let foreign = token.positions().any(|(partition, _)| partition >= self.partitions);
+            if foreign {
+                return Err(EngineError::TooStale("the token names a partition that does not exist".to_owned()));
+            }
+        }
+        let needs_end = options.consistency >= Consistency::Accurate || options.staleness_max_ms == Some(0);
+        let mut found: BTreeMap<&Key, ReadCounter> = BTreeMap::new();
+        if !needs_end {
+            self.read_totals(keys, options, &mut found).await;
+        }
+        let mut missing: BTreeMap<u32, BTreeSet<&Key>> = BTreeMap::new();
+        for key in keys.iter().filter(|key| !found.contains_key(key)) {
+            missing.entry(self.partition_of(key.as_ref())).or_default().insert(key);
+        }
+        let asked = missing.into_iter().map(|(partition, keys)| async move {
+            let at_least = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
+            let need = match () {
+                () if needs_end => Need::End,
+                () if at_least > Position(0) => Need::Position(at_least),
+                () => Need::Any,
+            };
+            let keys: Vec<&Key> = keys.into_iter().collect();
+            self.read_worker(partition, need, &keys).await.map(|counters| (keys, counters))
+        });
+        for (keys, counters) in try_join_all(asked).await? {
+            found.extend(keys.into_iter().zip(counters));
+        }
+        let readings: Option<Vec<ReadCounter>> = keys.iter().map(|key| found.get(key).copied()).collect();
+        let readings = readings.ok_or_else(|| EngineError::Unavailable("a counter was not answered for".to_owned()))?;
+        let too_old = |max: u64| readings.iter().any(|counter| !counter.exact && self.now().since(counter.as_of) > max);
+        if options.staleness_max_ms.is_some_and(too_old) {
+            return Err(EngineError::TooStale("the partition's worker is behind".to_owned()));
+        }
+        Ok(readings)
+    }
+
+    /// Takes from Redis what is fresh enough.
+    async fn read_totals<'k>(&self, keys: &'k [Key], options: &ReadOptions, found: &mut BTreeMap<&'k Key, ReadCounter>) {
+        let totals = match self.services.totals.get(keys).await {
+            Ok(totals) => totals,
+            Err(error) => {
+                tracing::debug!(%error, "totals cannot be read; asking workers");
+                return;
+            }
+        };
+        let now = self.now();
+        for (key, total) in keys.iter().zip(totals) {
+            let Some(total) = total else { continue };
+            let partition = self.partition_of(key.as_ref());
+            let route = self.routes.get(partition);
+            // What has not changed since is as current as everything that was published.
+            let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
+            let as_of = as_of.unwrap_or(total.at);
+            let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
+            let is_new_enough = total.position.max(route.published) >= needed;
+            let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
+            let held = match &total.record {
+                None => None,
+                Some(bytes) => match record::read_counter(bytes) {
+                    Some(held) => Some(held).filter(|held| !held.is_expired(now)),
+                    None => continue,
+                },
+            };
+            if is_new_enough && is_fresh {
+                found.insert(key, ReadCounter { held, exact: false, as_of, now });
+            }
+        }
+    }
+
+    async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
+        let exact = matches!(need, Need::End);
+        let request = Request::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
+        let response = self.ask(partition, request).await;
+        let (at, records) = match response {
+            Ok(Response::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
+            Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+            Err(why) => return Err(EngineError::Unavailable(why)),
+        };
+        self.clock.observe(at);
+        let now = self.now().max(at);
+        let counters = records.iter().map(|bytes| match bytes {
+            None => Ok(ReadCounter { held: None, exact, as_of: at, now }),
+            Some(bytes) => record::read_counter(bytes)
+                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now })
+                .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
+        });
+        counters.collect()
+    }
+
+    /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.
+    pub(super) async fn refresh_estimates(&self, partition: u32, keys: &BTreeSet<Key>) {
+        let outdated = self.estimates.outdated(keys.iter(), self.now());
+        if outdated.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let mut unknown = Vec::new();
+        match self.services.totals.get(&outdated).await {
+            Ok(totals) => {
+                for (key, total) in outdated.into_iter().zip(totals) {
+                    match total {
+                        Some(total) => {
+                            let held = total.record.as_deref().and_then(record::read_counter);
+                            let value = held.map_or(0, |held| held.counter.value());
+                            self.estimates.refresh(&key, value, total.position, now);
+                        }
+                        None => unknown.push(key),
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "estimates cannot be refreshed");
+                unknown = outdated;
+            }
+        }
+        if unknown.is_empty() {
+            return;
+        }
+        // Position zero: as it is, and not to be published.
+        let request = Request::Read { partition, need: Need::Position(Position(0)), keys: unknown.clone() };
+        if let Some(owner) = self.routes.get(partition).owner
+            && let Ok(Response::Read { position, records, .. }) =
+                self.workers.call(&owner, request, crate::limits::ESTIMATE_WAIT).await
+        {
+            for (key, record) in unknown.iter().zip(records) {
+                let held = record.as_deref().and_then(record::read_counter);
+                self.estimates.refresh(key, held.map_or(0, |held| held.counter.value()), position, now);
+            }
+        }
+    }
+
+    /// Answers events that only read.
+    pub(super) async fn read_batch(&self, events: &Events, options: &ReadOptions) -> Result<Reads, EngineError> {
+        let keys: Vec<Key> = events.batch().iter().map(|event| event.key.to_key()).collect();
+        let counters = self.read_counters(&keys, options).await?;
+        let as_of = counters.iter().map(|counter| counter.as_of).min().unwrap_or_default();
+        let slots: Vec<Outcome> = events
+            .batch()
+            .iter()
+            .zip(&counters)
+            .map(|(event, counter)| match event.change {
+                ChangeRef::Other(Change::Read(field)) => {
+                    Outcome { exact: counter.exact, ..read_field(counter.held.as_ref(), *field, counter.as_of) }
+                }
+                _ => Outcome::EMPTY,
+            })
+            .collect();
+        let outcomes = events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect();
+        Ok(Reads { receipt: Receipt { outcomes, as_of, token: Token::default() }, unflushed: Vec::new() })
+    }
+
+    /// Lists what is persisted.
+    pub(super) async fn list_stored(&self, page: &PageRequest) -> Result<Page, EngineError> {
+        let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
+        let listed = self.services.pg.list(&page.prefix, page.after.as_ref(), limit + 1).await;
+        let listed = listed.map_err(|error| EngineError::Unavailable(error.to_string()))?;
+        let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
+        let now = self.now();
+        let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
+            let read = ReadCounter { held: Some(counter.state), exact: false, as_of: counter.as_of, now };
+            (counter.key, read.reading())
+        });
+        Ok(Page { items: items.collect(), next })
+    }
+
+    pub(super) async fn read_ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
+        let partition = self.partition_of(key.as_ref());
+        match self.ask(partition, Request::Ledger { key, partition, after, limit }).await {
+            Ok(Response::Ledger { entries }) => Ok(entries),
+            Ok(_) => Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+            Err(why) => Err(EngineError::Unavailable(why)),
+        }
+    }
+
+    pub(super) async fn count_counters(&self, _: &ReadOptions) -> Result<u64, EngineError> {
+        let asked = (0..self.partitions).map(|partition| self.ask(partition, Request::Count { partition }));
+        let mut sum = 0;
+        for answer in join_all(asked).await {
+            match answer {
+                Ok(Response::Count { counters, .. }) => sum += counters,
+                Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+                Err(why) => return Err(EngineError::Unavailable(why)),
+            }
+        }
+        Ok(sum)
+    }
+}

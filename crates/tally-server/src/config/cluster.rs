@@ -1,0 +1,272 @@
+//! The settings of a cluster: the table `[cluster]`, and `roles`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
+use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
+
+use super::{ConfigError, Setting, invalid, place, validate_switch};
+
+/// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
+pub const CLUSTER_KEYS: [&str; 20] = [
+    "kafka",
+    "topic",
+    "partitions",
+    "replication",
+    "retention",
+    "kafka_user",
+    "kafka_password",
+    "kafka_mechanism",
+    "kafka_tls",
+    "kafka_ca",
+    "redis",
+    "redis_user",
+    "redis_password",
+    "postgres",
+    "worker",
+    "advertise",
+    "secret",
+    "standbys",
+    "rollup_every",
+    "persist_every",
+];
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// Serves clients.
+    pub api: bool,
+    /// Hosts partitions.
+    pub worker: bool,
+}
+
+/// Validated settings of a cluster.
+#[derive(Clone)]
+pub struct ClusterConfig {
+    /// What this process does.
+    pub roles: Roles,
+    /// The journal.
+    pub kafka: KafkaSettings,
+    /// Number of partitions, for `tally cluster init`.
+    pub partitions: u32,
+    /// Copies of each partition, for `tally cluster init`.
+    pub replication: u32,
+    /// How long the journal is kept, for `tally cluster init`.
+    pub retention: Duration,
+    /// Nodes of the Redis Cluster.
+    pub redis: Vec<String>,
+    /// User and password of Redis.
+    pub redis_user: Option<String>,
+    /// Password of Redis.
+    pub redis_password: Option<String>,
+    /// URL of PostgreSQL.
+    pub postgres: String,
+    /// Where this worker answers API nodes.
+    pub worker: SocketAddr,
+    /// The address of this worker as API nodes see it, if it is another.
+    pub advertise: Option<String>,
+    /// Shared by API nodes and workers.
+    pub secret: Option<String>,
+    /// Standby workers per partition.
+    pub standbys: u32,
+    /// How often totals are published.
+    pub rollup_every: Duration,
+    /// How often the state is persisted.
+    pub persist_every: Duration,
+}
+
+/// Leaves out passwords, and the URL, which has one.
+impl std::fmt::Debug for ClusterConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterConfig").field("roles", &self.roles).field("kafka", &self.kafka).finish_non_exhaustive()
+    }
+}
+
+/// The given settings of `[cluster]`, by key. `redis` may be given several times.
+#[derive(Clone, Copy)]
+struct Given<'a>(&'a [(String, Setting)]);
+
+impl<'a> Given<'a> {
+    fn get(self, key: &str) -> Option<&'a Setting> {
+        self.0.iter().find(|(name, _)| name == key).map(|(_, setting)| setting)
+    }
+
+    fn text(self, key: &str, default: &str) -> String {
+        self.get(key).map_or_else(|| default.to_owned(), |setting| setting.text.trim().to_owned())
+    }
+
+    fn optional(self, key: &str) -> Option<String> {
+        self.get(key).map(|setting| setting.text.clone())
+    }
+
+    fn required(self, key: &str, example: &str) -> Result<String, ConfigError> {
+        match self.get(key) {
+            Some(setting) if !setting.text.trim().is_empty() => Ok(setting.text.trim().to_owned()),
+            Some(setting) => Err(invalid(&full(key), setting, &format!("is empty; use {example}"))),
+            None => Err(ConfigError(format!("`{}` is missing; add {key} = \"{example}\"", full(key)))),
+        }
+    }
+
+    fn number(self, key: &str, default: u32, max: u32, min: u32) -> Result<u32, ConfigError> {
+        let Some(setting) = self.get(key) else { return Ok(default) };
+        let number = setting.text.trim().parse().ok().filter(|number| (min..=max).contains(number));
+        number.ok_or_else(|| invalid(&full(key), setting, &format!("is not a number from {min} to {max}")))
+    }
+
+    fn duration(self, key: &str, default: Duration, min: Duration) -> Result<Duration, ConfigError> {
+        let Some(setting) = self.get(key) else { return Ok(default) };
+        let duration = humantime::parse_duration(setting.text.trim()).ok().filter(|duration| *duration >= min);
+        let problem = format!("is not a duration of at least {}; use one such as 1s", humantime::format_duration(min));
+        duration.ok_or_else(|| invalid(&full(key), setting, &problem))
+    }
+}
+
+fn full(key: &str) -> String {
+    format!("cluster.{key}")
+}
+
+const WORKER_DEFAULT: &str = "127.0.0.1:7400";
+const ROLES: [&str; 2] = ["api", "worker"];
+
+/// Validates the settings of a cluster. `None` if there are none: the embedded engine is used.
+pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option<ClusterConfig>, ConfigError> {
+    if given.is_empty() {
+        return match roles.first() {
+            Some(role) => Err(ConfigError(format!(
+                "{} is for clusters; add a table [cluster], or remove it to run a single server",
+                place("roles", role)
+            ))),
+            None => Ok(None),
+        };
+    }
+    let given = Given(given);
+    let redis: Vec<String> = given.0.iter().filter(|(key, _)| key == "redis").map(|(_, node)| node.text.clone()).collect();
+    if redis.is_empty() {
+        return Err(ConfigError("`cluster.redis` is missing; add redis = [\"10.0.0.1:7000\"]".to_owned()));
+    }
+    let worker = address(given)?;
+    let secret = given.optional("secret").filter(|secret| !secret.is_empty());
+    if secret.is_none() && !worker.ip().to_canonical().is_loopback() {
+        return Err(ConfigError(format!(
+            "`cluster.secret` is missing; it is required because the worker address {worker} can be reached from other \
+             machines. Give API nodes and workers the same long random text"
+        )));
+    }
+    Ok(Some(ClusterConfig {
+        roles: validate_roles(roles)?,
+        kafka: kafka(given)?,
+        partitions: given.number("partitions", 16, PARTITIONS_MAX, 1)?,
+        replication: given.number("replication", 3, 16, 1)?,
+        retention: given.duration("retention", Duration::from_secs(7 * 24 * 3_600), Duration::from_secs(3_600))?,
+        redis,
+        redis_user: given.optional("redis_user"),
+        redis_password: given.optional("redis_password"),
+        postgres: given.required("postgres", "postgres://tally@10.0.0.1/tally")?,
+        worker,
+        advertise: given.optional("advertise"),
+        secret,
+        standbys: given.number("standbys", 0, STANDBYS_MAX, 0)?,
+        rollup_every: given.duration("rollup_every", Duration::from_secs(1), Duration::from_millis(10))?,
+        persist_every: given.duration("persist_every", Duration::from_secs(30), Duration::from_millis(100))?,
+    }))
+}
+
+fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
+    let login = match (given.optional("kafka_user"), given.optional("kafka_password")) {
+        (Some(user), Some(password)) => {
+            let mechanism = given.text("kafka_mechanism", "PLAIN");
+            Some(KafkaLogin { user, password, mechanism })
+        }
+        (None, None) => None,
+        (Some(_), None) => return Err(ConfigError("`cluster.kafka_password` is missing beside kafka_user".to_owned())),
+        (None, Some(_)) => return Err(ConfigError("`cluster.kafka_user` is missing beside kafka_password".to_owned())),
+    };
+    let tls = validate_switch(&full("kafka_tls"), given.get("kafka_tls"))?;
+    if tls && !tally_cluster::kafka::HAS_TLS {
+        return Err(ConfigError(
+            "`cluster.kafka_tls`: this binary was built without TLS for Kafka; build it with --features kafka-tls".to_owned(),
+        ));
+    }
+    Ok(KafkaSettings {
+        brokers: given.required("kafka", "10.0.0.1:9092,10.0.0.2:9092")?,
+        topic: given.text("topic", "tally"),
+        login,
+        tls: tls.then(|| KafkaTls { ca_file: given.optional("kafka_ca") }),
+    })
+}
+
+fn address(given: Given<'_>) -> Result<SocketAddr, ConfigError> {
+    let text = given.text("worker", WORKER_DEFAULT);
+    let found = text.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+    found.ok_or_else(|| {
+        ConfigError(format!("`cluster.worker`: `{text}` is not an address; use a host and a port such as {WORKER_DEFAULT}"))
+    })
+}
+
+fn validate_roles(given: &[Setting]) -> Result<Roles, ConfigError> {
+    if given.is_empty() {
+        return Ok(Roles { api: true, worker: true });
+    }
+    let mut roles = Roles { api: false, worker: false };
+    for role in given {
+        match role.text.trim() {
+            "api" => roles.api = true,
+            "worker" => roles.worker = true,
+            other => {
+                let hint = crate::hint::did_you_mean(other, ROLES.into_iter());
+                return Err(invalid("roles", role, &format!("is not a role; {hint}")));
+            }
+        }
+    }
+    Ok(roles)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::super::SettingSource;
+    use super::*;
+
+    fn setting(text: &str) -> Setting {
+        Setting { text: text.into(), source: SettingSource::Environment }
+    }
+
+    fn given(settings: &[(&str, &str)]) -> Vec<(String, Setting)> {
+        settings.iter().map(|(key, text)| ((*key).to_owned(), setting(text))).collect()
+    }
+
+    const MINIMAL: [(&str, &str); 3] =
+        [("kafka", "k:9092"), ("redis", "r:7000"), ("postgres", "postgres://tally@p/tally")];
+
+    fn refused(more: &[(&str, &str)]) -> String {
+        validate(&given(&[&MINIMAL[..], more].concat()), &[]).unwrap_err().0
+    }
+
+    #[test]
+    fn without_cluster_settings_there_is_no_cluster() {
+        assert!(validate(&[], &[]).unwrap().is_none());
+        assert!(validate(&[], &[setting("api")]).unwrap_err().0.contains("add a table [cluster]"));
+    }
+
+    #[test]
+    fn three_services_are_enough_and_the_rest_has_defaults() {
+        let config = validate(&given(&MINIMAL), &[]).unwrap().unwrap();
+        assert_eq!(config.roles, Roles { api: true, worker: true });
+        assert_eq!((config.partitions, config.kafka.topic.as_str()), (16, "tally"));
+        assert_eq!(config.rollup_every, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named_with_what_would_be_right() {
+        assert!(validate(&given(&MINIMAL[1..]), &[]).unwrap_err().0.contains("`cluster.kafka` is missing"));
+        assert!(validate(&given(&MINIMAL[..1]), &[]).unwrap_err().0.contains("`cluster.redis` is missing"));
+        assert!(refused(&[("worker", "0.0.0.0:7400")]).contains("`cluster.secret` is missing"));
+        assert!(refused(&[("partitions", "0")]).contains("is not a number from 1 to"));
+        assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));
+        assert!(refused(&[("kafka_user", "u")]).contains("kafka_password"));
+        let wrong = validate(&given(&MINIMAL), &[setting("apo")]).unwrap_err().0;
+        assert!(wrong.contains("did you mean `api`?"), "{wrong}");
+    }
+}
