@@ -182,7 +182,9 @@ pub enum PersistError {
     /// Position or epoch are not those of this worker. Nothing was changed.
     ///
     /// After [`PersistError::OutcomeUnknown`], the own epoch and the position of that persist mean that it had succeeded.
-    #[error("the partition is stored at position {stored} with epoch {epoch}: another worker has it; discard its state")]
+    #[error(
+        "the partition is stored at position {stored} with epoch {epoch}: another worker has it; discard its state"
+    )]
     Superseded {
         /// The stored position.
         stored: Position,

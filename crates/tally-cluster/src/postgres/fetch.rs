@@ -50,9 +50,8 @@ impl Pg {
         }
         let connection = self.reading().await?;
         let partition = int(partition);
-        let rows = connection
-            .query(FETCH, &[&partition, &counters, &requests, &ledger_keys, &ledger_seqs, &others])
-            .await?;
+        let rows =
+            connection.query(FETCH, &[&partition, &counters, &requests, &ledger_keys, &ledger_seqs, &others]).await?;
         let mut fetched = FetchedRecords::default();
         for row in &rows {
             match (column(row, 0)?, column(row, 1)?) {

@@ -171,16 +171,15 @@ async fn put_ledger(connection: &Connection, partition: i32, rows: &[(&[u8], u64
     connection
         .execute(
             PUT_LEDGER,
-            &[
-                &partition, &keys, &seqs, &at, &kinds, &actors, &reasons, &before, &after, &previous, &hashes, &records,
-            ],
+            &[&partition, &keys, &seqs, &at, &kinds, &actors, &reasons, &before, &after, &previous, &hashes, &records],
         )
         .await?;
     Ok(())
 }
 
 async fn remove_ledger(connection: &Connection, removed: &[(&[u8], u64)]) -> Result<(), PgError> {
-    const SQL: &str = "DELETE FROM counter_ledger WHERE (key, seq) IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))";
+    const SQL: &str =
+        "DELETE FROM counter_ledger WHERE (key, seq) IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))";
     let (keys, seqs): (Vec<&[u8]>, Vec<i64>) = removed.iter().map(|(key, seq)| (*key, bigint(*seq))).unzip();
     connection.execute(SQL, &[&keys, &seqs]).await?;
     Ok(())
