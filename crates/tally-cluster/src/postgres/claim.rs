@@ -1,0 +1,111 @@
+//! Who owns a partition, and where it stands.
+
+use std::time::SystemTime;
+
+use tally_core::record::Meta;
+use tally_core::time::{Millis, Position};
+use tokio_postgres::Row;
+
+use super::Pg;
+use super::columns::{self, int, millis, number, timestamp};
+use super::error::{PgError, column};
+use super::limits::FORGET_ROWS_MAX;
+
+/// What a worker gets with a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The epoch of the claim. It is needed for persisting, and the next claim ends it.
+    pub epoch: u64,
+    /// The position to continue from.
+    pub position: Position,
+    /// Metadata as of the position; `None` if nothing was persisted yet.
+    pub meta: Option<Meta>,
+}
+
+/// A partition as the store knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionRow {
+    /// Its number.
+    pub partition: u32,
+    /// The stored position.
+    pub position: Position,
+    /// Number of claims so far.
+    pub epoch: u64,
+    /// Who claimed it last. It may be gone.
+    pub owner: Option<String>,
+    /// Metadata as of the position; `None` if nothing was persisted yet.
+    pub meta: Option<Meta>,
+    /// When it was last persisted, by PostgreSQL's clock.
+    pub persisted_at: Option<Millis>,
+    /// When it was last claimed, by PostgreSQL's clock.
+    pub owned_at: Option<Millis>,
+}
+
+const CLAIM: &str = "INSERT INTO partitions AS p (partition, position, epoch, owner, owned_at) \
+    VALUES ($1, 0, 1, $2, clock_timestamp()) ON CONFLICT (partition) DO UPDATE \
+    SET epoch = p.epoch + 1, owner = excluded.owner, owned_at = excluded.owned_at \
+    RETURNING position, epoch, clock, counters, expiring";
+
+const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, partition, owner, persisted_at, owned_at \
+    FROM partitions ORDER BY partition";
+
+/// Locked rows are skipped: a persist is about to write an id again that had expired. The outer condition on the time is
+/// checked once more if that happened between the two scans.
+const FORGET: &str = "DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 AND id IN \
+    (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 \
+     ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED)";
+
+impl Pg {
+    /// Makes `owner` the owner, with a new epoch. Whoever owned the partition before can persist no more. Waits for a
+    /// persist in progress; if that takes long, fails with [`PgError::Busy`].
+    pub async fn claim(&self, partition: u32, owner: &str) -> Result<Claim, PgError> {
+        let owner = columns::text(owner.as_bytes());
+        let rows = self.claiming().await?.query(CLAIM, &[&int(partition), &owner]).await?;
+        let row = rows.first().ok_or_else(|| PgError::Unexpected("a claim without a result".into()))?;
+        let (position, epoch, meta) = standing(row)?;
+        Ok(Claim { epoch, position, meta })
+    }
+
+    /// All partitions that were ever claimed.
+    pub async fn partitions(&self) -> Result<Vec<PartitionRow>, PgError> {
+        let rows = self.reading().await?.query(PARTITIONS, &[]).await?;
+        rows.iter().map(partition_row).collect()
+    }
+
+    /// Deletes the request ids that had expired at `before`, a bounded number at a time, and returns how many there were.
+    pub async fn forget_requests(&self, partition: u32, before: Millis) -> Result<u64, PgError> {
+        let connection = self.claiming().await?;
+        let (mut deleted, limit) = (0, FORGET_ROWS_MAX as i64);
+        loop {
+            let chunk = connection.execute(FORGET, &[&int(partition), &timestamp(before), &limit]).await?;
+            deleted += chunk;
+            if chunk < FORGET_ROWS_MAX as u64 {
+                return Ok(deleted);
+            }
+        }
+    }
+}
+
+fn partition_row(row: &Row) -> Result<PartitionRow, PgError> {
+    let (position, epoch, meta) = standing(row)?;
+    let time = |index| Ok::<_, PgError>(column::<Option<SystemTime>>(row, index)?.map(millis));
+    Ok(PartitionRow {
+        partition: columns::partition(column(row, 5)?)?,
+        position,
+        epoch,
+        owner: column(row, 6)?,
+        meta,
+        persisted_at: time(7)?,
+        owned_at: time(8)?,
+    })
+}
+
+/// Position, epoch and metadata from the first five columns.
+fn standing(row: &Row) -> Result<(Position, u64, Option<Meta>), PgError> {
+    let (position, epoch) = (columns::position(column(row, 0)?)?, number(column(row, 1)?)?);
+    let (Some(clock), Some(counters), Some(expiring)) = (column(row, 2)?, column(row, 3)?, column(row, 4)?) else {
+        return Ok((position, epoch, None));
+    };
+    let meta = Meta { clock: Millis(number(clock)?), counters: number(counters)?, expiring: number(expiring)? };
+    Ok((position, epoch, Some(meta)))
+}

@@ -1,0 +1,119 @@
+//! Persisting: everything that changed between two positions of a partition, in one transaction.
+
+use tally_core::record::{Meta, Records};
+use tally_core::time::Position;
+use tokio::sync::OwnedMutexGuard;
+
+use super::Pg;
+use super::columns::{bigint, int, number, position};
+use super::connection::{CommitFailure, Connection};
+use super::error::{PersistError, PgError, column};
+use super::rows::TableRows;
+
+/// A persist in progress. It holds the lock of the partition's row. Dropping it closes its connection, which undoes
+/// everything; [`Persist::rollback`] keeps the connection.
+pub struct Persist {
+    /// Empty once the transaction has ended badly.
+    connection: OwnedMutexGuard<Option<Connection>>,
+    partition: u32,
+    meta: Option<Meta>,
+    is_open: bool,
+}
+
+const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
+
+const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3, clock), \
+    counters = coalesce($4, counters), expiring = coalesce($5, expiring), persisted_at = clock_timestamp() \
+    WHERE partition = $1";
+
+impl Pg {
+    /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist of
+    /// this node to end.
+    pub async fn persist(&self, partition: u32, epoch: u64, from: Position) -> Result<Persist, PersistError> {
+        let mut connection = self.persists.clone().lock_owned().await;
+        if !connection.as_ref().is_some_and(Connection::is_usable) {
+            *connection = None;
+            *connection = Some(self.connector.connect().await?);
+        }
+        // `is_open` from the start: if this future is dropped or fails, so is the transaction.
+        let mut persist = Persist { connection, partition, meta: None, is_open: true };
+        let (stored, stored_epoch) = persist.begin().await?;
+        if (stored, stored_epoch) == (from, epoch) {
+            return Ok(persist);
+        }
+        persist.rollback().await;
+        Err(PersistError::Superseded { stored, epoch: stored_epoch })
+    }
+}
+
+impl Persist {
+    /// Locks the partition's row first, so that a worker that was replaced fails before it has written anything.
+    async fn begin(&mut self) -> Result<(Position, u64), PgError> {
+        let connection = self.connection()?;
+        connection.run("BEGIN").await?;
+        let rows = connection.query(LOCK, &[&int(self.partition)]).await?;
+        let Some(row) = rows.first() else {
+            return Ok((Position(0), 0));
+        };
+        Ok((position(column(row, 0)?)?, number(column(row, 1)?)?))
+    }
+
+    /// Writes records; one without a value is deleted. No key may occur twice in one persist. Expiries are not stored.
+    /// After an error, the persist can only be dropped.
+    pub async fn write(&mut self, records: &Records) -> Result<(), PersistError> {
+        self.write_all(TableRows::sort(records.iter())?).await
+    }
+
+    /// Writes request ids: store keys and values.
+    pub async fn write_requests<'a>(
+        &mut self,
+        requests: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<(), PersistError> {
+        let rows = TableRows::sort(requests.into_iter().map(|(key, value)| (key, Some(value))))?;
+        self.write_all(rows).await
+    }
+
+    async fn write_all(&mut self, rows: TableRows<'_>) -> Result<(), PersistError> {
+        rows.write(self.connection()?, self.partition).await?;
+        self.meta = rows.meta().or(self.meta);
+        Ok(())
+    }
+
+    /// Moves the partition to `to`, together with everything written. Its metadata is that of the record written last;
+    /// without one, it stays.
+    pub async fn commit(mut self, to: Position) -> Result<(), PersistError> {
+        let clock = self.meta.map(|meta| bigint(meta.clock.0));
+        let counters = self.meta.map(|meta| bigint(meta.counters));
+        let expiring = self.meta.map(|meta| bigint(meta.expiring));
+        let connection = self.connection()?;
+        let moved = bigint(to.0);
+        connection.execute(ADVANCE, &[&int(self.partition), &moved, &clock, &counters, &expiring]).await?;
+        match connection.commit().await {
+            Ok(()) => {
+                self.is_open = false;
+                Ok(())
+            }
+            Err(CommitFailure::Refused(error)) => Err(PersistError::Failed(error)),
+            Err(CommitFailure::Unknown(error)) => Err(PersistError::OutcomeUnknown(error)),
+        }
+    }
+
+    /// Undoes everything.
+    pub async fn rollback(mut self) {
+        if let Ok(connection) = self.connection() {
+            self.is_open = connection.run("ROLLBACK").await.is_err();
+        }
+    }
+
+    fn connection(&self) -> Result<&Connection, PgError> {
+        self.connection.as_ref().ok_or_else(|| PgError::Unexpected("a persist without a connection".into()))
+    }
+}
+
+impl Drop for Persist {
+    fn drop(&mut self) {
+        if self.is_open {
+            *self.connection = None;
+        }
+    }
+}
