@@ -39,6 +39,15 @@ pub type Verdict = Result<(), Failure>;
 /// How long an engine may take for its background work, by its own clock. Generous, because the machine may be busy.
 pub const BACKGROUND_MS_MAX: u64 = 60_000;
 
+/// What an engine answers to calls below [`Consistency::Exact`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeakerAnswers {
+    /// The same as to exact ones.
+    Exact,
+    /// Estimates, marked as such.
+    Estimates,
+}
+
 /// Starts and stops engines of one kind.
 pub trait Host: Sync {
     /// The engine under test.
@@ -55,6 +64,18 @@ pub trait Host: Sync {
     /// Makes the engine refuse new work and finish what it has accepted. Returns once all of that is durable and another
     /// engine may be started on the same data.
     fn stop(&self, engine: &Self::Engine) -> Verdict;
+
+    /// Waits until listings and samples show everything acknowledged. They may be behind where they come from a store of
+    /// their own.
+    fn settle(&self, engine: &Self::Engine) -> Verdict {
+        let _ = engine;
+        Ok(())
+    }
+
+    /// What answers below [`Consistency::Exact`] are.
+    fn weaker_answers(&self) -> WeakerAnswers {
+        WeakerAnswers::Exact
+    }
 
     /// The default options for submissions.
     fn submit_options(&self) -> SubmitOptions {

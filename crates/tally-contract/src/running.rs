@@ -9,7 +9,7 @@ use tally_core::outcome::Outcome;
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{Engine, Page, PageRequest, ReadOptions, SubmitOptions};
 
-use crate::{Call, Failure, Host, Verdict, block_on};
+use crate::{Call, Failure, Host, Verdict, WeakerAnswers, block_on};
 
 /// A started engine.
 pub struct Running<'h, H: Host> {
@@ -43,6 +43,11 @@ impl<'h, H: Host> Running<'h, H> {
     pub fn restart(self) -> Result<Self, Failure> {
         self.stop()?;
         self.start()
+    }
+
+    /// What answers below [`Consistency::Exact`] are.
+    pub fn weaker_answers(&self) -> WeakerAnswers {
+        self.host.weaker_answers()
     }
 
     /// The engine itself.
@@ -116,11 +121,13 @@ impl<'h, H: Host> Running<'h, H> {
 
     /// A counter chosen by `number`.
     pub fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
+        self.host.settle(&self.engine)?;
         Ok(block_on(self.engine.sample(number))?)
     }
 
     /// One page of counters.
     pub fn page(&self, prefix: &[u8], after: Option<&Key>, limit: usize) -> Result<Page, Failure> {
+        self.host.settle(&self.engine)?;
         let page = PageRequest { prefix: prefix.to_vec(), after: after.cloned(), limit };
         Ok(block_on(self.engine.list(page))?)
     }

@@ -165,6 +165,20 @@ pub fn read_head(value: &[u8]) -> Option<ChainHead> {
     read(value, |cursor| Some(ChainHead { seq: cursor.u64()?, hash: cursor.array()? }))
 }
 
+/// Appends the value of a ledger entry.
+pub fn write_ledger(entry: &LedgerEntry, out: &mut Vec<u8>) {
+    out.push(VERSION);
+    put_u64(out, entry.seq);
+    put_u64(out, entry.at.0);
+    out.push(entry.kind as u8);
+    put_bytes(out, entry.actor.as_bytes());
+    put_bytes(out, entry.reason.as_bytes());
+    put_i64(out, entry.before);
+    put_i64(out, entry.after);
+    out.extend_from_slice(&entry.previous);
+    out.extend_from_slice(&entry.hash);
+}
+
 /// Reads a ledger entry.
 #[must_use]
 pub fn read_ledger(value: &[u8]) -> Option<LedgerEntry> {
@@ -296,17 +310,7 @@ impl Records {
 
     /// Adds a ledger entry.
     pub fn put_ledger(&mut self, key: KeyRef<'_>, entry: &LedgerEntry) {
-        self.put(&[&ledger_key(key, entry.seq)], |out| {
-            put_u64(out, entry.seq);
-            put_u64(out, entry.at.0);
-            out.push(entry.kind as u8);
-            put_bytes(out, entry.actor.as_bytes());
-            put_bytes(out, entry.reason.as_bytes());
-            put_i64(out, entry.before);
-            put_i64(out, entry.after);
-            out.extend_from_slice(&entry.previous);
-            out.extend_from_slice(&entry.hash);
-        });
+        self.put_raw(&[&ledger_key(key, entry.seq)], |out| write_ledger(entry, out));
     }
 
     fn put(&mut self, key: &[&[u8]], value: impl FnOnce(&mut Vec<u8>)) {

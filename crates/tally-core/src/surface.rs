@@ -184,6 +184,12 @@ pub trait Engine: Send + Sync + 'static {
     /// An existing counter chosen by `number`, or `None` if there are no counters.
     fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;
 
+    /// Whether events of these keys can be submitted as one group.
+    fn together(&self, keys: &[&[u8]]) -> bool {
+        let _ = keys;
+        true
+    }
+
     /// The current health.
     fn health(&self) -> Health;
 

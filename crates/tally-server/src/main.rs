@@ -3,7 +3,9 @@
 mod accept;
 mod admission;
 mod cli;
+mod cluster;
 mod config;
+mod engine;
 mod hint;
 mod host;
 mod http;

@@ -20,7 +20,9 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::accept::Listening;
+use crate::cluster::{ClusterError, Node};
 use crate::config::ServerConfig;
+use crate::engine::ServerEngine;
 use crate::http;
 use crate::limits::{
     CONNECTIONS_MAX, CONNECTIONS_MIN, DRAIN_MAX, FILES_RESERVED, POISONED_GRACE, RESP_OVERLAP_CORES_MIN,
@@ -50,6 +52,9 @@ pub enum ServeError {
         /// The setting to change.
         flag: &'static str,
     },
+    /// The cluster could not be joined.
+    #[error("cannot join the cluster: {0}")]
+    Cluster(#[from] ClusterError),
     /// The data directory could not be opened.
     #[error("cannot open the data in {data}: {source}")]
     Open {
@@ -88,13 +93,15 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let address = http.local_addr()?;
     let service = Service::new(config.policies.clone());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let service = Arc::new(if cores >= RESP_OVERLAP_CORES_MIN { service.flushed_by_engine() } else { service });
+    // In a cluster a flush is a round trip to Kafka, so threads always gather meanwhile.
+    let is_overlapping = cores >= RESP_OVERLAP_CORES_MIN || config.cluster.is_some();
+    let service = Arc::new(if is_overlapping { service.flushed_by_engine() } else { service });
     let listeners = Listeners::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
     tracing::info!(%address, resp = listeners.resp_text(), data = %config.data.display(), "recovering; until then HTTP \
         answers 503 and RESP answers LOADING");
-    let engine = tokio::select! {
+    let running = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
             tracing::info!(signal = name, "stopping during recovery");
@@ -103,6 +110,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
             return Ok(ExitCode::SUCCESS);
         }
     };
+    let engine = running.engine();
     service.engine_ready(engine.clone());
     print_banner(address, listeners.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -113,7 +121,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
             tracing::info!(signal = name, "draining; a second signal stops at once");
             service.begin_closing();
             tokio::select! {
-                closed = close(engine, listeners) => closed,
+                closed = close(running, listeners) => closed,
                 name = signals.next() => {
                     tracing::warn!(signal = name, "stopping at once; the next start recovers everything acknowledged");
                     Ok(ExitCode::from(EXIT_AT_ONCE))
@@ -129,8 +137,30 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     }
 }
 
+/// The engine with what belongs to it.
+enum RunningEngine {
+    Embedded(Embedded),
+    Node(Node),
+}
+
+impl RunningEngine {
+    fn engine(&self) -> ServerEngine {
+        match self {
+            RunningEngine::Embedded(engine) => ServerEngine::Embedded(engine.clone()),
+            RunningEngine::Node(node) => ServerEngine::Cluster(Arc::clone(&node.cluster)),
+        }
+    }
+}
+
+async fn open(config: &ServerConfig) -> Result<RunningEngine, ServeError> {
+    match &config.cluster {
+        Some(cluster) => Ok(RunningEngine::Node(Node::start(cluster, config.memory_bytes).await?)),
+        None => Ok(RunningEngine::Embedded(open_data(config).await?)),
+    }
+}
+
 /// Recovers the data directory on a blocking thread, with a progress bar.
-async fn open(config: &ServerConfig) -> Result<Embedded, ServeError> {
+async fn open_data(config: &ServerConfig) -> Result<Embedded, ServeError> {
     let engine_config = tally_engine::Config {
         data: config.data.clone(),
         memory_bytes: config.memory_bytes,
@@ -146,10 +176,18 @@ async fn open(config: &ServerConfig) -> Result<Embedded, ServeError> {
 }
 
 /// Drains the listeners, then flushes, checkpoints and closes the engine.
-async fn close(engine: Embedded, listeners: Listeners) -> Result<ExitCode, ServeError> {
+async fn close(running: RunningEngine, listeners: Listeners) -> Result<ExitCode, ServeError> {
     if listeners.stop(DRAIN_MAX).await? == Listening::CutOff {
         tracing::warn!(seconds = DRAIN_MAX.as_secs(), "the drain timed out; remaining requests were cut off");
     }
+    let engine = match running {
+        RunningEngine::Embedded(engine) => engine,
+        RunningEngine::Node(node) => {
+            node.stop().await;
+            tracing::info!("closed");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     match tokio::task::spawn_blocking(move || engine.close()).await? {
         Ok(()) => {
             tracing::info!("closed");

@@ -16,13 +16,13 @@ use tally_core::surface::{
     Engine, EngineError, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
 use tally_core::time::Millis;
-use tally_engine::Embedded;
 
 use crate::admission::Admission;
+use crate::engine::ServerEngine;
 use crate::policy::{Consistency, Policies};
 
 /// Counters, as the protocols use them.
-pub struct Service<E = Embedded> {
+pub struct Service<E = ServerEngine> {
     engine: OnceLock<E>,
     policies: Policies,
     admission: Admission,
@@ -242,7 +242,7 @@ impl<E: Engine> Service<E> {
 }
 
 /// Intents that are applied in order; each succeeds or is refused on its own.
-pub struct Writes<'a, E = Embedded> {
+pub struct Writes<'a, E = ServerEngine> {
     engine: &'a E,
     policies: &'a Policies,
     events: Events,

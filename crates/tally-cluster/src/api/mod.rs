@@ -89,7 +89,7 @@ impl Cluster {
     }
 
     /// Refuses new calls. What was accepted is still appended.
-    pub fn close(&self) {
+    pub async fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.lanes.iter().for_each(|lane| lane.close());
     }
@@ -157,6 +157,12 @@ impl Engine for Cluster {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
+    }
+
+    fn together(&self, keys: &[&[u8]]) -> bool {
+        let mut partitions = keys.iter().filter_map(|key| Some(self.partition_of(KeyRef::new(key).ok()?)));
+        let first = partitions.next();
+        partitions.all(|partition| Some(partition) == first)
     }
 
     fn health(&self) -> Health {

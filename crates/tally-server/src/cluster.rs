@@ -1,0 +1,82 @@
+//! Starting what this process does in a cluster.
+
+use std::sync::Arc;
+
+use tally_cluster::api::{ApiError, Cluster};
+use tally_cluster::postgres::{Pg, PgError, PgSettings};
+use tally_cluster::redis::{RedisError, RedisSettings, Totals};
+use tally_cluster::rpc::Secret;
+use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
+
+use crate::config::ClusterConfig;
+
+/// Why a node of a cluster did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// As an API node.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// As a worker.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// PostgreSQL.
+    #[error(transparent)]
+    Store(#[from] PgError),
+    /// Redis.
+    #[error(transparent)]
+    Totals(#[from] RedisError),
+}
+
+/// The running parts of a node.
+pub struct Node {
+    /// The API node. A worker has one too, so that health and metrics are served everywhere.
+    pub cluster: Arc<Cluster>,
+    worker: Option<Worker>,
+}
+
+impl Node {
+    /// Connects to the services and starts the roles of this process.
+    pub async fn start(config: &ClusterConfig, memory_bytes: u64) -> Result<Node, ClusterError> {
+        let services = services(config).await?;
+        let secret = config.secret.as_deref().map(Secret::new);
+        let cluster = Arc::new(Cluster::start(services.clone(), secret.clone()).await?);
+        let worker = if config.roles.worker {
+            let settings = WorkerSettings {
+                listen: config.worker,
+                advertised: config.advertise.clone(),
+                secret,
+                // The rest is for connections, buffers and what the allocator keeps.
+                memory_bytes: (memory_bytes / 2) as usize,
+                partitions: cluster.partitions(),
+                rollup_every: config.rollup_every,
+                persist_every: config.persist_every,
+            };
+            Some(Worker::start(settings, services).await?)
+        } else {
+            None
+        };
+        Ok(Node { cluster, worker })
+    }
+
+    /// Appends what was accepted, persists, and hands partitions over.
+    pub async fn stop(&self) {
+        self.cluster.close().await;
+        if let Some(worker) = &self.worker {
+            worker.stop().await;
+        }
+    }
+}
+
+/// Handles to the services of a cluster.
+pub async fn services(config: &ClusterConfig) -> Result<Services, ClusterError> {
+    let redis = RedisSettings {
+        nodes: config.redis.clone(),
+        username: config.redis_user.clone(),
+        password: config.redis_password.clone(),
+    };
+    Ok(Services {
+        kafka: config.kafka.clone(),
+        pg: Arc::new(Pg::new(&PgSettings::new(&config.postgres))?),
+        totals: Arc::new(Totals::connect(&redis).await?),
+    })
+}

@@ -1,0 +1,89 @@
+//! The engine of this process: embedded, or an API node of a cluster.
+
+use std::sync::Arc;
+
+use tally_cluster::api::Cluster;
+use tally_core::batch::Events;
+use tally_core::key::Key;
+use tally_core::ledger::LedgerEntry;
+use tally_core::outcome::{Reads, Receipt, Token};
+use tally_core::reading::{Reading, Stats};
+use tally_core::surface::{Engine, EngineError, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions};
+use tally_engine::Embedded;
+
+/// The configured engine. An enum and not a trait object: calls on the hot path stay direct.
+#[derive(Clone)]
+pub enum ServerEngine {
+    /// Everything in this process.
+    Embedded(Embedded),
+    /// Kafka, Redis Cluster and PostgreSQL.
+    Cluster(Arc<Cluster>),
+}
+
+/// Calls the same method of whichever engine it is.
+macro_rules! either {
+    ($self:ident.$method:ident($($argument:expr),*) $($await:tt)*) => {
+        match $self {
+            ServerEngine::Embedded(engine) => engine.$method($($argument),*)$($await)*,
+            ServerEngine::Cluster(engine) => engine.$method($($argument),*)$($await)*,
+        }
+    };
+}
+
+impl Engine for ServerEngine {
+    fn events(&self) -> Events {
+        either!(self.events())
+    }
+
+    async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
+        either!(self.submit(events, options).await)
+    }
+
+    async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
+        either!(self.read_events(events, options).await)
+    }
+
+    async fn durable(&self, token: Token) -> Result<(), EngineError> {
+        either!(self.durable(token).await)
+    }
+
+    async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
+        either!(self.read(keys, options).await)
+    }
+
+    async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
+        either!(self.stats(key, options).await)
+    }
+
+    async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
+        either!(self.list(page).await)
+    }
+
+    async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        either!(self.ledger(key, after, limit).await)
+    }
+
+    async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
+        either!(self.count(options).await)
+    }
+
+    async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        either!(self.sample(number).await)
+    }
+
+    fn together(&self, keys: &[&[u8]]) -> bool {
+        either!(self.together(keys))
+    }
+
+    fn health(&self) -> Health {
+        either!(self.health())
+    }
+
+    async fn poisoned(&self) -> String {
+        either!(self.poisoned().await)
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        either!(self.measures())
+    }
+}
