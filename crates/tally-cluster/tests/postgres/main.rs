@@ -144,7 +144,7 @@ async fn migrating_twice_or_concurrently_creates_the_tables_once() {
 }
 
 #[tokio::test]
-async fn a_newer_schema_is_refused_and_an_older_one_has_to_be_migrated() {
+async fn a_newer_schema_is_refused_and_an_absent_one_asks_for_init() {
     let url = new_database();
     let pg = open(&url);
     pg.migrate().await.unwrap();
