@@ -49,15 +49,17 @@ const CLAIM: &str = "INSERT INTO partitions AS p (partition, position, epoch, ow
 const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, partition, owner, persisted_at, owned_at \
     FROM partitions ORDER BY partition";
 
-/// Locked rows are skipped: a persist is about to write an id again that had expired. The outer condition on the time is
-/// checked once more if that happened between the two scans.
-const FORGET: &str = "DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 AND id IN \
+/// `ARRAY` runs the inner query once, whatever the plan: a join may run it again and again, each time for other rows.
+/// Locked rows are skipped, because a persist is about to write an id again that had expired. The outer condition on the
+/// time is for those that were written in between.
+const FORGET: &str = "DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 AND id = ANY(ARRAY\
     (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 \
-     ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED)";
+     ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
 
 impl Pg {
-    /// Makes `owner` the owner, with a new epoch. Whoever owned the partition before can persist no more. Waits for a
-    /// persist in progress; if that takes long, fails with [`PgError::Busy`].
+    /// Makes `owner` the owner, with a new epoch, so that the previous owner can no longer persist. Waits for a persist in
+    /// progress; if that takes long, fails with [`PgError::Busy`]. After any error, claim again: an epoch may be skipped,
+    /// which does no harm.
     pub async fn claim(&self, partition: u32, owner: &str) -> Result<Claim, PgError> {
         let owner = columns::text(owner.as_bytes());
         let rows = self.claiming().await?.query(CLAIM, &[&int(partition), &owner]).await?;

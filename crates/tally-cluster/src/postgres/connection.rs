@@ -101,10 +101,13 @@ fn address(config: &Config) -> String {
     places.collect::<Vec<_>>().join(",")
 }
 
+/// Time limits, and plans that do not depend on the parameters. For thousands of keys the planner would otherwise choose
+/// to scan a whole table, and plan each statement anew.
 fn session_settings() -> String {
     format!(
         "SET statement_timeout = {STATEMENT_MS_MAX}; SET lock_timeout = {LOCK_MS_MAX}; \
-         SET idle_in_transaction_session_timeout = {IDLE_IN_TRANSACTION_MS_MAX}"
+         SET idle_in_transaction_session_timeout = {IDLE_IN_TRANSACTION_MS_MAX}; \
+         SET plan_cache_mode = force_generic_plan; SET jit = off"
     )
 }
 

@@ -6,7 +6,7 @@ use tally_core::time::Position;
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Error, Row};
 
-/// Why the store did not answer. Nothing was changed.
+/// Why the store did not answer. A call that failed can always be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PgError {
     /// The settings cannot work.
@@ -194,6 +194,9 @@ pub enum PersistError {
     /// The store failed. Nothing was changed.
     #[error("{0}. Nothing was persisted")]
     Failed(#[from] PgError),
+    /// A write failed before. Nothing was changed.
+    #[error("a write of this persist has failed, so it cannot be committed. Nothing was persisted")]
+    Incomplete,
     /// The connection was lost during the commit. Persist from the same position again: that waits for the old
     /// transaction, and is refused if it was committed.
     #[error("{0}. Whether the commit succeeded is unknown; persist from the same position again")]

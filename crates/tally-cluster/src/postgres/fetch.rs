@@ -20,14 +20,15 @@ pub struct FetchedRecords {
 }
 
 /// One statement, because a statement sees one snapshot, and takes one round trip. It rebuilds the store keys. The row of
-/// the position has none.
+/// the position has none. `OFFSET 0` keeps the planner from scanning the whole ledger for a join.
 const FETCH: &str = "\
     SELECT NULL::bytea, NULL::bytea, position FROM partitions WHERE partition = $1 \
     UNION ALL SELECT 'c'::bytea || key, record, NULL FROM counters WHERE key = ANY($2::bytea[]) \
     UNION ALL SELECT 'i'::bytea || id, record, NULL FROM idempotent_requests \
         WHERE partition = $1 AND id = ANY($3::bytea[]) \
     UNION ALL SELECT 'l'::bytea || int2send(length(key)::int2) || key || int8send(seq), record, NULL \
-        FROM counter_ledger JOIN unnest($4::bytea[], $5::bigint[]) AS wanted (key, seq) USING (key, seq) \
+        FROM unnest($4::bytea[], $5::bigint[]) AS wanted (key, seq), LATERAL \
+        (SELECT record FROM counter_ledger l WHERE l.key = wanted.key AND l.seq = wanted.seq OFFSET 0) AS found \
     UNION ALL SELECT key, value, NULL FROM records WHERE partition = $1 AND key = ANY($6::bytea[])";
 
 impl Pg {

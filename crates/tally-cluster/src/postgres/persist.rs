@@ -17,7 +17,10 @@ pub struct Persist {
     connection: OwnedMutexGuard<Option<Connection>>,
     partition: u32,
     meta: Option<Meta>,
+    /// Whether the transaction has not ended.
     is_open: bool,
+    /// Whether every write was completed. One that failed or whose future was dropped may have written some of its rows.
+    is_whole: bool,
 }
 
 const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
@@ -36,7 +39,7 @@ impl Pg {
             *connection = Some(self.connector.connect().await?);
         }
         // `is_open` from the start: if this future is dropped or fails, so is the transaction.
-        let mut persist = Persist { connection, partition, meta: None, is_open: true };
+        let mut persist = Persist { connection, partition, meta: None, is_open: true, is_whole: true };
         let (stored, stored_epoch) = persist.begin().await?;
         if (stored, stored_epoch) == (from, epoch) {
             return Ok(persist);
@@ -59,9 +62,9 @@ impl Persist {
     }
 
     /// Writes records; one without a value is deleted. No key may occur twice in one persist. Expiries are not stored.
-    /// After an error, the persist can only be dropped.
+    /// After an error the persist cannot be committed any more.
     pub async fn write(&mut self, records: &Records) -> Result<(), PersistError> {
-        self.write_all(TableRows::sort(records.iter())?).await
+        self.write_all(records.iter()).await
     }
 
     /// Writes request ids: store keys and values.
@@ -69,19 +72,27 @@ impl Persist {
         &mut self,
         requests: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<(), PersistError> {
-        let rows = TableRows::sort(requests.into_iter().map(|(key, value)| (key, Some(value))))?;
-        self.write_all(rows).await
+        self.write_all(requests.into_iter().map(|(key, value)| (key, Some(value)))).await
     }
 
-    async fn write_all(&mut self, rows: TableRows<'_>) -> Result<(), PersistError> {
+    async fn write_all<'a>(
+        &mut self,
+        records: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
+    ) -> Result<(), PersistError> {
+        let was_whole = std::mem::replace(&mut self.is_whole, false);
+        let rows = TableRows::sort(records)?;
         rows.write(self.connection()?, self.partition).await?;
         self.meta = rows.meta().or(self.meta);
+        self.is_whole = was_whole;
         Ok(())
     }
 
     /// Moves the partition to `to`, together with everything written. Its metadata is that of the record written last;
     /// without one, it stays.
     pub async fn commit(mut self, to: Position) -> Result<(), PersistError> {
+        if !self.is_whole {
+            return Err(PersistError::Incomplete);
+        }
         let clock = self.meta.map(|meta| bigint(meta.clock.0));
         let counters = self.meta.map(|meta| bigint(meta.counters));
         let expiring = self.meta.map(|meta| bigint(meta.expiring));

@@ -21,8 +21,11 @@ use tally_core::record::{self, Meta, Records};
 use tally_core::request_ids::FirstOutcome;
 use tally_core::time::{Millis, Position};
 use tally_engine::host::{CaptureDriver, CaptureProgress, Hosted, ResidentPartition};
-use tally_services::{Postgres, PostgresSettings};
+use tally_services::Postgres;
 use tokio::runtime::Handle;
+
+mod faults;
+mod proxy;
 
 static SERVER: LazyLock<Postgres> = LazyLock::new(Postgres::start);
 static DATABASES: AtomicU32 = AtomicU32::new(0);
@@ -141,7 +144,7 @@ async fn migrating_twice_or_concurrently_creates_the_tables_once() {
 }
 
 #[tokio::test]
-async fn a_newer_schema_is_refused_and_an_older_one_has_to_be_migrated() {
+async fn a_newer_schema_is_refused_and_an_absent_one_asks_for_init() {
     let url = new_database();
     let pg = open(&url);
     pg.migrate().await.unwrap();
@@ -203,6 +206,33 @@ async fn what_was_persisted_is_fetched_again_together_with_its_position() {
     assert_eq!(fetched.position, Position(120));
     assert_eq!(fetched.records, stored, "in key order, each once");
     assert_eq!(pg.fetch(6, &MissingKeys::default()).await.unwrap().position, Position(0), "never claimed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_beside_a_persist_sees_either_all_of_it_or_nothing() {
+    const PERSISTS: u64 = 100;
+    let (pg, keys) = (new_store().await, [key("a"), key("b")]);
+    let records_at = |position: u64| {
+        let mut records = Records::default();
+        keys.iter().for_each(|key| records.put_counter(key.as_bytes(), &counter(position as i64)));
+        records
+    };
+    write(&pg, 0, 0, 1, &records_at(1)).await.unwrap();
+    let (reader, wanted) = (pg.clone(), keys_of(&fetchable(&records_at(1))));
+    let reading = tokio::spawn(async move {
+        loop {
+            let fetched = reader.fetch(0, &wanted).await.unwrap();
+            let values = fetched.records.iter().map(|(_, value)| record::read_counter(value).unwrap().counter.value());
+            assert_eq!(values.collect::<Vec<_>>(), [fetched.position.0 as i64; 2]);
+            if fetched.position == Position(PERSISTS) {
+                return;
+            }
+        }
+    });
+    for position in 1..PERSISTS {
+        write(&pg, 0, position, position + 1, &records_at(position + 1)).await.unwrap();
+    }
+    reading.await.unwrap();
 }
 
 #[tokio::test]
@@ -271,72 +301,6 @@ async fn a_stale_position_or_an_old_epoch_is_refused_and_changes_nothing() {
     pg.claim(2, "successor").await.unwrap();
     assert_eq!(pg.persist(2, 1, Position(10)).await.err(), refused(10, 2));
     drop(pg.persist(2, 2, Position(10)).await.unwrap());
-}
-
-#[tokio::test]
-async fn a_claim_waits_for_a_persist_in_progress_and_a_dropped_persist_lets_it_go() {
-    let pg = new_store().await;
-    let claim = pg.claim(2, "a").await.unwrap();
-    let mut persist = pg.persist(2, claim.epoch, Position(0)).await.unwrap();
-    persist.write(&all_families()).await.unwrap();
-    let other = pg.clone();
-    let successor = tokio::spawn(async move { other.claim(2, "b").await });
-    // Reads go on meanwhile, and see nothing of it.
-    for _ in 0..20 {
-        assert_eq!(pg.fetch(2, &keys_of(&fetchable(&all_families()))).await.unwrap().records, Vec::new());
-    }
-    assert!(!successor.is_finished());
-    drop(persist);
-    assert_eq!(successor.await.unwrap(), Ok(Claim { epoch: 2, position: Position(0), meta: None }));
-    assert_eq!(pg.count().await, Ok(0));
-    write(&pg, 2, 0, 1, &all_families()).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_server_killed_before_the_commit_leaves_everything_as_before() {
-    let server = Postgres::start();
-    let pg = open(&server.url());
-    pg.migrate().await.unwrap();
-    write(&pg, 1, 0, 10, &all_families()).await.unwrap();
-    let before = pg.fetch(1, &keys_of(&fetchable(&all_families()))).await.unwrap();
-
-    let mut persist = pg.persist(1, 1, Position(10)).await.unwrap();
-    let mut changed = Records::default();
-    changed.remove_counter(&key("likes:1"));
-    changed.put_counter(b"likes:2", &counter(1));
-    persist.write(&changed).await.unwrap();
-    server.kill();
-    let lost = persist.commit(Position(20)).await.unwrap_err();
-    assert!(matches!(lost, PersistError::Failed(PgError::Unreachable { .. })), "{lost}");
-    let down = pg.count().await.unwrap_err();
-    assert!(matches!(&down, PgError::Unreachable { .. }) && down.is_transient(), "{down}");
-    assert!(matches!(pg.persist(1, 1, Position(10)).await, Err(PersistError::Failed(PgError::Unreachable { .. }))));
-
-    server.restart();
-    assert_eq!(pg.fetch(1, &keys_of(&fetchable(&all_families()))).await.unwrap(), before);
-    write(&pg, 1, 10, 20, &changed).await.unwrap();
-    assert_eq!(pg.fetch(1, &keys_of(&before.records)).await.unwrap().position, Position(20));
-}
-
-#[tokio::test]
-async fn errors_of_connecting_say_what_is_wrong_and_hide_the_password() {
-    let url = new_database();
-    let error = async |url: &str| open(url).count().await.unwrap_err();
-    let wrong = error(&url.replace("secret", "hunter2")).await;
-    assert!(matches!(wrong, PgError::Credentials { .. }) && !wrong.is_transient(), "{wrong}");
-    let missing = error(&url.replace(":secret", "")).await;
-    assert!(matches!(missing, PgError::Credentials { .. }), "{missing}");
-    let nowhere = error("postgres://tally:hunter2@127.0.0.1:1/postgres").await;
-    assert!(matches!(&nowhere, PgError::Unreachable { address, .. } if address == "127.0.0.1:1"), "{nowhere}");
-    let absent = error(&format!("{url}_absent")).await;
-    assert!(matches!(absent, PgError::NoDatabase { .. }), "{absent}");
-    let invalid = Pg::new(&PgSettings::new("postgres://tally:hunter2@host:port/x")).err().unwrap();
-    assert!(matches!(invalid, PgError::Settings(_)), "{invalid}");
-    let settings = PgSettings::new("postgres://tally:hunter2@host/x");
-    for text in [wrong, missing, nowhere, absent, invalid].map(|error| error.to_string()) {
-        assert!(!text.contains("hunter2") && !text.contains("secret"), "{text}");
-    }
-    assert!(!format!("{settings:?}").contains("hunter2"));
 }
 
 #[tokio::test]
@@ -434,6 +398,19 @@ async fn requests_are_forgotten_once_their_window_is_over() {
 }
 
 #[tokio::test]
+async fn any_number_of_requests_is_forgotten() {
+    let pg = new_store().await;
+    let claim = pg.claim(0, "test").await.unwrap();
+    let mut persist = pg.persist(0, claim.epoch, Position(0)).await.unwrap();
+    let value = request(0, NOW).1;
+    let id = |number: u128| record::request_key(RequestId(number.to_be_bytes()));
+    let ids: Vec<_> = (0..10_000).map(id).collect();
+    persist.write_requests(ids.iter().map(|id| (&id[..], &value[..]))).await.unwrap();
+    persist.commit(Position(1)).await.unwrap();
+    assert_eq!(pg.forget_requests(0, Millis(NOW.0 + 2 * IDEMPOTENCY_WINDOW_MS)).await, Ok(10_000));
+}
+
+#[tokio::test]
 async fn ledger_entries_come_in_pages() {
     let pg = new_store().await;
     let mut records = Records::default();
@@ -480,24 +457,6 @@ async fn twenty_thousand_records_are_persisted_within_seconds() {
         assert_eq!(fetched.records.len(), 20_000);
         assert!(persisted.as_secs() < 10, "{persisted:?}");
     }
-}
-
-#[tokio::test]
-async fn a_full_disk_is_reported_and_nothing_is_half_written() {
-    let server = Postgres::start_with(&PostgresSettings { disk_mb: Some(128), ..PostgresSettings::default() });
-    let pg = open(&server.url());
-    pg.migrate().await.unwrap();
-    write(&pg, 0, 0, 1, &all_families()).await.unwrap();
-    let before = (pg.partitions().await.unwrap(), pg.list(b"", None, 100).await.unwrap());
-    let mut records = Records::default();
-    (0..20_000).for_each(|number| records.put_counter(format!("likes:{number:0500}").as_bytes(), &counter(number)));
-    server.fill_disk();
-    let full = write(&pg, 0, 1, 2, &records).await.unwrap_err();
-    assert!(matches!(&full, PersistError::Failed(error @ PgError::DiskFull(_)) if error.is_transient()), "{full}");
-    assert_eq!((pg.partitions().await.unwrap(), pg.list(b"", None, 100).await.unwrap()), before, "reads still work");
-    server.free_disk();
-    write(&pg, 0, 1, 2, &records).await.unwrap();
-    assert_eq!(pg.partitions().await.unwrap()[0].position, Position(2));
 }
 
 /// Applies one batch with the records it needs, as a worker does.
