@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tally_core::consistency::Consistency;
 use tally_core::limits::{CALL_EVENTS_MAX, KEY_BYTES_MAX};
 
-use crate::{Host, Running, Verdict};
+use crate::{Host, Running, Verdict, WeakerAnswers};
 
 /// Outcomes and readings agree.
 pub fn increments_and_decrements_add_up<H: Host>(host: &H) -> Verdict {

@@ -70,9 +70,9 @@ impl Node {
 /// Handles to the services of a cluster.
 pub async fn services(config: &ClusterConfig) -> Result<Services, ClusterError> {
     let redis = RedisSettings {
-        nodes: config.redis.clone(),
         username: config.redis_user.clone(),
         password: config.redis_password.clone(),
+        ..RedisSettings::new(config.redis.clone(), &config.kafka.topic)
     };
     Ok(Services {
         kafka: config.kafka.clone(),

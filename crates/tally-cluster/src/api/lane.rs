@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use tally_core::batch::{Combiner, Events, encode_with_reads};

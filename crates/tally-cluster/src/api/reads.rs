@@ -113,13 +113,7 @@ impl Cluster {
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             let is_new_enough = total.position.max(route.published) >= needed;
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
-            let held = match &total.record {
-                None => None,
-                Some(bytes) => match record::read_counter(bytes) {
-                    Some(held) => Some(held).filter(|held| !held.is_expired(now)),
-                    None => continue,
-                },
-            };
+            let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
                 found.insert(key, ReadCounter { held, exact: false, as_of, now });
             }
@@ -159,8 +153,7 @@ impl Cluster {
                 for (key, total) in outdated.into_iter().zip(totals) {
                     match total {
                         Some(total) => {
-                            let held = total.record.as_deref().and_then(record::read_counter);
-                            let value = held.map_or(0, |held| held.counter.value());
+                            let value = total.state.map_or(0, |held| held.counter.value());
                             self.estimates.refresh(&key, value, total.position, now);
                         }
                         None => unknown.push(key),
@@ -216,7 +209,7 @@ impl Cluster {
         let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
         let now = self.now();
         let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
-            let read = ReadCounter { held: Some(counter.state), exact: false, as_of: counter.as_of, now };
+            let read = ReadCounter { held: Some(counter.state), exact: false, as_of: counter.clock, now };
             (counter.key, read.reading())
         });
         Ok(Page { items: items.collect(), next })

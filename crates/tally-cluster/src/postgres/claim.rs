@@ -46,6 +46,9 @@ const CLAIM: &str = "INSERT INTO partitions AS p (partition, position, epoch, ow
     SET epoch = p.epoch + 1, owner = excluded.owner, owned_at = excluded.owned_at \
     RETURNING position, epoch, clock, counters, expiring";
 
+const CREATE: &str = "INSERT INTO partitions (partition, position, epoch) \
+    SELECT number, 0, 0 FROM generate_series(0, $1::int - 1) AS number ON CONFLICT (partition) DO NOTHING";
+
 const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, partition, owner, persisted_at, owned_at \
     FROM partitions ORDER BY partition";
 
@@ -68,7 +71,13 @@ impl Pg {
         Ok(Claim { epoch, position, meta })
     }
 
-    /// All partitions that were ever claimed.
+    /// Creates the rows of partitions that do not have one, at position zero. Their number is that of the topic.
+    pub async fn create_partitions(&self, partitions: u32) -> Result<(), PgError> {
+        self.claiming().await?.execute(CREATE, &[&int(partitions)]).await?;
+        Ok(())
+    }
+
+    /// All partitions.
     pub async fn partitions(&self) -> Result<Vec<PartitionRow>, PgError> {
         let rows = self.reading().await?.query(PARTITIONS, &[]).await?;
         rows.iter().map(partition_row).collect()

@@ -32,6 +32,8 @@ pub struct RedisSettings {
     pub username: Option<String>,
     /// The password.
     pub password: Option<String>,
+    /// Start of every key, so that several clusters of Tally can share a Redis Cluster: the name of the topic.
+    pub prefix: String,
     /// How long a total is published after it was first read.
     pub total_ttl: Duration,
 }
@@ -39,18 +41,19 @@ pub struct RedisSettings {
 impl RedisSettings {
     /// Without credentials, with the default time to live.
     #[must_use]
-    pub fn new(nodes: Vec<String>) -> RedisSettings {
-        RedisSettings { nodes, username: None, password: None, total_ttl: TOTAL_TTL_DEFAULT }
+    pub fn new(nodes: Vec<String>, prefix: &str) -> RedisSettings {
+        RedisSettings { nodes, username: None, password: None, prefix: prefix.to_owned(), total_ttl: TOTAL_TTL_DEFAULT }
     }
 }
 
 impl std::fmt::Debug for RedisSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let RedisSettings { nodes, username, password, total_ttl } = self;
+        let RedisSettings { nodes, username, password, prefix, total_ttl } = self;
         f.debug_struct("RedisSettings")
             .field("nodes", nodes)
             .field("username", username)
             .field("password", &password.as_ref().map(|_| "…"))
+            .field("prefix", prefix)
             .field("total_ttl", total_ttl)
             .finish()
     }
@@ -74,6 +77,7 @@ pub struct Totals {
     connection: ClusterConnection,
     /// The nodes of the settings, for messages.
     nodes: String,
+    prefix: String,
     total_ttl_ms: u64,
     hashes: ScriptHashes,
     /// `None` until it is needed, and after it turned out to be outdated.
@@ -109,6 +113,7 @@ impl Totals {
         let hashes = ScriptHashes::load(load).await?;
         Ok(Totals {
             connection,
+            prefix: settings.prefix.clone(),
             total_ttl_ms: u64::try_from(settings.total_ttl.as_millis()).unwrap_or(u64::MAX).max(1),
             hashes,
             owners: Mutex::new(None),
@@ -122,7 +127,7 @@ impl Totals {
     /// an error some may be published; publishing all of them again is safe.
     pub async fn publish(&self, updates: &[TotalUpdate]) -> Result<PublishReport, RedisError> {
         let command = |update: &TotalUpdate| KeyCommand {
-            key: total_key(&update.key),
+            key: total_key(&self.prefix, &update.key),
             verb: KeyVerb::PublishTotal { value: update.encode(), ttl_ms: update.first.then_some(self.total_ttl_ms) },
         };
         let answers = self.run(updates.iter().map(command).collect()).await?;
@@ -141,7 +146,7 @@ impl Totals {
 
     /// Reads totals, in the order of the keys; `None` for those that are not published.
     pub async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Total>>, RedisError> {
-        let values = self.read(keys.iter().map(total_key).collect()).await?;
+        let values = self.read(keys.iter().map(|key| total_key(&self.prefix, key)).collect()).await?;
         Ok(values.iter().map(|value| self.decoded(value.as_deref(), Total::decode)).collect())
     }
 
@@ -155,7 +160,7 @@ impl Totals {
             )));
         }
         let command = |heartbeat: &Heartbeat| KeyCommand {
-            key: heartbeat_key(heartbeat.partition),
+            key: heartbeat_key(&self.prefix, heartbeat.partition),
             verb: KeyVerb::PublishHeartbeat { value: heartbeat.encode() },
         };
         let answers = self.run(heartbeats.iter().map(command).collect()).await?;
@@ -168,7 +173,7 @@ impl Totals {
 
     /// Reads the heartbeats of partitions, in their order; `None` for those that nobody has published.
     pub async fn heartbeats(&self, partitions: &[u32]) -> Result<Vec<Option<Heartbeat>>, RedisError> {
-        let values = self.read(partitions.iter().map(|partition| heartbeat_key(*partition)).collect()).await?;
+        let values = self.read(partitions.iter().map(|partition| heartbeat_key(&self.prefix, *partition)).collect()).await?;
         let decoded = |(partition, value): (&u32, &Option<Vec<u8>>)| {
             self.decoded(value.as_deref(), |value| Heartbeat::decode(*partition, value))
         };
@@ -216,12 +221,13 @@ impl Totals {
         }
         let slots: Vec<Slot> = commands.iter().map(|command| Slot::for_key(&command.key)).collect();
         let groups = self.owners().await?.group(slots.iter().copied());
-        let (commands, slots) = (&commands, &slots);
-        let pipelines = groups.iter().flat_map(|group| group.chunks(PIPELINE_COMMANDS_MAX)).map(|chunk| async move {
-            let commands: Vec<&KeyCommand> = chunk.iter().map(|at| &commands[*at]).collect();
-            let answers = self.run_on_one_node(&commands, slots[chunk[0]]).await?;
-            Ok((chunk, answers))
-        });
+        // In loops: with closures over references, the compiler cannot prove that the future may change threads.
+        let mut pipelines = Vec::new();
+        for group in &groups {
+            for chunk in group.chunks(PIPELINE_COMMANDS_MAX) {
+                pipelines.push(self.run_chunk(&commands, &slots, chunk));
+            }
+        }
         let done: Vec<(&[usize], Vec<Value>)> =
             stream::iter(pipelines).buffer_unordered(PIPELINES_MAX).try_collect().await?;
         let mut answers = vec![Value::Nil; commands.len()];
@@ -229,6 +235,18 @@ impl Totals {
             answers[*at] = answer;
         }
         Ok(answers)
+    }
+
+    /// Runs the commands with these numbers, whose slots have one owner.
+    async fn run_chunk<'a>(
+        &self,
+        commands: &[KeyCommand],
+        slots: &[Slot],
+        chunk: &'a [usize],
+    ) -> Result<(&'a [usize], Vec<Value>), RedisError> {
+        let commands: Vec<&KeyCommand> = chunk.iter().map(|at| &commands[*at]).collect();
+        let answers = self.run_on_one_node(&commands, slots[chunk[0]]).await?;
+        Ok((chunk, answers))
     }
 
     /// Runs commands in a pipeline on the owner of a slot, or one by one if that node does not own all of their slots.
@@ -249,7 +267,10 @@ impl Totals {
             return Err(self.failed(&error));
         }
         tracing::debug!(%error, commands = commands.len(), "a Redis pipeline is sent as single commands");
-        let singles = commands.iter().map(|command| self.run_one(command));
+        let mut singles = Vec::with_capacity(commands.len());
+        for command in commands {
+            singles.push(self.run_one(command));
+        }
         stream::iter(singles).buffered(SINGLE_COMMANDS_MAX).try_collect().await
     }
 

@@ -360,11 +360,11 @@ pub fn decode_answer(bytes: &[u8]) -> Option<Result<Response, RpcError>> {
                 })
             })?,
         }),
-        128 => Err(RpcError::NotHosted { owner: option(&mut cursor, |cursor| cursor.text(REASON_BYTES_MAX))? }),
+        128 => Err(RpcError::NotHosted { owner: option(&mut cursor, |cursor| cursor.text(REASON_BYTES_MAX).map(String::from))? }),
         129 => Err(RpcError::Gone),
         130 => Err(RpcError::Overloaded),
         131 => Err(RpcError::Closing),
-        132 => Err(RpcError::Failed(cursor.text(REASON_BYTES_MAX)?)),
+        132 => Err(RpcError::Failed(cursor.text(REASON_BYTES_MAX)?.into())),
         _ => return None,
     };
     cursor.is_done().then_some(answer)

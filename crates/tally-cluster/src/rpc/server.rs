@@ -94,7 +94,8 @@ async fn serve<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
     tokio::pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => {}
-        _ = stopping.wait_for(|stopping| *stopping) => {
+        // Only the event: its guard must not be held while waiting.
+        () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => {
             connection.as_mut().graceful_shutdown();
             let _ = connection.await;
         }

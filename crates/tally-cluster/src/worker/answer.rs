@@ -27,7 +27,9 @@ impl Handler for Arc<Shared> {
                     Need::Any => {
                         let (_, now) = hosting.host.standing();
                         let mut round = hosting.host.round();
-                        keys.iter().for_each(|key| drop(round.read(key, now.0)));
+                        for key in &keys {
+                            round.read(key, now.0);
+                        }
                     }
                     Need::Position(position) => reach(&hosting, position).await?,
                     Need::End => {

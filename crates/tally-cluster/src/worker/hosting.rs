@@ -24,7 +24,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// How a worker lets go of a partition.
 pub enum Letting {
     /// Persist first. The next owner waits until this is dropped.
-    HandOver(#[expect(dead_code, reason = "dropping it is what matters")] Arc<SyncSender<()>>),
+    HandOver(Arc<SyncSender<()>>),
     /// Somebody else has it already.
     Drop,
 }

@@ -107,7 +107,8 @@ impl Worker {
     pub async fn start(settings: WorkerSettings, services: Services) -> Result<Worker, WorkerError> {
         services.pg.check_schema().await?;
         let listener = tokio::net::TcpListener::bind(settings.listen).await;
-        let listen_error = |error| WorkerError::Listen { address: settings.listen, error };
+        let listen = settings.listen;
+        let listen_error = |error| WorkerError::Listen { address: listen, error };
         let listener = listener.map_err(listen_error)?;
         let bound = listener.local_addr().map_err(listen_error)?;
         let address = settings.advertised.clone().unwrap_or_else(|| bound.to_string());
@@ -117,7 +118,7 @@ impl Worker {
             appender: Appender::new(&services.kafka)?,
             address: address.clone(),
             hosted: Mutex::default(),
-            seed: seed(),
+            seed: crate::seed(),
             group: Mutex::new(None),
             settings,
             services,
@@ -145,6 +146,20 @@ impl Worker {
     #[must_use]
     pub fn hosted(&self) -> Vec<u32> {
         self.shared.hosted.lock().keys().copied().collect()
+    }
+
+    /// Persists everything that is in the journal now.
+    pub async fn persist_all(&self, wait: Duration) -> Result<(), String> {
+        let hosted: Vec<Arc<Hosting>> = self.shared.hosted.lock().values().cloned().collect();
+        for hosting in hosted {
+            let persisted = tokio::time::timeout(wait, async {
+                let end = hosting.ends.now().await.ok_or("too many reads wait")?.map_err(|error| error.to_string())?;
+                hosting.host.reach(end).await.map_err(|error| error.to_string())?;
+                self.shared.persist(&hosting).await.map_err(|error| error.to_string())
+            });
+            persisted.await.map_err(|_| "it took too long".to_owned())??;
+        }
+        Ok(())
     }
 
     /// Persists, hands the partitions to other workers and stops.
@@ -192,10 +207,4 @@ async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<Member
             }
         }
     }
-}
-
-/// Random, so that clients cannot craft colliding keys.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0u8)
 }

@@ -38,15 +38,17 @@ impl Shared {
         let runtime = Handle::current();
         let persisted = tokio::task::spawn_blocking(move || {
             let host = &hosting.host;
-            let mut hosted = host.state().lock();
-            let (from, to) = (host.store().base(), hosted.applied);
-            if from == to {
+            let from = host.store().base();
+            if from == host.applied() {
                 return Ok(None);
             }
-            let mut driver = CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES);
-            drop(hosted);
+            // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile.
+            let persist = runtime.block_on(pg.persist(partition, hosting.epoch, from))?;
+            let (mut driver, to) = {
+                let mut hosted = host.state().lock();
+                (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied)
+            };
             let written = (|| {
-                let persist = runtime.block_on(pg.persist(partition, hosting.epoch, from))?;
                 let mut sink = PersistSink::new(persist, runtime.clone());
                 while driver.step(host.state(), &mut sink)? != CaptureProgress::Done {}
                 runtime.block_on(sink.into_persist().commit(to))

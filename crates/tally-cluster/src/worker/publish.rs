@@ -66,8 +66,14 @@ impl Shared {
                 }
             }
         }
-        let heartbeat = Heartbeat { position, at, owner: self.address.clone(), epoch: hosting.epoch };
-        let published = self.services.totals.publish_heartbeat(host.partition, &heartbeat).await;
+        let heartbeat = Heartbeat {
+            partition: host.partition,
+            position,
+            at,
+            owner: self.address.clone(),
+            epoch: hosting.epoch,
+        };
+        let published = self.services.totals.publish_heartbeats(&[heartbeat]).await;
         published.map(|_| ()).map_err(|error| error.to_string())
     }
 }

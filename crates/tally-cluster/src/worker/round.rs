@@ -50,14 +50,13 @@ impl Round {
         }
     }
 
-    /// A counter was read that was not in Redis. Whether it will be published.
-    pub fn read(&mut self, key: &Key, now_ms: u64) -> bool {
+    /// A counter was read that was not in Redis. It will be published, unless there are too many.
+    pub fn read(&mut self, key: &Key, now_ms: u64) {
         if self.published.len() >= PUBLISHED_MAX && !self.published.contains_key(key) {
-            return false;
+            return;
         }
         self.published.insert(key.clone(), now_ms + TOTAL_TTL_MS);
         self.first.insert(key.clone());
-        true
     }
 
     /// Takes what is due. If publishing fails, return it with [`Round::put_back`].
@@ -82,11 +81,6 @@ impl Round {
     /// Redis may have lost writes in a failover: everything published is due again.
     pub fn publish_all(&mut self) {
         self.changed.extend(self.published.keys().cloned());
-    }
-
-    /// Number of totals that are kept current.
-    pub fn len(&self) -> usize {
-        self.published.len()
     }
 }
 
@@ -114,7 +108,7 @@ mod tests {
     #[test]
     fn a_counter_that_was_read_is_published_whenever_it_changes_until_its_time_to_live_has_passed() {
         let mut round = Round::new(0);
-        assert!(round.read(&Key::new("hot").unwrap(), later()));
+        round.read(&Key::new("hot").unwrap(), later());
         assert_eq!(round.take(later()).first, keys(&["hot"]));
         round.changed(b"hot", later() + 1);
         assert_eq!(round.take(later() + 1).changed, keys(&["hot"]));

@@ -60,7 +60,7 @@ impl TestServices {
                 ..KafkaSettings::default()
             },
             postgres: format!("{base}/{name}"),
-            redis: RedisSettings { nodes: self.redis.addresses(), prefix: name, ..RedisSettings::default() },
+            redis: RedisSettings::new(self.redis.addresses(), &name),
         };
         self.runtime.block_on(async {
             let new = topic::NewJournal { partitions: PARTITIONS, replication, retention_ms: 3_600_000 };
