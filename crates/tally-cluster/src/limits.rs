@@ -57,3 +57,5 @@ pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(
 pub const RPC_BYTES_MAX: usize = 64 << 20;
 /// Requests that one worker answers at once. More are refused.
 pub const RPC_REQUESTS_MAX: usize = 16 << 10;
+/// Longest wait of a closing API node for the answers to accepted calls.
+pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;

@@ -66,11 +66,13 @@ impl Host for OneNode {
 }
 
 impl OnRuntime {
-    async fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
-        &self,
-        call: impl FnOnce(Arc<Cluster>) -> F,
-    ) -> T {
-        self.runtime.spawn(call(Arc::clone(&self.cluster))).await.unwrap()
+    /// Polls a future as a task of the runtime would be.
+    fn on_runtime<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
+        let mut future = Box::pin(future);
+        std::future::poll_fn(move |context| {
+            let _entered = self.runtime.enter();
+            future.as_mut().poll(context)
+        })
     }
 }
 
@@ -80,11 +82,11 @@ impl Engine for OnRuntime {
     }
 
     async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
-        self.run(|cluster| async move { cluster.submit(events, options).await }).await
+        self.on_runtime(self.cluster.submit(events, options)).await
     }
 
     async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
-        self.run(|cluster| async move { cluster.read_events(events, options).await }).await
+        self.on_runtime(self.cluster.read_events(events, options)).await
     }
 
     async fn durable(&self, token: Token) -> Result<(), EngineError> {
@@ -92,27 +94,27 @@ impl Engine for OnRuntime {
     }
 
     async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
-        self.run(|cluster| async move { cluster.read(keys, options).await }).await
+        self.on_runtime(self.cluster.read(keys, options)).await
     }
 
     async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
-        self.run(|cluster| async move { cluster.stats(key, options).await }).await
+        self.on_runtime(self.cluster.stats(key, options)).await
     }
 
     async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
-        self.run(|cluster| async move { cluster.list(page).await }).await
+        self.on_runtime(self.cluster.list(page)).await
     }
 
     async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
-        self.run(move |cluster| async move { cluster.ledger(key, after, limit).await }).await
+        self.on_runtime(self.cluster.ledger(key, after, limit)).await
     }
 
     async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
-        self.run(|cluster| async move { cluster.count(options).await }).await
+        self.on_runtime(self.cluster.count(options)).await
     }
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
-        self.run(move |cluster| async move { cluster.sample(number).await }).await
+        self.on_runtime(self.cluster.sample(number)).await
     }
 
     fn health(&self) -> Health {

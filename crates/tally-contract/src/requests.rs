@@ -39,22 +39,23 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// A different delta, key or kind of change is a different payload.
+/// A different delta, key or kind of change is a different payload. The keys share a tag, because an engine with several
+/// partitions knows the ids of each.
 pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
-    running.add_once("id", "ns:a", 5)?;
+    running.add_once("id", "ns:{x}a", 5)?;
     let set = Change::Set { value: 5, when: Condition::Always, expiry: Expiry::Keep, why: why("set") };
     let adjust = Change::Adjust { delta: 5, why: why("adjust") };
     for (key, change, expected) in
-        [("ns:a", Change::Add(6), 5), ("ns:b", Change::Add(5), 0), ("ns:a", set, 5), ("ns:a", adjust, 5)]
+        [("ns:{x}a", Change::Add(6), 5), ("ns:{x}b", Change::Add(5), 0), ("ns:{x}a", set, 5), ("ns:{x}a", adjust, 5)]
     {
         let outcome = running.event(key, change, Some("id"), None)?;
         assert_eq!((outcome.value, outcome.applied, outcome.is_duplicate()), (expected, 0, false));
         assert_eq!(outcome.refusal, Some(Refusal::PayloadMismatch));
     }
-    assert_eq!((running.value("ns:a")?, running.read("ns:b")?.exists), (5, false));
+    assert_eq!((running.value("ns:{x}a")?, running.read("ns:{x}b")?.exists), (5, false));
     // The id still belongs to the first request.
-    assert!(running.add_once("id", "ns:a", 5)?.is_duplicate());
+    assert!(running.add_once("id", "ns:{x}a", 5)?.is_duplicate());
     Ok(())
 }
 
@@ -69,7 +70,7 @@ pub fn the_same_id_in_another_namespace_is_another_request<H: Host>(host: &H) ->
         assert_eq!(running.value(key)?, 5);
     }
     // All keys without a namespace share one.
-    assert_eq!(running.add_once("id", "other", 5)?.refusal, Some(Refusal::PayloadMismatch));
+    assert_eq!(running.add_once("id", "{n}other", 5)?.refusal, Some(Refusal::PayloadMismatch));
     Ok(())
 }
 

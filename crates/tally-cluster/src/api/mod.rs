@@ -10,6 +10,8 @@ mod writes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::time::Duration;
+
 use estimate::Estimates;
 use lane::Lane;
 use routes::Routes;
@@ -22,7 +24,10 @@ use tally_core::surface::{
     Engine, EngineError, Figure, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
 
+use tokio::sync::watch;
+
 use crate::kafka::{Appender, JournalError, topic};
+use crate::limits::CLOSE_WAIT_MS;
 use crate::partitioner::partition_of;
 use crate::postgres::PgError;
 use crate::rpc::{Client, Secret};
@@ -63,6 +68,17 @@ pub struct Cluster {
     estimates: Estimates,
     clock: Arc<BrokerClock>,
     closing: AtomicBool,
+    /// Calls that are not answered yet.
+    calls: watch::Sender<usize>,
+}
+
+/// A call that is not answered yet.
+struct OpenCall<'a>(&'a Cluster);
+
+impl Drop for OpenCall<'_> {
+    fn drop(&mut self) {
+        self.0.calls.send_modify(|calls| *calls -= 1);
+    }
 }
 
 impl Cluster {
@@ -85,13 +101,26 @@ impl Cluster {
             clock,
             services,
             closing: AtomicBool::new(false),
+            calls: watch::Sender::new(0),
         })
     }
 
-    /// Refuses new calls. What was accepted is still appended.
+    /// Refuses new calls, and resolves once those that were accepted are answered, or after a bounded time.
     pub async fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.lanes.iter().for_each(|lane| lane.close());
+        let mut calls = self.calls.subscribe();
+        let answered = calls.wait_for(|calls| *calls == 0);
+        if tokio::time::timeout(Duration::from_millis(CLOSE_WAIT_MS), answered).await.is_err() {
+            tracing::warn!("closing with calls that have no answer yet");
+        }
+    }
+
+    /// Counts a call until it is answered.
+    fn begin(&self) -> Result<OpenCall<'_>, EngineError> {
+        self.calls.send_modify(|calls| *calls += 1);
+        let call = OpenCall(self);
+        if self.closing.load(Ordering::Acquire) { Err(EngineError::Closing) } else { Ok(call) }
     }
 
     /// Number of partitions.
@@ -102,6 +131,12 @@ impl Cluster {
 
     fn partition_of(&self, key: KeyRef<'_>) -> u32 {
         partition_of(key, self.partitions)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(|lane| lane.close());
     }
 }
 
@@ -121,10 +156,12 @@ impl Engine for Cluster {
     }
 
     async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
+        let _call = self.begin()?;
         self.write(events, options.consistency).await
     }
 
     async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
+        let _call = self.begin()?;
         self.read_batch(&events, &options).await
     }
 
@@ -134,28 +171,34 @@ impl Engine for Cluster {
     }
 
     async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
+        let _call = self.begin()?;
         let counters = self.read_counters(&keys, &options).await?;
         Ok(counters.iter().map(reads::ReadCounter::reading).collect())
     }
 
     async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
+        let _call = self.begin()?;
         let counters = self.read_counters(&[key], &options).await?;
         counters.first().map(reads::ReadCounter::stats).ok_or_else(|| EngineError::Unavailable("no answer".to_owned()))
     }
 
     async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {
+        let _call = self.begin()?;
         self.list_stored(&page).await
     }
 
     async fn ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+        let _call = self.begin()?;
         self.read_ledger(key, after, limit).await
     }
 
     async fn count(&self, options: ReadOptions) -> Result<u64, EngineError> {
+        let _call = self.begin()?;
         self.count_counters(&options).await
     }
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
+        let _call = self.begin()?;
         self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
     }
 

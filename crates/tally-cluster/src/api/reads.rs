@@ -53,9 +53,6 @@ impl Cluster {
         keys: &[Key],
         options: &ReadOptions,
     ) -> Result<Vec<ReadCounter>, EngineError> {
-        if self.closing.load(std::sync::atomic::Ordering::Acquire) {
-            return Err(EngineError::Closing);
-        }
         if let Some(token) = &options.at_least {
             let foreign = token.positions().any(|(partition, _)| partition >= self.partitions);
             if foreign {
@@ -122,12 +119,16 @@ impl Cluster {
 
     async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
         let exact = matches!(need, Need::End);
+        let unmet = |why: String| match need {
+            Need::Position(_) => EngineError::TooStale(why),
+            Need::Any | Need::End => EngineError::Unavailable(why),
+        };
         let request = Request::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
         let response = self.ask(partition, request).await;
         let (at, records) = match response {
             Ok(Response::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
-            Err(why) => return Err(EngineError::Unavailable(why)),
+            Err(why) => return Err(unmet(why)),
         };
         self.clock.observe(at);
         let now = self.now().max(at);

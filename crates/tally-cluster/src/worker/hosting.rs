@@ -37,6 +37,8 @@ pub struct Hosting {
     pub epoch: u64,
     /// Where the journal ends.
     pub ends: Ends,
+    /// Held while it is persisted, because each persist begins where the last one ended.
+    pub persisting: tokio::sync::Mutex<()>,
 }
 
 /// Hosts a partition until `ended`, over all failures.
@@ -96,7 +98,7 @@ async fn host_once(shared: &Arc<Shared>, partition: u32) -> HostFailure {
     let budget = shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize;
     let host = PartitionHost::new(store, partition, claim.meta, budget, shared.seed);
     let ends = Ends::new(shared.tailer.clone(), partition);
-    let hosting = Arc::new(Hosting { host, epoch: claim.epoch, ends });
+    let hosting = Arc::new(Hosting { host, epoch: claim.epoch, ends, persisting: tokio::sync::Mutex::default() });
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({
         let hosting = Arc::clone(&hosting);
         move || hosting.host.run(tail)

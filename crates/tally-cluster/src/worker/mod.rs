@@ -178,6 +178,14 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    /// Leaves the group, which ends everything else. After [`Worker::stop`] there is nothing left to do.
+    fn drop(&mut self) {
+        *self.shared.group.lock() = None;
+        self.membership.lock().take();
+    }
+}
+
 /// Hosts partitions as the group assigns them.
 async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<MembershipEvent>) {
     let mut owned: BTreeMap<u32, oneshot::Sender<Letting>> = BTreeMap::new();

@@ -33,6 +33,7 @@ impl From<PersistError> for PersistFailure {
 impl Shared {
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
+        let _turn = hosting.persisting.lock().await;
         let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
         let partition = hosting.host.partition;
         let runtime = Handle::current();

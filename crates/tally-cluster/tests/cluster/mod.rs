@@ -12,7 +12,7 @@ use tally_cluster::kafka::{KafkaSettings, topic};
 use tally_cluster::postgres::{Pg, PgSettings};
 use tally_cluster::redis::{RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerSettings};
-use tally_services::{Kafka, Postgres, RedisCluster};
+use tally_services::{Kafka, Postgres, PostgresSettings, RedisCluster};
 use tokio::runtime::Runtime;
 
 /// Partitions of each topic: enough that calls span several.
@@ -35,7 +35,10 @@ impl TestServices {
         TestServices {
             kafka: Kafka::start(brokers),
             redis: RedisCluster::start(),
-            postgres: Postgres::start(),
+            postgres: Postgres::start_with(&PostgresSettings {
+                parameters: vec![("max_connections".to_owned(), "400".to_owned())],
+                ..PostgresSettings::default()
+            }),
             runtime,
             names: AtomicU32::new(0),
         }
