@@ -184,6 +184,11 @@ pub trait Engine: Send + Sync + 'static {
     /// An existing counter chosen by `number`, or `None` if there are no counters.
     fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;
 
+    /// Whether any keys can be submitted as one group.
+    fn keeps_all_together(&self) -> bool {
+        true
+    }
+
     /// Whether events of these keys can be submitted as one group.
     fn together(&self, keys: &[&[u8]]) -> bool {
         let _ = keys;

@@ -21,7 +21,7 @@ use crate::host::HttpHost;
 use crate::limits::RESP_THREADS_MAX;
 use crate::policy::{Consistency, Policies};
 
-pub use cluster::{CLUSTER_KEYS, ClusterConfig, Roles};
+pub use cluster::{CLUSTER_KEYS, ClusterConfig};
 pub use environment::{cluster as cluster_variables, warnings as environment_warnings};
 pub use file::read as read_file;
 

@@ -71,6 +71,10 @@ impl Engine for ServerEngine {
         either!(self.sample(number).await)
     }
 
+    fn keeps_all_together(&self) -> bool {
+        either!(self.keeps_all_together())
+    }
+
     fn together(&self, keys: &[&[u8]]) -> bool {
         either!(self.together(keys))
     }

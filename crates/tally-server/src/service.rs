@@ -204,6 +204,16 @@ impl<E: Engine> Service<E> {
         Ok(self.engine()?.durable(token).await?)
     }
 
+    /// Whether events of these keys can be submitted as one group.
+    pub fn together(&self, keys: &[&[u8]]) -> bool {
+        self.engine.get().is_none_or(|engine| engine.together(keys))
+    }
+
+    /// Whether any keys can be submitted as one group.
+    pub fn keeps_all_together(&self) -> bool {
+        self.engine.get().is_none_or(|engine| engine.keeps_all_together())
+    }
+
     /// The number of counters.
     pub async fn count(&self) -> Result<u64, Failure> {
         Ok(self.engine()?.count(ReadOptions::default()).await?)

@@ -202,6 +202,10 @@ impl Engine for Cluster {
         self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
     }
 
+    fn keeps_all_together(&self) -> bool {
+        self.partitions == 1
+    }
+
     fn together(&self, keys: &[&[u8]]) -> bool {
         let mut partitions = keys.iter().filter_map(|key| Some(self.partition_of(KeyRef::new(key).ok()?)));
         let first = partitions.next();

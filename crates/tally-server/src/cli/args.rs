@@ -39,6 +39,8 @@ pub enum CliCommand {
     Stats(StatsArgs),
     /// Verify a data directory without changing it.
     Check(CheckArgs),
+    /// Create and inspect a cluster.
+    Cluster(ClusterArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
 }
@@ -223,6 +225,44 @@ stop the server that uses it, or correct the path.";
 pub struct CheckArgs {
     /// Data directory
     pub dir: PathBuf,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+const CLUSTER_EXAMPLES: &str = "Examples:
+  tally cluster init --config /etc/tally.toml
+  tally cluster status --config /etc/tally.toml
+  tally cluster status --config /etc/tally.toml -o json
+
+The file names Kafka, Redis Cluster and PostgreSQL:
+  [cluster]
+  kafka = \"10.0.0.1:9092\"
+  redis = [\"10.0.0.1:7000\"]
+  postgres = \"postgres://tally@10.0.0.1/tally\"";
+
+#[derive(Args)]
+#[command(after_help = CLUSTER_EXAMPLES)]
+pub struct ClusterArgs {
+    #[command(subcommand)]
+    pub command: ClusterCommand,
+}
+
+#[derive(Subcommand)]
+pub enum ClusterCommand {
+    /// Create the topic and the tables. Doing it again changes nothing.
+    Init(ClusterFileArgs),
+    /// Show partitions, owners, positions and lag.
+    Status(ClusterFileArgs),
+}
+
+#[derive(Args)]
+#[command(after_help = CLUSTER_EXAMPLES)]
+pub struct ClusterFileArgs {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE", env = "TALLY_CONFIG")]
+    #[allow(dead_code, reason = "taken from the matches, like the settings of a server")]
+    pub config: Option<String>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,

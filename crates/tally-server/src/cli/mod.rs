@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod client;
+mod cluster;
 mod completions;
 mod counters;
 mod output;
@@ -44,6 +45,7 @@ pub fn run() -> ExitCode {
         CliCommand::Get(args) => counters::get(&args),
         CliCommand::Stats(args) => counters::stats(&args),
         CliCommand::Check(args) => check::run(&args),
+        CliCommand::Cluster(args) => cluster::run(&args, matches.subcommand_matches("cluster")),
         CliCommand::Completions(args) => completions::run(&args),
     }
 }

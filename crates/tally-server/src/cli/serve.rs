@@ -65,6 +65,15 @@ fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
+/// The settings of a cluster, from the environment and the file.
+pub fn read_cluster_settings(matches: &ArgMatches) -> Result<RawSettings, ConfigError> {
+    let settings = RawSettings { cluster: config::cluster_variables(variables()), ..RawSettings::default() };
+    match setting(matches, "config") {
+        Some(path) => Ok(settings.over(config::read_file(&PathBuf::from(path.text))?)),
+        None => Ok(settings),
+    }
+}
+
 fn setting(matches: &ArgMatches, name: &str) -> Option<Setting> {
     settings(matches, name).into_iter().next()
 }

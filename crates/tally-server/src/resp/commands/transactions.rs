@@ -13,6 +13,7 @@ use crate::resp::session::{Session, Transaction};
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, Limits, Parsed, Parser};
 
+const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
 
 pub static MULTI: Spec = Spec::new("multi", 1, Execution::Session(multi))
@@ -107,14 +108,19 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
         call.reply(|reply| reply.error("EXECABORT Transaction discarded because of previous errors."));
         return NextStep::Continue;
     }
-    call.reply(|reply| reply.array(transaction.commands));
-    let mut queue = QueuedCommands {
+    let new_queue = || QueuedCommands {
         context: call.context,
         version: call.session.version,
         commands: call.commands,
         known: Vec::new(),
         replies: Vec::with_capacity(transaction.commands),
     };
+    if !is_together(call.context, &transaction, new_queue()) {
+        call.reply(|reply| reply.error(CROSS_SLOT));
+        return NextStep::Continue;
+    }
+    let mut queue = new_queue();
+    call.reply(|reply| reply.array(transaction.commands));
     match call.turn.events(&call.context.server.service, Consistency::Exact) {
         Ok(events) => events.group(|events| queue.run(&transaction, events)),
         Err(error) => {
@@ -124,6 +130,15 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
     }
     queue.add_to(call.turn);
     NextStep::Continue
+}
+
+/// Whether the engine can apply the events of a transaction in a row.
+fn is_together(context: &CallContext<'_>, transaction: &Transaction, mut queue: QueuedCommands<'_>) -> bool {
+    let service = &context.server.service;
+    let Some(mut events) = service.events().ok().filter(|_| !service.keeps_all_together()) else { return true };
+    queue.run(transaction, &mut events);
+    let keys: Vec<&[u8]> = events.batch().iter().map(|event| event.key.as_bytes()).collect();
+    service.together(&keys)
 }
 
 /// The commands of a transaction and their replies.

@@ -1,0 +1,161 @@
+//! `tally cluster`: creates what a cluster needs, and shows how it is.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use serde_json::json;
+use tally_cluster::kafka::Tailer;
+use tally_cluster::kafka::topic::{self, Created, NewJournal};
+use tally_cluster::postgres::{Pg, PgSettings};
+use tally_cluster::rpc::{Client, PartitionStatus, Request, Response, Secret};
+
+use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
+use super::{EXIT_FAILED, EXIT_USAGE, output, serve};
+use crate::config::{self, ClusterConfig};
+
+/// How long a worker may take to say what it hosts.
+const STATUS_MAX: Duration = Duration::from_secs(5);
+
+/// Runs the command.
+pub fn run(args: &ClusterArgs, matches: Option<&ArgMatches>) -> ExitCode {
+    let (file, command) = match &args.command {
+        ClusterCommand::Init(file) => (file, "init"),
+        ClusterCommand::Status(file) => (file, "status"),
+    };
+    let config = match read_config(matches.and_then(|matches| matches.subcommand_matches(command))) {
+        Ok(config) => config,
+        Err(why) => {
+            output::error(&why);
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.to_string(), file),
+    };
+    let done = match &args.command {
+        ClusterCommand::Init(file) => runtime.block_on(init(&config, file)),
+        ClusterCommand::Status(file) => runtime.block_on(status(&config, file)),
+    };
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => failed(&why, file),
+    }
+}
+
+fn failed(why: &str, file: &ClusterFileArgs) -> ExitCode {
+    match file.output {
+        Output::Json => output::error_json(&json!({ "title": "The cluster command failed", "detail": why })),
+        Output::Table => output::error(&why),
+    }
+    ExitCode::from(EXIT_FAILED)
+}
+
+fn read_config(matches: Option<&ArgMatches>) -> Result<ClusterConfig, String> {
+    let settings = matches.map_or_else(|| Ok(config::RawSettings::default()), serve::read_cluster_settings);
+    let config = settings.and_then(|settings| config::validate(&settings)).map_err(|error| error.0)?;
+    config.cluster.ok_or_else(|| {
+        "there is no cluster: give a file with a table [cluster] with --config, or set TALLY_CLUSTER_KAFKA, \
+         TALLY_CLUSTER_REDIS and TALLY_CLUSTER_POSTGRES"
+            .to_owned()
+    })
+}
+
+/// Creates the topic and the tables. Doing it again changes nothing.
+async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
+    let pg = Pg::new(&PgSettings::new(&config.postgres)).map_err(|error| error.to_string())?;
+    let migration = pg.migrate().await.map_err(|error| error.to_string())?;
+    let known = pg.partitions().await.map_err(|error| error.to_string())?.len() as u32;
+    if known != 0 && known != config.partitions {
+        return Err(format!(
+            "PostgreSQL has the state of {known} partitions, not {}. The number cannot be changed, because counters would \
+             move to other partitions. Set `partitions = {known}`",
+            config.partitions
+        ));
+    }
+    let new = NewJournal {
+        partitions: config.partitions,
+        replication: config.replication,
+        retention_ms: u64::try_from(config.retention.as_millis()).unwrap_or(u64::MAX),
+    };
+    let created = topic::create(&config.kafka, new).await.map_err(|error| error.to_string())?;
+    if created == Created::Created && known != 0 {
+        let positions = pg.partitions().await.map_err(|error| error.to_string())?;
+        if positions.iter().any(|partition| partition.position.0 > 0) {
+            return Err(format!(
+                "the topic `{}` was missing and is new now, but PostgreSQL has state of an earlier one. Restore the topic, or \
+                 use an empty database",
+                config.kafka.topic
+            ));
+        }
+    }
+    pg.create_partitions(config.partitions).await.map_err(|error| error.to_string())?;
+    let topic_text = if created == Created::Created { "created" } else { "exists" };
+    let schema_text = if migration.from == migration.to { "exists" } else { "created" };
+    match args.output {
+        Output::Json => output::json(&json!({
+            "topic": config.kafka.topic, "partitions": config.partitions, "topic_state": topic_text,
+            "schema_version": migration.to, "schema_state": schema_text,
+        })),
+        Output::Table => output::table(&[
+            vec!["topic".to_owned(), config.kafka.topic.clone(), topic_text.to_owned()],
+            vec!["partitions".to_owned(), config.partitions.to_string(), String::new()],
+            vec!["schema".to_owned(), format!("version {}", migration.to), schema_text.to_owned()],
+        ]),
+    }
+    Ok(())
+}
+
+/// Shows partitions, owners, positions and lag.
+async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
+    let pg = Pg::new(&PgSettings::new(&config.postgres)).map_err(|error| error.to_string())?;
+    pg.check_schema().await.map_err(|error| error.to_string())?;
+    let rows = pg.partitions().await.map_err(|error| error.to_string())?;
+    let client = Client::new(config.secret.as_deref().map(Secret::new));
+    let mut hosted: BTreeMap<u32, PartitionStatus> = BTreeMap::new();
+    let owners: std::collections::BTreeSet<&String> = rows.iter().filter_map(|row| row.owner.as_ref()).collect();
+    for owner in owners {
+        if let Ok(Response::Status { partitions }) = client.call(owner, Request::Status, STATUS_MAX).await {
+            hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
+        }
+    }
+    let tailer = Tailer::new(&config.kafka).map_err(|error| error.to_string())?;
+    let mut table = vec![
+        ["partition", "owner", "epoch", "applied", "persisted", "end", "lag", "health"].map(str::to_owned).to_vec(),
+    ];
+    let mut partitions = Vec::new();
+    for row in rows {
+        let end = tokio::task::block_in_place(|| tailer.end(row.partition)).map_err(|error| error.to_string())?;
+        let live = hosted.get(&row.partition);
+        let applied = live.map(|live| live.applied);
+        let lag = applied.map(|applied| end.0.saturating_sub(applied.0));
+        let health = match (live, lag) {
+            (None, _) => "no worker answers",
+            (_, Some(0)) => "ok",
+            _ => "behind",
+        };
+        let show = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        table.push(vec![
+            row.partition.to_string(),
+            row.owner.clone().unwrap_or_else(|| "-".to_owned()),
+            row.epoch.to_string(),
+            show(applied.map(|applied| applied.0)),
+            row.position.0.to_string(),
+            end.0.to_string(),
+            show(lag),
+            health.to_owned(),
+        ]);
+        partitions.push(json!({
+            "partition": row.partition, "owner": row.owner, "epoch": row.epoch, "applied": applied.map(|applied| applied.0),
+            "persisted": row.position.0, "end": end.0, "lag": lag, "health": health,
+        }));
+    }
+    match args.output {
+        Output::Json => output::json(&json!({ "topic": config.kafka.topic, "partitions": partitions })),
+        Output::Table => output::table(&table),
+    }
+    Ok(())
+}
