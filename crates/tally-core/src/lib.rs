@@ -15,6 +15,7 @@ pub mod ledger_heads;
 pub mod limits;
 pub mod missing_keys;
 pub mod outcome;
+mod outcome_codec;
 pub mod partition;
 pub mod rates;
 pub mod reading;

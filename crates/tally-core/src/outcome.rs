@@ -74,12 +74,12 @@ pub(crate) fn moved(value: i64, delta: i64, times: u32) -> i64 {
     value.wrapping_add(delta.wrapping_mul(i64::from(times)))
 }
 
-/// The outcomes of a batch, one per slot.
-#[derive(Clone, Debug, Default)]
+/// The outcomes of a batch, one per slot. Their encoding is in `outcome_codec.rs`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
-    slots: Vec<Outcome>,
+    pub(crate) slots: Vec<Outcome>,
     /// For slots of combined adds of which some overflowed, by slot, ascending.
-    splits: Vec<(usize, Split)>,
+    pub(crate) splits: Vec<(usize, Split)>,
 }
 
 impl Outcomes {
@@ -120,19 +120,19 @@ impl Outcomes {
 }
 
 /// The outcome of combined adds of which some overflowed: one entry per run of equal adds, in order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    runs: Vec<SplitRun>,
+    pub(crate) runs: Vec<SplitRun>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct SplitRun {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SplitRun {
     /// Sum of the adds before this run, whether or not they were applied.
-    offset: i64,
+    pub(crate) offset: i64,
     /// The value before this run.
-    value: i64,
-    delta: i64,
-    applied: u32,
+    pub(crate) value: i64,
+    pub(crate) delta: i64,
+    pub(crate) applied: u32,
 }
 
 impl Split {
