@@ -1,0 +1,69 @@
+//! Why Redis did not do what it was asked for.
+
+use redis::{ErrorKind, ServerErrorKind};
+
+/// Why a call failed. All calls can be repeated: what was done already is not done twice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RedisError {
+    /// No answer: not listening, not reachable, or too slow.
+    #[error("Redis does not answer at {nodes}: {reason}. Check that it runs and that this host can reach it")]
+    Unreachable {
+        /// The nodes of the settings.
+        nodes: String,
+        /// What happened.
+        reason: String,
+    },
+    /// User or password are wrong, or the user lacks permissions.
+    #[error(
+        "Redis refuses the credentials: {0}. Check user and password, and that the user may run GET, SET, GETRANGE, \
+         scripts and CLUSTER on keys that start with `tally:`"
+    )]
+    Denied(String),
+    /// Some slots are not served.
+    #[error(
+        "the Redis cluster does not serve all slots: {0}. It recovers by itself if a replica takes over; otherwise see \
+         `redis-cli --cluster check`"
+    )]
+    Down(String),
+    /// The server is no cluster.
+    #[error("Redis at {0} is not a cluster. Start it with `cluster-enabled yes`, a single node is enough")]
+    NotACluster(String),
+    /// The settings are not usable.
+    #[error("the settings of Redis are not usable: {0}")]
+    Settings(String),
+    /// An unexpected answer.
+    #[error("Redis gave an unexpected answer: {0}. Check that only Tally writes keys that start with `tally:`")]
+    Unexpected(String),
+}
+
+impl RedisError {
+    /// What an error of the client library means; `nodes` are those of the settings.
+    pub(super) fn new(error: &redis::RedisError, nodes: &str) -> RedisError {
+        let reason = error.to_string();
+        let says = |text: &str| reason.contains(text);
+        // The error of the first connection is text inside an I/O error.
+        if says("cluster support disabled") {
+            return RedisError::NotACluster(nodes.to_owned());
+        }
+        if says("WRONGPASS") || says("NOAUTH") || says("NOPERM") || says("Password authentication failed") {
+            return RedisError::Denied(reason);
+        }
+        match error.kind() {
+            ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => RedisError::Denied(reason),
+            ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => {
+                RedisError::Unreachable { nodes: nodes.to_owned(), reason }
+            }
+            ErrorKind::InvalidClientConfig => RedisError::Settings(reason),
+            ErrorKind::Server(
+                ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::BusyLoading
+                | ServerErrorKind::TryAgain
+                | ServerErrorKind::Moved
+                | ServerErrorKind::Ask
+                | ServerErrorKind::ReadOnly,
+            ) => RedisError::Down(reason),
+            _ => RedisError::Unexpected(reason),
+        }
+    }
+}

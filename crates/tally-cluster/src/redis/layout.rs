@@ -1,0 +1,150 @@
+//! The keys and values in Redis.
+//!
+//! ```text
+//! tally:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
+//! tally:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, address of the owner
+//! ```
+//!
+//! Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
+//! so their place and meaning is the same in every version.
+
+use tally_core::counter::CounterState;
+use tally_core::key::Key;
+use tally_core::record::read_counter;
+use tally_core::time::{Millis, Position};
+use tally_core::varint::{Cursor, put_u64};
+
+use super::limits::ADDRESS_BYTES_MAX;
+
+const VERSION: u8 = 1;
+
+/// The state of a counter at a position of its partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Total {
+    /// The position of the partition.
+    pub position: Position,
+    /// When it was published, by the partition's clock.
+    pub at: Millis,
+    /// The counter; `None` if it does not exist.
+    pub state: Option<CounterState>,
+}
+
+/// A total to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TotalUpdate {
+    /// The counter.
+    pub key: Key,
+    /// The position of the partition.
+    pub position: Position,
+    /// The time by the partition's clock.
+    pub at: Millis,
+    /// The value of the counter's record as in the store; `None` if the counter does not exist.
+    pub record: Option<Vec<u8>>,
+    /// Whether to publish it even if it is not in Redis, because it is read for the first time.
+    pub first: bool,
+}
+
+/// How far a partition has been published, and by whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// The partition.
+    pub partition: u32,
+    /// The epoch of its owner.
+    pub epoch: u64,
+    /// The position of the partition. Every total in Redis that has changed before it is published.
+    pub position: Position,
+    /// The time by the partition's clock.
+    pub at: Millis,
+    /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
+    pub owner: String,
+}
+
+pub(super) fn total_key(key: &Key) -> Vec<u8> {
+    [b"tally:t:", key.as_bytes()].concat()
+}
+
+pub(super) fn heartbeat_key(partition: u32) -> Vec<u8> {
+    format!("tally:p:{partition}").into_bytes()
+}
+
+impl TotalUpdate {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let record = self.record.as_deref().unwrap_or_default();
+        let mut value = Vec::with_capacity(20 + record.len());
+        value.push(VERSION);
+        value.extend_from_slice(&self.position.0.to_be_bytes());
+        put_u64(&mut value, self.at.0);
+        value.extend_from_slice(record);
+        value
+    }
+}
+
+impl Total {
+    pub(super) fn decode(value: &[u8]) -> Option<Total> {
+        let mut cursor = Cursor::new(value);
+        if cursor.u8()? != VERSION {
+            return None;
+        }
+        let position = Position(u64::from_be_bytes(cursor.array()?));
+        let at = Millis(cursor.u64()?);
+        let state = if cursor.is_done() { None } else { Some(read_counter(cursor.rest())?) };
+        Some(Total { position, at, state })
+    }
+}
+
+impl Heartbeat {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let numbers = [self.epoch, self.position.0, self.at.0].map(u64::to_be_bytes).concat();
+        [&[VERSION], &numbers[..], self.owner.as_bytes()].concat()
+    }
+
+    pub(super) fn decode(partition: u32, value: &[u8]) -> Option<Heartbeat> {
+        let mut cursor = Cursor::new(value);
+        if cursor.u8()? != VERSION {
+            return None;
+        }
+        let mut number = || cursor.array().map(u64::from_be_bytes);
+        let (epoch, position, at) = (number()?, Position(number()?), Millis(number()?));
+        let owner = std::str::from_utf8(cursor.rest()).ok().filter(|owner| owner.len() <= ADDRESS_BYTES_MAX)?;
+        Some(Heartbeat { partition, epoch, position, at, owner: owner.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tally_core::record::Records;
+
+    use super::*;
+
+    #[test]
+    fn a_total_survives_encoding_and_one_that_is_cut_short_is_refused() {
+        let state = CounterState::new(Millis(5));
+        let mut records = Records::default();
+        records.put_counter(b"k", &state);
+        let record = records.iter().next().and_then(|(_, value)| value).map(<[u8]>::to_vec);
+        let key = Key::new("k").unwrap();
+        let update = TotalUpdate { key, position: Position(u64::MAX), at: Millis(1 << 40), record, first: true };
+        let value = update.encode();
+        let total = Total { position: update.position, at: update.at, state: Some(state) };
+        assert_eq!(Total::decode(&value), Some(total.clone()));
+        let deleted = TotalUpdate { record: None, ..update }.encode();
+        assert_eq!(Total::decode(&deleted), Some(Total { state: None, ..total }));
+        // Without the whole record it is the total of a deleted counter, or nothing.
+        for len in (0..value.len()).filter(|len| *len != deleted.len()) {
+            assert_eq!(Total::decode(&value[..len]), None, "{len}");
+        }
+        let other_version = [&[VERSION + 1], &value[1..]].concat();
+        assert_eq!(Total::decode(&other_version), None);
+    }
+
+    #[test]
+    fn a_heartbeat_survives_encoding_and_a_malformed_one_is_refused() {
+        let owner = "worker-1.example:7400".to_owned();
+        let heartbeat = Heartbeat { partition: 3, epoch: 1, position: Position(1 << 60), at: Millis(7), owner };
+        let value = heartbeat.encode();
+        assert_eq!(Heartbeat::decode(3, &value), Some(heartbeat));
+        assert_eq!(Heartbeat::decode(3, &value[..24]), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..25], &[0xff]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..25], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
+    }
+}

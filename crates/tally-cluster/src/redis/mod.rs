@@ -1,0 +1,23 @@
+//! Totals and heartbeats in Redis Cluster: what `eventual` reads are answered from.
+//!
+//! A worker publishes the totals that are read, and after them a heartbeat per partition. Nothing in Redis goes back to
+//! an older position: each value is compared and replaced by a script on the node that holds it, so two workers that
+//! both believe to own a partition do no harm. Everything here can be lost; the journal and the store have it.
+//!
+//! | key | value | kept |
+//! |---|---|---|
+//! | `tally:t:<counter key>` | [`Total`] | for a fixed time after the first publication |
+//! | `tally:p:<partition>` | [`Heartbeat`] | forever: the age of a dead worker's partition must stay readable |
+
+mod cluster;
+mod error;
+mod layout;
+pub mod limits;
+mod link;
+mod scripts;
+mod topology;
+mod totals;
+
+pub use error::RedisError;
+pub use layout::{Heartbeat, Total, TotalUpdate};
+pub use totals::{PublishReport, RedisSettings, Totals};

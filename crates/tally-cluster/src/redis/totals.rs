@@ -1,0 +1,206 @@
+//! The handle: publishes and reads totals and heartbeats.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, RedisConnectionInfo, Value, from_redis_value};
+use tally_core::key::Key;
+
+use super::cluster::Cluster;
+use super::error::RedisError;
+use super::layout::{Heartbeat, Total, TotalUpdate, heartbeat_key, total_key};
+use super::limits::{ADDRESS_BYTES_MAX, TOTAL_TTL_DEFAULT};
+use super::scripts::{KeyCommand, KeyVerb, ScriptHashes, TOTAL_GONE, TOTAL_OUTDATED, TOTAL_PUBLISHED};
+
+/// Where Redis is.
+#[derive(Clone)]
+pub struct RedisSettings {
+    /// Some nodes of the cluster, as `host:port`. The others are found through them.
+    pub nodes: Vec<String>,
+    /// The user, if not the default one.
+    pub username: Option<String>,
+    /// The password.
+    pub password: Option<String>,
+    /// How long a total is published after it was first read.
+    pub total_ttl: Duration,
+}
+
+impl RedisSettings {
+    /// Without credentials, with the default time to live.
+    #[must_use]
+    pub fn new(nodes: Vec<String>) -> RedisSettings {
+        RedisSettings { nodes, username: None, password: None, total_ttl: TOTAL_TTL_DEFAULT }
+    }
+}
+
+impl std::fmt::Debug for RedisSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RedisSettings { nodes, username, password, total_ttl } = self;
+        f.debug_struct("RedisSettings")
+            .field("nodes", nodes)
+            .field("username", username)
+            .field("password", &password.as_ref().map(|_| "…"))
+            .field("total_ttl", total_ttl)
+            .finish()
+    }
+}
+
+/// What became of the totals of one call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishReport {
+    /// How many are in Redis now with the position they were published with.
+    pub published: usize,
+    /// How many have a newer position in Redis: somebody else owns the partition.
+    pub outdated: usize,
+    /// Those that are not in Redis any more, expired or flushed, and were not created.
+    pub gone: Vec<Key>,
+}
+
+/// A connection to Redis Cluster that follows failovers and reconnects by itself.
+pub struct Totals {
+    cluster: Cluster,
+    /// The nodes of the settings, for messages.
+    nodes: String,
+    total_ttl_ms: u64,
+    hashes: ScriptHashes,
+    malformed: AtomicU64,
+    epoch: AtomicU64,
+}
+
+impl Totals {
+    /// Connects. Fails if no node answers, or not as it should.
+    pub async fn connect(settings: &RedisSettings) -> Result<Totals, RedisError> {
+        let mut credentials = RedisConnectionInfo::default();
+        if let Some(username) = &settings.username {
+            credentials = credentials.set_username(username);
+        }
+        if let Some(password) = &settings.password {
+            credentials = credentials.set_password(password);
+        }
+        let nodes = settings.nodes.join(", ");
+        let cluster = Cluster::new(settings.nodes.clone(), credentials);
+        let failed = |error: redis::RedisError| RedisError::new(&error, &nodes);
+        let load = async |command: Cmd| ask_any(&cluster, &command).await.map_err(failed);
+        let hashes = ScriptHashes::load(load).await?;
+        let totals = Totals {
+            cluster,
+            total_ttl_ms: u64::try_from(settings.total_ttl.as_millis()).unwrap_or(u64::MAX).max(1),
+            hashes,
+            malformed: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
+            nodes,
+        };
+        // Fails if it is no cluster.
+        totals.topology_epoch().await?;
+        Ok(totals)
+    }
+
+    /// Publishes totals, each only if it is newer than the one there, and only if one is there or it is the first. After
+    /// an error some may be published; publishing all of them again is safe.
+    pub async fn publish(&self, updates: &[TotalUpdate]) -> Result<PublishReport, RedisError> {
+        let command = |update: &TotalUpdate| KeyCommand {
+            key: total_key(&update.key),
+            verb: KeyVerb::PublishTotal { value: update.encode(), ttl_ms: update.first.then_some(self.total_ttl_ms) },
+        };
+        let answers = self.run(&updates.iter().map(command).collect::<Vec<_>>()).await?;
+        let mut report = PublishReport::default();
+        for (update, answer) in updates.iter().zip(answers) {
+            match answer {
+                Value::Int(TOTAL_PUBLISHED) => report.published += 1,
+                Value::Int(TOTAL_OUTDATED) => report.outdated += 1,
+                Value::Int(TOTAL_GONE) => report.gone.push(update.key.clone()),
+                other => return Err(unexpected(&other)),
+            }
+        }
+        Ok(report)
+    }
+
+    /// Reads totals, in the order of the keys; `None` for those that are not published.
+    pub async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Total>>, RedisError> {
+        let values = self.read(keys.iter().map(total_key).collect::<Vec<_>>()).await?;
+        Ok(values.iter().map(|value| self.decoded(value.as_deref(), Total::decode)).collect())
+    }
+
+    /// Publishes heartbeats, each unless the one there is newer by epoch, position and time, in this order. Answers for
+    /// each whether it was published. Call it after the totals of these positions are published.
+    pub async fn publish_heartbeats(&self, heartbeats: &[Heartbeat]) -> Result<Vec<bool>, RedisError> {
+        if let Some(long) = heartbeats.iter().find(|heartbeat| heartbeat.owner.len() > ADDRESS_BYTES_MAX) {
+            let owner = &long.owner;
+            return Err(RedisError::Settings(format!(
+                "the worker's address `{owner}` is longer than {ADDRESS_BYTES_MAX} bytes"
+            )));
+        }
+        let command = |heartbeat: &Heartbeat| KeyCommand {
+            key: heartbeat_key(heartbeat.partition),
+            verb: KeyVerb::PublishHeartbeat { value: heartbeat.encode() },
+        };
+        let answers = self.run(&heartbeats.iter().map(command).collect::<Vec<_>>()).await?;
+        let is_published = |answer: Value| match answer {
+            Value::Int(published @ 0..=1) => Ok(published == 1),
+            other => Err(unexpected(&other)),
+        };
+        answers.into_iter().map(is_published).collect()
+    }
+
+    /// Reads the heartbeats of partitions, in their order; `None` for those that nobody has published.
+    pub async fn heartbeats(&self, partitions: &[u32]) -> Result<Vec<Option<Heartbeat>>, RedisError> {
+        let values =
+            self.read(partitions.iter().map(|partition| heartbeat_key(*partition)).collect::<Vec<_>>()).await?;
+        let decoded = |(partition, value): (&u32, &Option<Vec<u8>>)| {
+            self.decoded(value.as_deref(), |value| Heartbeat::decode(*partition, value))
+        };
+        Ok(partitions.iter().zip(&values).map(decoded).collect())
+    }
+
+    /// The highest epoch of the cluster seen so far. When it grows, a replica may have taken over that lacks the latest
+    /// writes: what was published has to be published again.
+    pub async fn topology_epoch(&self) -> Result<u64, RedisError> {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("INFO");
+        let info: String = ask_any(&self.cluster, &command).await.map_err(|error| self.failed(&error))?;
+        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+        let epoch: u64 = epoch.and_then(|epoch| epoch.trim().parse().ok()).ok_or(RedisError::Unexpected(info))?;
+        Ok(self.epoch.fetch_max(epoch, Ordering::Relaxed).max(epoch))
+    }
+
+    /// How many values were read that Tally cannot have written. They count as absent.
+    pub fn malformed(&self) -> u64 {
+        self.malformed.load(Ordering::Relaxed)
+    }
+
+    fn decoded<T>(&self, value: Option<&[u8]>, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        let decoded = decode(value?);
+        if decoded.is_none() {
+            self.malformed.fetch_add(1, Ordering::Relaxed);
+        }
+        decoded
+    }
+
+    async fn read(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>, RedisError> {
+        let answers =
+            self.run(&keys.into_iter().map(|key| KeyCommand { key, verb: KeyVerb::Get }).collect::<Vec<_>>()).await?;
+        let value = |answer| match answer {
+            Value::BulkString(value) => Ok(Some(value)),
+            Value::Nil => Ok(None),
+            other => Err(unexpected(&other)),
+        };
+        answers.into_iter().map(value).collect()
+    }
+
+    async fn run(&self, commands: &[KeyCommand]) -> Result<Vec<Value>, RedisError> {
+        self.cluster.run(commands, &self.hashes).await.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &redis::RedisError) -> RedisError {
+        RedisError::new(error, &self.nodes)
+    }
+}
+
+async fn ask_any<T: FromRedisValue>(cluster: &Cluster, command: &Cmd) -> Result<T, redis::RedisError> {
+    let (answer, _) = cluster.ask_any(command).await?;
+    Ok(from_redis_value(answer)?)
+}
+
+fn unexpected(answer: &Value) -> RedisError {
+    RedisError::Unexpected(format!("{answer:?}"))
+}

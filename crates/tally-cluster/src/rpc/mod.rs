@@ -1,0 +1,1 @@
+//! Requests of API nodes to workers.
