@@ -1,1 +1,21 @@
-//! Requests of API nodes to workers.
+//! Requests of API nodes to workers: small binary messages over HTTP/2 without TLS.
+//!
+//! A client keeps one connection per worker and sends all requests over it. Answers come in any order. A request that
+//! nobody waits for any more is cancelled at the worker. Why HTTP/2: `docs/decisions/0021-how-the-cluster-works.md`.
+//!
+//! Every request is a question: asking again, or another worker, changes nothing.
+
+mod client;
+mod codec;
+pub mod limits;
+mod message;
+mod secret;
+mod server;
+
+pub use client::{RpcCallError, RpcClient};
+pub use message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse};
+pub use secret::{Secret, SecretError};
+pub use server::{ListenError, RpcHandler, RpcServer};
+
+/// Where requests go.
+const PATH: &str = "/tally";
