@@ -229,6 +229,10 @@ impl Cluster {
                     sent.pending.push(PendingCommand { redirect: Redirect::of(&error, &address), ..command });
                     sent.error = Some(error);
                 }
+                // Somebody else's list or hash, as malformed as an empty value.
+                Err(error) if error.code() == Some("WRONGTYPE") => {
+                    sent.answers.push((command.place, Value::BulkString(Vec::new())));
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -39,7 +39,7 @@ pub trait RpcHandler: Send + Sync + 'static {
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Whoever can reach the address could read all counters.
+    /// Other hosts that can reach the address could read all counters.
     #[error("workers listen on {0}, which other hosts can reach: set a secret that API nodes and workers share")]
     SecretMissing(SocketAddr),
     /// The address cannot be used.
