@@ -68,9 +68,27 @@ impl RedisError {
     }
 }
 
-/// Whether the commands of a pipeline have to be sent one by one: they do not belong to one node any more, or the node
-/// has lost the script.
-pub(super) fn needs_single_commands(kind: ErrorKind) -> bool {
-    use ServerErrorKind::{Ask, Moved, NoScript, ReadOnly, TryAgain};
-    matches!(kind, ErrorKind::Server(Moved | Ask | TryAgain | ReadOnly | NoScript))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_to_do_next() {
+        let said = |kind: ErrorKind, detail: &str| {
+            RedisError::new(&(kind, "failed", detail.to_owned()).into(), "a:1, b:2").to_string()
+        };
+        let server = ErrorKind::Server;
+        for (kind, detail, expected) in [
+            (ErrorKind::Io, "Connection refused", "does not answer at a:1, b:2"),
+            (ErrorKind::Io, "WRONGPASS invalid username-password pair", "Check user and password"),
+            (ErrorKind::AuthenticationFailed, "", "Check user and password"),
+            (server(ServerErrorKind::NoPerm), "no permissions to run EVAL", "the user may run"),
+            (server(ServerErrorKind::ClusterDown), "Hash slot not served", "does not serve all slots"),
+            (server(ServerErrorKind::ResponseError), "This instance has cluster support disabled", "cluster-enabled"),
+            (ErrorKind::InvalidClientConfig, "no nodes", "settings of Redis"),
+            (server(ServerErrorKind::ResponseError), "something else", "unexpected answer"),
+        ] {
+            assert!(said(kind, detail).contains(expected), "{}", said(kind, detail));
+        }
+    }
 }

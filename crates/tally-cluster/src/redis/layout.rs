@@ -59,12 +59,12 @@ pub struct Heartbeat {
     pub owner: String,
 }
 
-pub(super) fn total_key(prefix: &str, key: &Key) -> Vec<u8> {
-    [prefix.as_bytes(), b":t:", key.as_bytes()].concat()
+pub(super) fn total_key(key: &Key) -> Vec<u8> {
+    [b"tally:t:", key.as_bytes()].concat()
 }
 
-pub(super) fn heartbeat_key(prefix: &str, partition: u32) -> Vec<u8> {
-    format!("{prefix}:p:{partition}").into_bytes()
+pub(super) fn heartbeat_key(partition: u32) -> Vec<u8> {
+    format!("tally:p:{partition}").into_bytes()
 }
 
 impl TotalUpdate {

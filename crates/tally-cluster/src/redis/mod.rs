@@ -9,11 +9,13 @@
 //! | `tally:t:<counter key>` | [`Total`] | for a fixed time after the first publication |
 //! | `tally:p:<partition>` | [`Heartbeat`] | forever: the age of a dead worker's partition must stay readable |
 
+mod cluster;
 mod error;
 mod layout;
 pub mod limits;
+mod link;
 mod scripts;
-mod slots;
+mod topology;
 mod totals;
 
 pub use error::RedisError;

@@ -1,17 +1,17 @@
 //! The scripts that replace a value only by a newer one, and how commands call them.
 //!
 //! Both compare bytes one by one. Numbers of Lua are doubles, which are not exact above 2⁵³, and `<` compares strings by
-//! the locale of the server (`strcoll`).
+//! the locale of the server (`strcoll`). A value of another type counts as absent, and `SET` replaces it.
 
 use redis::Cmd;
 
 /// Arguments: the total, and its time to live in milliseconds or nothing. Answers one of the `TOTAL_` constants.
 const PUBLISH_TOTAL: &str = "\
-local old = redis.call('GETRANGE', KEYS[1], 1, 8)
-if #old < 8 then
-  if ARGV[2] == '' then return 3 end
+local old = redis.pcall('GETRANGE', KEYS[1], 1, 8)
+if type(old) ~= 'string' or #old < 8 then
+  if ARGV[2] == '' then return 2 end
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  return 2
+  return 1
 end
 for i = 1, 8 do
   local a, b = string.byte(old, i), string.byte(ARGV[1], i + 1)
@@ -21,21 +21,19 @@ for i = 1, 8 do
   end
   if a > b then return 0 end
 end
-return 0";
+return 1";
 
-/// The one there is as new or newer.
-pub const TOTAL_KEPT: i64 = 0;
-/// It replaced an older one.
-pub const TOTAL_REPLACED: i64 = 1;
-/// There was none.
-pub const TOTAL_CREATED: i64 = 2;
+/// The one there is newer.
+pub const TOTAL_OUTDATED: i64 = 0;
+/// It is there now, or was already.
+pub const TOTAL_PUBLISHED: i64 = 1;
 /// There is none, and it was not created.
-pub const TOTAL_GONE: i64 = 3;
+pub const TOTAL_GONE: i64 = 2;
 
 /// Argument: the heartbeat. Answers 1, or 0 if the one there is newer.
 const PUBLISH_HEARTBEAT: &str = "\
-local old = redis.call('GETRANGE', KEYS[1], 1, 24)
-if #old == 24 then
+local old = redis.pcall('GETRANGE', KEYS[1], 1, 24)
+if type(old) == 'string' and #old == 24 then
   for i = 1, 24 do
     local a, b = string.byte(old, i), string.byte(ARGV[1], i + 1)
     if a < b then break end

@@ -1,39 +1,21 @@
-//! Requests of API nodes to workers, over HTTP/2.
+//! Requests of API nodes to workers: small binary messages over HTTP/2 without TLS.
+//!
+//! A client keeps one connection per worker and sends all requests over it. Answers come in any order. A request that
+//! nobody waits for any more is cancelled at the worker. Why HTTP/2: `docs/decisions/0021-how-the-cluster-works.md`.
+//!
+//! Every request is a question: asking again, or another worker, changes nothing.
 
 mod client;
+mod codec;
+pub mod limits;
 mod message;
+mod secret;
 mod server;
 
-pub use client::{CallError, Client};
-pub use message::{Need, PartitionStatus, Request, Response, Role, RpcError};
-use sha2::{Digest, Sha256};
-pub use server::{Handler, Server};
+pub use client::{RpcCallError, RpcClient};
+pub use message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse};
+pub use secret::{Secret, SecretError};
+pub use server::{ListenError, RpcHandler, RpcServer};
 
-/// What API nodes and workers share. Kept as a digest, which makes comparing take the same time for every guess.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
-    text: String,
-}
-
-impl Secret {
-    /// From the configuration.
-    #[must_use]
-    pub fn new(text: &str) -> Secret {
-        Secret { text: text.to_owned() }
-    }
-
-    fn header(&self) -> String {
-        format!("Bearer {}", self.text)
-    }
-
-    fn admits(&self, header: Option<&[u8]>) -> bool {
-        let (own, given) = (Sha256::digest(self.header()), Sha256::digest(header.unwrap_or_default()));
-        own == given
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
+/// Where requests go.
+const PATH: &str = "/tally";

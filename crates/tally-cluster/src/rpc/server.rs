@@ -1,126 +1,311 @@
-//! The worker's side.
+//! The worker's side: accepts connections, checks the secret, and hands requests to a handler.
 
 use std::convert::Infallible;
-use std::io;
+use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::AUTHORIZATION;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper::{Response as HttpResponse, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
 
-use super::Secret;
-use super::message::{Request, Response, RpcError, encode_answer};
-use crate::limits::{RPC_BYTES_MAX, RPC_REQUESTS_MAX};
-
-/// A peer that does not answer a ping for this long is gone.
-const PING_EVERY: Duration = Duration::from_secs(5);
+use super::PATH;
+use super::codec::{decode_request, encode_response};
+use super::limits::{
+    ACCEPT_PAUSE, BODY_READ_MAX, CLOSE_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, CONNECTIONS_MAX,
+    FIRST_REQUEST_MAX, HEAD_BYTES_MAX, IDLE_MAX, MESSAGE_WINDOW_BYTES, PING_ANSWER_MAX, PING_EVERY, REQUEST_BYTES_MAX,
+    RESPONSE_BYTES_MAX, SERVER_REQUESTS_MAX,
+};
+use super::message::{RpcError, RpcRequest, RpcResponse};
+use super::secret::Secret;
 
 /// Answers requests.
-pub trait Handler: Send + Sync + 'static {
-    /// Answers one request.
-    fn handle(&self, request: Request) -> impl Future<Output = Result<Response, RpcError>> + Send;
+pub trait RpcHandler: Send + Sync + 'static {
+    /// Answers one request. May wait as long as the answer takes; other requests are handled meanwhile. The future is
+    /// dropped when the caller does not wait any more.
+    fn handle(&self, request: RpcRequest) -> impl Future<Output = Result<RpcResponse, RpcError>> + Send;
 }
 
-/// Serves API nodes until it is stopped or dropped.
-pub struct Server {
-    stop: watch::Sender<bool>,
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Other hosts that can reach the address could read all counters.
+    #[error("workers listen on {0}, which other hosts can reach: set a secret that API nodes and workers share")]
+    SecretMissing(SocketAddr),
+    /// The address cannot be used.
+    #[error("workers cannot listen on {0}: {1}")]
+    Bind(SocketAddr, std::io::Error),
 }
 
-struct Shared<H> {
+/// How far a stop is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ServerPhase {
+    Serving,
+    /// New requests are answered with [`RpcError::Closing`].
+    Draining,
+    /// So are those that wait.
+    CutOff,
+    /// Connections are closed.
+    Closing,
+}
+
+/// A running server. Dropping it cuts all connections.
+pub struct RpcServer {
+    address: SocketAddr,
+    phase: watch::Sender<ServerPhase>,
+    requests: Arc<Semaphore>,
+    accepting: JoinHandle<()>,
+}
+
+/// What connections share.
+struct ServerContext<H> {
     handler: H,
     secret: Option<Secret>,
-    permits: Semaphore,
-    stopping: watch::Receiver<bool>,
+    requests: Arc<Semaphore>,
+    phase: watch::Receiver<ServerPhase>,
 }
 
-impl Server {
-    /// Serves on the current runtime. Without a secret, only on a loopback address.
-    pub fn start(listener: TcpListener, secret: Option<Secret>, handler: impl Handler) -> io::Result<Server> {
-        if secret.is_none() && !listener.local_addr()?.ip().to_canonical().is_loopback() {
-            return Err(io::Error::other("an address that other machines can reach needs `secret` in [cluster]"));
+impl RpcServer {
+    /// Listens. A secret is required unless only this host can connect.
+    pub async fn start(
+        listen: SocketAddr,
+        secret: Option<Secret>,
+        handler: impl RpcHandler,
+    ) -> Result<RpcServer, ListenError> {
+        if secret.is_none() && !listen.ip().is_loopback() {
+            return Err(ListenError::SecretMissing(listen));
         }
-        let (stop, stopping) = watch::channel(false);
-        let permits = Semaphore::new(RPC_REQUESTS_MAX);
-        let shared = Arc::new(Shared { handler, secret, permits, stopping });
-        tokio::spawn(accept(listener, shared));
-        Ok(Server { stop })
+        let failed = |error| ListenError::Bind(listen, error);
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (phase, receiver) = watch::channel(ServerPhase::Serving);
+        let requests = Arc::new(Semaphore::new(SERVER_REQUESTS_MAX));
+        let context = ServerContext { handler, secret, requests: Arc::clone(&requests), phase: receiver };
+        let accepting = tokio::spawn(accept(listener, Arc::new(context)));
+        Ok(RpcServer { address, phase, requests, accepting })
     }
 
-    /// Takes no more connections. Requests in progress are answered.
-    pub async fn stop(self) {
-        self.stop.send_replace(true);
-        // Resolves when every connection has let go of its receiver.
-        let _ = tokio::time::timeout(Duration::from_secs(5), self.stop.closed()).await;
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Requests that are not answered yet.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        SERVER_REQUESTS_MAX - self.requests.available_permits()
+    }
+
+    /// Stops. Accepts no more connections, and answers new requests with [`RpcError::Closing`] at once; those that are
+    /// not answered after `drain_max` as well. Then closes all connections.
+    pub async fn stop(mut self, drain_max: Duration) {
+        self.phase.send_replace(ServerPhase::Draining);
+        self.answered(drain_max).await;
+        self.phase.send_replace(ServerPhase::CutOff);
+        self.answered(CLOSE_MAX).await;
+        self.phase.send_replace(ServerPhase::Closing);
+        // Those that do not end are cut when this is dropped.
+        let _ = tokio::time::timeout(CLOSE_MAX, &mut self.accepting).await;
+    }
+
+    /// Waits until all requests are answered, or for this long.
+    async fn answered(&self, wait_max: Duration) {
+        let all = self.requests.acquire_many(SERVER_REQUESTS_MAX as u32);
+        let _ = tokio::time::timeout(wait_max, all).await;
     }
 }
 
-async fn accept<H: Handler>(listener: TcpListener, shared: Arc<Shared<H>>) {
-    let mut stopping = shared.stopping.clone();
+impl Drop for RpcServer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Waits for a phase. A server that is gone has reached all of them.
+async fn reached(current: &mut watch::Receiver<ServerPhase>, phase: ServerPhase) {
+    let _ = current.wait_for(|current| *current >= phase).await;
+}
+
+/// Accepts connections until the stop, then waits for those that are open.
+async fn accept<H: RpcHandler>(listener: TcpListener, context: Arc<ServerContext<H>>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    let mut phase = context.phase.clone();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stopping.wait_for(|stopping| *stopping) => return,
-        };
-        match accepted {
-            Ok((stream, _)) => drop(tokio::spawn(serve(stream, Arc::clone(&shared)))),
-            // Out of descriptors, most likely: one may be free soon.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        tokio::select! {
+            biased;
+            () = reached(&mut phase, ServerPhase::Draining) => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match (accepted, Arc::clone(&slots).try_acquire_owned()) {
+                (Ok((stream, _)), Ok(slot)) => drop(connections.spawn(serve(stream, Arc::clone(&context), slot))),
+                (Ok((_, peer)), Err(_)) => tracing::warn!(%peer, CONNECTIONS_MAX, "too many connections: one is refused"),
+                (Err(error), _) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
         }
     }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
 }
 
-async fn serve<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
-    // Small messages must not wait for more.
-    let _ = stream.set_nodelay(true);
-    let mut stopping = shared.stopping.clone();
+/// Serves one connection until it ends, is idle for too long, or the server closes.
+async fn serve<H: RpcHandler>(stream: TcpStream, context: Arc<ServerContext<H>>, _slot: OwnedSemaphorePermit) {
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
+    let mut phase = context.phase.clone();
+    let activity = Arc::new(Activity::default());
+    let served = Arc::clone(&activity);
     let service = service_fn(move |request| {
-        let shared = Arc::clone(&shared);
-        async move { Ok::<_, Infallible>(answer(&shared, request).await) }
+        let (context, activity) = (Arc::clone(&context), Arc::clone(&served));
+        async move { Ok::<_, Infallible>(context.answer(request, &activity).await) }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
+        .max_concurrent_streams(CONNECTION_REQUESTS_MAX)
+        // Requests may all be cancelled at once, when a caller's deadline passes. That is no attack.
+        .max_pending_accept_reset_streams(CONNECTION_REQUESTS_MAX as usize)
+        .max_header_list_size(HEAD_BYTES_MAX)
+        .initial_stream_window_size(MESSAGE_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_EVERY)
-        .max_concurrent_streams(RPC_REQUESTS_MAX as u32)
+        .keep_alive_timeout(PING_ANSWER_MAX)
+        .auto_date_header(false)
         .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
+    let mut connection = std::pin::pin!(connection);
+    let idle = async {
+        tokio::select! {
+            () = reached(&mut phase, ServerPhase::Closing) => {}
+            () = activity.ended() => {}
+        }
+    };
     tokio::select! {
-        _ = connection.as_mut() => {}
-        // Only the event: its guard must not be held while waiting.
-        () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => {
-            connection.as_mut().graceful_shutdown();
-            let _ = connection.await;
+        ended = connection.as_mut() => return log_end(ended),
+        () = idle => connection.as_mut().graceful_shutdown(),
+    }
+    if let Ok(ended) = tokio::time::timeout(CLOSE_MAX, connection).await {
+        log_end(ended);
+    }
+}
+
+fn log_end(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection of an API node ended early");
+    }
+}
+
+/// How busy a connection is.
+#[derive(Default)]
+struct Activity {
+    begun: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Activity {
+    /// Counts a request until it is dropped.
+    fn begin(&self) -> impl Drop + '_ {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        OpenRequest(self)
+    }
+
+    /// Waits until there was no request for too long.
+    async fn ended(&self) {
+        let mut wait = FIRST_REQUEST_MAX;
+        let mut seen = 0;
+        loop {
+            tokio::time::sleep(wait).await;
+            let begun = self.begun.load(Ordering::Relaxed);
+            if begun == seen && self.answered.load(Ordering::Relaxed) == begun {
+                return;
+            }
+            seen = begun;
+            wait = IDLE_MAX;
         }
     }
 }
 
-async fn answer<H: Handler>(shared: &Shared<H>, request: hyper::Request<Incoming>) -> HttpResponse<Full<Bytes>> {
-    let status = |status| {
-        let mut response = HttpResponse::new(Full::default());
-        *response.status_mut() = status;
-        response
-    };
-    let given = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-    if shared.secret.as_ref().is_some_and(|secret| !secret.admits(given)) {
-        return status(StatusCode::UNAUTHORIZED);
+struct OpenRequest<'a>(&'a Activity);
+
+impl Drop for OpenRequest<'_> {
+    fn drop(&mut self) {
+        self.0.answered.fetch_add(1, Ordering::Relaxed);
     }
-    let Ok(_permit) = shared.permits.try_acquire() else {
-        return HttpResponse::new(encode_answer(&Err(RpcError::Overloaded)).into());
+}
+
+impl<H: RpcHandler> ServerContext<H> {
+    async fn answer(&self, request: Request<Incoming>, activity: &Activity) -> Response<Full<Bytes>> {
+        if !self.is_authorized(&request) {
+            return status(StatusCode::UNAUTHORIZED, "");
+        }
+        // Only now, so that strangers do not keep a connection open.
+        let _open = activity.begin();
+        if request.method() != Method::POST || request.uri().path() != PATH {
+            return status(StatusCode::NOT_FOUND, "");
+        }
+        if *self.phase.borrow() > ServerPhase::Serving {
+            return message(&Err(RpcError::Closing));
+        }
+        let Ok(_permit) = Arc::clone(&self.requests).try_acquire_owned() else {
+            return message(&Err(RpcError::Overloaded));
+        };
+        match read_request(request.into_body()).await {
+            Ok(request) => message(&self.handle(request).await),
+            Err((code, reason)) => status(code, reason),
+        }
+    }
+
+    fn is_authorized(&self, request: &Request<Incoming>) -> bool {
+        let Some(secret) = &self.secret else { return true };
+        request.headers().get(AUTHORIZATION).is_some_and(|header| secret.matches(header))
+    }
+
+    async fn handle(&self, request: RpcRequest) -> Result<RpcResponse, RpcError> {
+        let mut phase = self.phase.clone();
+        tokio::select! {
+            biased;
+            response = self.handler.handle(request) => response,
+            () = reached(&mut phase, ServerPhase::CutOff) => Err(RpcError::Closing),
+        }
+    }
+}
+
+async fn read_request(body: Incoming) -> Result<RpcRequest, (StatusCode, &'static str)> {
+    let body = Limited::new(body, REQUEST_BYTES_MAX).collect();
+    let body = match tokio::time::timeout(BODY_READ_MAX, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return Err((StatusCode::PAYLOAD_TOO_LARGE, "the request is too large"));
+        }
+        Ok(Err(_)) => return Err((StatusCode::BAD_REQUEST, "the request is not complete")),
+        Err(_) => return Err((StatusCode::REQUEST_TIMEOUT, "the request is too slow")),
     };
-    let Ok(body) = Limited::new(request.into_body(), RPC_BYTES_MAX).collect().await else {
-        return status(StatusCode::PAYLOAD_TOO_LARGE);
-    };
-    let Some(request) = Request::decode(&body.to_bytes()) else {
-        return status(StatusCode::BAD_REQUEST);
-    };
-    let answer = if *shared.stopping.borrow() { Err(RpcError::Closing) } else { shared.handler.handle(request).await };
-    HttpResponse::new(encode_answer(&answer).into())
+    let malformed = "the request is malformed, exceeds a limit, or is of another version of Tally";
+    decode_request(&body).ok_or((StatusCode::BAD_REQUEST, malformed))
+}
+
+fn message(response: &Result<RpcResponse, RpcError>) -> Response<Full<Bytes>> {
+    let mut encoded = encode_response(response);
+    if encoded.len() > RESPONSE_BYTES_MAX {
+        encoded = encode_response(&Err(RpcError::Failed("the response is too large".to_owned())));
+    }
+    Response::new(Full::new(Bytes::from(encoded)))
+}
+
+fn status(code: StatusCode, reason: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(reason.as_bytes())));
+    *response.status_mut() = code;
+    response
 }

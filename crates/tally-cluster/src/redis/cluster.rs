@@ -1,0 +1,277 @@
+//! Sends commands to the nodes that own their keys: one pipeline per node, redirections followed, lost nodes replaced.
+//!
+//! The routing of the client library (`redis::cluster_async`, 1.8) is not used. When a master dies while many commands
+//! wait for it, its refresh of the slots never ends and every later call times out; and while it refreshes, commands for
+//! healthy nodes wait as well. It does not split a pipeline by node either.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt};
+use parking_lot::Mutex;
+use redis::cluster_routing::Slot;
+use redis::{Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisResult, ServerErrorKind, Value};
+use tokio::time::Instant;
+
+use super::limits::{PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN};
+use super::link::NodeLink;
+use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
+use super::topology::{Topology, redirected_to};
+
+/// The nodes and who owns what.
+pub struct Cluster {
+    /// The nodes of the settings.
+    seeds: Vec<String>,
+    credentials: RedisConnectionInfo,
+    links: Mutex<HashMap<String, Arc<NodeLink>>>,
+    topology: Mutex<KnownTopology>,
+    /// Held while the topology is asked for, so that calls share the answer.
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct KnownTopology {
+    latest: Arc<Topology>,
+    /// Whether a command was answered otherwise than it says.
+    is_outdated: bool,
+}
+
+/// A command that has no answer yet.
+struct PendingCommand {
+    /// Its place among the commands of the call.
+    place: usize,
+    slot: Slot,
+    redirect: Option<Redirect>,
+}
+
+/// Where a node said that a key is.
+struct Redirect {
+    address: String,
+    /// Whether the other node has to be told that this one sent us, because the slot is moving.
+    asking: bool,
+}
+
+/// Where commands are sent; no address if nobody owns their slots.
+type Destination = (Option<String>, bool);
+
+/// What came of one pipeline.
+#[derive(Default)]
+struct Sent {
+    answers: Vec<(usize, Value)>,
+    /// Those to send again.
+    pending: Vec<PendingCommand>,
+    /// Why.
+    error: Option<redis::RedisError>,
+}
+
+impl Cluster {
+    /// Does not connect yet.
+    pub fn new(seeds: Vec<String>, credentials: RedisConnectionInfo) -> Cluster {
+        let topology = Mutex::new(KnownTopology { is_outdated: true, ..KnownTopology::default() });
+        Cluster { seeds, credentials, links: Mutex::default(), topology, refreshing: tokio::sync::Mutex::default() }
+    }
+
+    /// Runs commands and returns their answers in the same order. None of the answers is an error. Commands of nodes
+    /// that answered are not sent again when others failed.
+    pub async fn run(&self, commands: &[KeyCommand], hashes: &ScriptHashes) -> RedisResult<Vec<Value>> {
+        let started = Instant::now();
+        let mut answers = vec![Value::Nil; commands.len()];
+        let pending = |(place, command): (usize, &KeyCommand)| PendingCommand {
+            place,
+            slot: Slot::for_key(&command.key),
+            redirect: None,
+        };
+        let mut waiting: Vec<PendingCommand> = commands.iter().enumerate().map(pending).collect();
+        let mut pause = RETRY_PAUSE_MIN;
+        for retry in 0.. {
+            let topology = self.topology().await?;
+            let sent = self.send_all(std::mem::take(&mut waiting), &topology, commands, hashes).await?;
+            sent.answers.into_iter().for_each(|(place, answer)| answers[place] = answer);
+            waiting = sent.pending;
+            let Some(error) = sent.error else { break };
+            self.forget(&topology);
+            if retry == RETRIES_MAX || started.elapsed() + pause > RETRY_FOR {
+                return Err(error);
+            }
+            tracing::debug!(%error, commands = waiting.len(), "Redis commands are sent again");
+            if retry > 0 {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Runs a command on the first node that answers.
+    pub async fn ask_any(&self, command: &Cmd) -> RedisResult<(Value, String)> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.add_command(command.clone());
+        let mut last_error = None;
+        for address in self.nodes_by_health()? {
+            let sent = self.link(&address)?.send(&pipeline, 1).await;
+            match sent.and_then(|mut answers| answers.remove(0).extract_error()) {
+                Ok(answer) => return Ok((answer, address)),
+                Err(error) => last_error = Some(error),
+            }
+        }
+        Err(last_error.unwrap_or_else(|| (ErrorKind::InvalidClientConfig, "no nodes are given").into()))
+    }
+
+    /// All nodes, those first that answered last time.
+    fn nodes_by_health(&self) -> RedisResult<Vec<String>> {
+        let known = Arc::clone(&self.topology.lock().latest);
+        let mut nodes: Vec<String> = known.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
+        nodes.sort();
+        nodes.dedup();
+        let links: RedisResult<Vec<_>> = nodes.iter().map(|node| self.link(node)).collect();
+        let mut by_health: Vec<(bool, String)> = links?.iter().map(|link| link.has_failed()).zip(nodes).collect();
+        by_health.sort();
+        Ok(by_health.into_iter().map(|(_, node)| node).collect())
+    }
+
+    fn link(&self, address: &str) -> RedisResult<Arc<NodeLink>> {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(address) {
+            return Ok(Arc::clone(link));
+        }
+        let link = Arc::new(NodeLink::new(address, &self.credentials)?);
+        links.insert(address.to_owned(), Arc::clone(&link));
+        Ok(link)
+    }
+
+    fn current_topology(&self) -> Option<Arc<Topology>> {
+        let known = self.topology.lock();
+        (!known.is_outdated).then(|| Arc::clone(&known.latest))
+    }
+
+    async fn topology(&self) -> RedisResult<Arc<Topology>> {
+        if let Some(current) = self.current_topology() {
+            return Ok(current);
+        }
+        let _refreshing = self.refreshing.lock().await;
+        if let Some(current) = self.current_topology() {
+            return Ok(current);
+        }
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("SLOTS");
+        let (answer, asked) = self.ask_any(&command).await?;
+        let latest = Arc::new(Topology::parse(&answer, &asked));
+        self.links.lock().retain(|address, _| latest.has_node(address) || self.seeds.contains(address));
+        *self.topology.lock() = KnownTopology { latest: Arc::clone(&latest), is_outdated: false };
+        Ok(latest)
+    }
+
+    /// The next call asks for the topology, unless another one has done so already.
+    fn forget(&self, topology: &Arc<Topology>) {
+        let mut known = self.topology.lock();
+        known.is_outdated |= Arc::ptr_eq(&known.latest, topology);
+    }
+
+    /// Sends each command once.
+    async fn send_all(
+        &self,
+        waiting: Vec<PendingCommand>,
+        topology: &Topology,
+        commands: &[KeyCommand],
+        hashes: &ScriptHashes,
+    ) -> RedisResult<Sent> {
+        let pipelines = by_destination(waiting, topology)
+            .into_iter()
+            .map(|(destination, pending)| self.send(destination, pending, commands, hashes));
+        let mut sent = stream::iter(pipelines).buffer_unordered(PIPELINES_MAX);
+        let mut all = Sent::default();
+        while let Some(sent) = sent.next().await {
+            let sent = sent?;
+            all.answers.extend(sent.answers);
+            all.pending.extend(sent.pending);
+            all.error = sent.error.or(all.error);
+        }
+        Ok(all)
+    }
+
+    /// Sends commands to one node in one pipeline. Fails if an answer is an error that no retry can help.
+    async fn send(
+        &self,
+        (address, asking): Destination,
+        mut pending: Vec<PendingCommand>,
+        commands: &[KeyCommand],
+        hashes: &ScriptHashes,
+    ) -> RedisResult<Sent> {
+        let Some(address) = address else {
+            let error = (ErrorKind::Server(ServerErrorKind::ClusterDown), "nobody owns a slot").into();
+            return Ok(Sent { pending, error: Some(error), ..Sent::default() });
+        };
+        let mut pipeline = Pipeline::with_capacity(2 * pending.len());
+        // The first one makes the node remember the script for the others.
+        let mut form = ScriptForm::Text;
+        for command in &pending {
+            if asking {
+                pipeline.add_command(redis::cmd("ASKING"));
+            }
+            pipeline.add_command(commands[command.place].command(form));
+            form = ScriptForm::Hash(hashes);
+        }
+        let per_command = if asking { 2 } else { 1 };
+        let answered = match self.link(&address)?.send(&pipeline, per_command * pending.len()).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                pending.iter_mut().for_each(|command| command.redirect = None);
+                return Ok(Sent { pending, error: Some(error), ..Sent::default() });
+            }
+        };
+        let mut sent = Sent::default();
+        for (command, answer) in
+            pending.into_iter().zip(answered.into_iter().skip(per_command - 1).step_by(per_command))
+        {
+            match answer.extract_error() {
+                Ok(answer) => sent.answers.push((command.place, answer)),
+                Err(error) if is_temporary(error.kind()) => {
+                    sent.pending.push(PendingCommand { redirect: Redirect::of(&error, &address), ..command });
+                    sent.error = Some(error);
+                }
+                // Somebody else's list or hash, as malformed as an empty value.
+                Err(error) if error.code() == Some("WRONGTYPE") => {
+                    sent.answers.push((command.place, Value::BulkString(Vec::new())));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+}
+
+/// Commands for one node, at most as many as a pipeline may have.
+fn by_destination(waiting: Vec<PendingCommand>, topology: &Topology) -> Vec<(Destination, Vec<PendingCommand>)> {
+    let mut full = Vec::new();
+    let mut filling: BTreeMap<Destination, Vec<PendingCommand>> = BTreeMap::new();
+    for command in waiting {
+        let destination = match &command.redirect {
+            Some(redirect) => (Some(redirect.address.clone()), redirect.asking),
+            None => (topology.owner(command.slot).map(str::to_owned), false),
+        };
+        let pipeline = filling.entry(destination.clone()).or_default();
+        pipeline.push(command);
+        if pipeline.len() == PIPELINE_COMMANDS_MAX {
+            full.push((destination, std::mem::take(pipeline)));
+        }
+    }
+    full.extend(filling.into_iter().filter(|(_, pipeline)| !pipeline.is_empty()));
+    full
+}
+
+impl Redirect {
+    fn of(error: &redis::RedisError, asked: &str) -> Option<Redirect> {
+        let (address, _) = error.redirect_node()?;
+        let asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+        Some(Redirect { address: redirected_to(address, asked)?, asking })
+    }
+}
+
+/// Whether a command may succeed later or on another node.
+fn is_temporary(kind: ErrorKind) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, NoScript, ReadOnly, TryAgain};
+    matches!(
+        kind,
+        ErrorKind::Server(Ask | BusyLoading | ClusterDown | MasterDown | Moved | NoScript | ReadOnly | TryAgain)
+    )
+}
