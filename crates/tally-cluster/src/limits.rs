@@ -53,9 +53,5 @@ pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;
 pub const STANDBYS_MAX: u32 = 4;
 /// Longest wait for the total that an estimate is based on.
 pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
-/// Largest message between API nodes and workers: the outcomes of the largest batch.
-pub const RPC_BYTES_MAX: usize = 64 << 20;
-/// Requests that one worker answers at once. More are refused.
-pub const RPC_REQUESTS_MAX: usize = 16 << 10;
 /// Longest wait of a closing API node for the answers to accepted calls.
 pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;

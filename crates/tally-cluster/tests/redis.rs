@@ -339,7 +339,7 @@ async fn a_master_that_does_not_answer_fails_calls_in_time_and_is_replaced() {
     // The replica may lack what was published just before. The rest is there, and publishing again makes it whole.
     let there = totals.get(&keys).await.unwrap().iter().flatten().count();
     let sizes = redis.masters().into_iter().map(|node| redis.cli(node, &["DBSIZE"]).unwrap());
-    assert_eq!(there, sizes.map(|size| size.trim().parse::<usize>().unwrap()).sum());
+    assert_eq!(there, sizes.map(|size| size.trim().parse::<usize>().unwrap()).sum::<usize>());
     println!("{there} of {} totals survived", keys.len());
     assert_eq!(totals.publish(&updates).await.unwrap(), published(1_000));
     assert!(totals.get(&keys).await.unwrap().iter().all(|read| *read == Some(total(1))));

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tally_cluster::api::{ApiError, Cluster};
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
-use tally_cluster::rpc::Secret;
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
 
 use crate::config::ClusterConfig;
@@ -38,7 +37,7 @@ impl Node {
     /// Connects to the services and starts the roles of this process.
     pub async fn start(config: &ClusterConfig, memory_bytes: u64) -> Result<Node, ClusterError> {
         let services = services(config).await?;
-        let secret = config.secret.as_deref().map(Secret::new);
+        let secret = config.secret.clone();
         let cluster = Arc::new(Cluster::start(services.clone(), secret.clone()).await?);
         let worker = if config.roles.worker {
             let settings = WorkerSettings {
@@ -72,7 +71,8 @@ pub async fn services(config: &ClusterConfig) -> Result<Services, ClusterError> 
     let redis = RedisSettings {
         username: config.redis_user.clone(),
         password: config.redis_password.clone(),
-        ..RedisSettings::new(config.redis.clone(), &config.kafka.topic)
+        prefix: config.kafka.topic.clone(),
+        ..RedisSettings::new(config.redis.clone())
     };
     Ok(Services {
         kafka: config.kafka.clone(),

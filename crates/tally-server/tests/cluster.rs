@@ -131,7 +131,7 @@ fn counters_work_over_http_and_redis_through_any_node() {
     for (command, reply) in [("MULTI", "OK"), ("INCR {t}a", "QUEUED"), ("INCR {t}b", "QUEUED")] {
         assert_eq!(redis.say(command), Reply::Simple(reply.into()));
     }
-    assert_eq!(redis.say("EXEC"), Reply::Array(vec![Reply::Integer(2), Reply::Integer(1)]));
+    assert_eq!(redis.say("EXEC"), Reply::Many(b'*', vec![Reply::Integer(2), Reply::Integer(1)]));
     // Eventual totals converge, and PostgreSQL has them.
     wait_for("the total in Redis", || {
         let read = second.send("GET", "/api/v1/counters/views:1", "").json;

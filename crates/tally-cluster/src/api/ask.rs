@@ -8,14 +8,14 @@ use tally_core::time::Position;
 use super::Cluster;
 use super::lane::BatchOutcomes;
 use crate::limits::WORKER_WAIT_MS;
-use crate::rpc::{CallError, Request, Response, RpcError};
+use crate::rpc::{RpcCallError, RpcError, RpcRequest, RpcResponse};
 
 /// Pause before a partition without an owner is asked for again.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 impl Cluster {
     /// Asks the worker that hosts the partition. Follows the partition to its next owner, within a bounded time.
-    pub(super) async fn ask(&self, partition: u32, request: Request) -> Result<Response, String> {
+    pub(super) async fn ask(&self, partition: u32, request: RpcRequest) -> Result<RpcResponse, String> {
         let deadline = tokio::time::Instant::now() + Duration::from_millis(WORKER_WAIT_MS);
         let mut why = "no worker owns the partition".to_owned();
         loop {
@@ -24,13 +24,13 @@ impl Cluster {
                 return Err(why);
             }
             if let Some(owner) = self.routes.get(partition).owner {
-                match self.workers.call(&owner, request.clone(), left).await {
+                match self.workers.call(&owner, &request, deadline).await {
                     Ok(response) => return Ok(response),
-                    Err(CallError::Rpc(RpcError::NotHosted { owner: Some(next) })) if next != owner => {
+                    Err(RpcCallError::Worker(RpcError::NotHosted { owner: Some(next) })) if next != owner => {
                         self.routes.set_owner(partition, &next);
                         continue;
                     }
-                    Err(CallError::Rpc(error @ (RpcError::Gone | RpcError::Failed(_)))) => return Err(error.to_string()),
+                    Err(RpcCallError::Worker(error @ (RpcError::Gone | RpcError::Failed(_)))) => return Err(error.to_string()),
                     Err(error) => why = error.to_string(),
                 }
             }
@@ -42,9 +42,9 @@ impl Cluster {
 
     /// The outcomes of the batch that ends at `end`. Without them, the outcome is unknown: the batch is in the journal.
     pub(super) async fn ask_outcomes(&self, partition: u32, end: Position) -> Result<BatchOutcomes, EngineError> {
-        let request = Request::Outcomes { partition, offset: end.0.saturating_sub(1) };
+        let request = RpcRequest::Outcomes { partition, offset: end.0.saturating_sub(1) };
         match self.ask(partition, request).await {
-            Ok(Response::Outcomes { at, outcomes, .. }) => Ok(BatchOutcomes { at, outcomes }),
+            Ok(RpcResponse::Outcomes { at, outcomes, .. }) => Ok(BatchOutcomes { at, outcomes }),
             Ok(_) => Err(EngineError::OutcomeUnknown("the worker answered something else".to_owned())),
             Err(why) => Err(EngineError::OutcomeUnknown(format!("it is in the journal, but {why}"))),
         }

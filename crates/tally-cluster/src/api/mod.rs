@@ -30,7 +30,7 @@ use crate::kafka::{Appender, JournalError, topic};
 use crate::limits::CLOSE_WAIT_MS;
 use crate::partitioner::partition_of;
 use crate::postgres::PgError;
-use crate::rpc::{Client, Secret};
+use crate::rpc::{RpcClient, Secret};
 use crate::worker::{BrokerClock, Services};
 
 /// Why an API node did not start.
@@ -63,7 +63,7 @@ pub struct Cluster {
     seed: u64,
     services: Services,
     lanes: Vec<Arc<Lane>>,
-    workers: Client,
+    workers: RpcClient,
     routes: Arc<Routes>,
     estimates: Estimates,
     clock: Arc<BrokerClock>,
@@ -95,7 +95,7 @@ impl Cluster {
             partitions,
             seed: crate::seed(),
             lanes: lanes.collect(),
-            workers: Client::new(secret),
+            workers: RpcClient::new(secret),
             routes,
             estimates: Estimates::default(),
             clock,

@@ -9,7 +9,7 @@ use tally_core::counter::CounterState;
 use tally_core::event::{Change, ChangeRef};
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
-use tally_core::limits::PAGE_ITEMS_MAX;
+use tally_core::limits::{CALL_KEYS_MAX, PAGE_ITEMS_MAX};
 use tally_core::outcome::{Outcome, Reads, Receipt, Token};
 use tally_core::partition::read_field;
 use tally_core::reading::{Reading, Stats};
@@ -18,7 +18,8 @@ use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
-use crate::rpc::{Need, Request, Response};
+use crate::limits::ESTIMATE_WAIT;
+use crate::rpc::{Need, RpcRequest, RpcResponse};
 
 /// A counter, and how current it is.
 #[derive(Clone, Copy, Debug)]
@@ -118,15 +119,28 @@ impl Cluster {
     }
 
     async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
+        let mut counters = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(CALL_KEYS_MAX) {
+            counters.extend(self.read_worker_once(partition, need, keys).await?);
+        }
+        Ok(counters)
+    }
+
+    async fn read_worker_once(
+        &self,
+        partition: u32,
+        need: Need,
+        keys: &[&Key],
+    ) -> Result<Vec<ReadCounter>, EngineError> {
         let exact = matches!(need, Need::End);
         let unmet = |why: String| match need {
             Need::Position(_) => EngineError::TooStale(why),
             Need::Any | Need::End => EngineError::Unavailable(why),
         };
-        let request = Request::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
+        let request = RpcRequest::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
         let response = self.ask(partition, request).await;
         let (at, records) = match response {
-            Ok(Response::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
+            Ok(RpcResponse::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
             Err(why) => return Err(unmet(why)),
         };
@@ -169,13 +183,15 @@ impl Cluster {
         if unknown.is_empty() {
             return;
         }
-        // Position zero: as it is, and not to be published.
-        let request = Request::Read { partition, need: Need::Position(Position(0)), keys: unknown.clone() };
-        if let Some(owner) = self.routes.get(partition).owner
-            && let Ok(Response::Read { position, records, .. }) =
-                self.workers.call(&owner, request, crate::limits::ESTIMATE_WAIT).await
-        {
-            for (key, record) in unknown.iter().zip(records) {
+        let Some(owner) = self.routes.get(partition).owner else { return };
+        let deadline = tokio::time::Instant::now() + ESTIMATE_WAIT;
+        for keys in unknown.chunks(CALL_KEYS_MAX) {
+            // Position zero: as it is, and not to be published.
+            let request = RpcRequest::Read { partition, need: Need::Position(Position(0)), keys: keys.to_vec() };
+            let Ok(RpcResponse::Read { position, records, .. }) = self.workers.call(&owner, &request, deadline).await else {
+                return;
+            };
+            for (key, record) in keys.iter().zip(records) {
                 let held = record.as_deref().and_then(record::read_counter);
                 self.estimates.refresh(key, held.map_or(0, |held| held.counter.value()), position, now);
             }
@@ -219,19 +235,19 @@ impl Cluster {
     pub(super) async fn read_ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
         let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
         let partition = self.partition_of(key.as_ref());
-        match self.ask(partition, Request::Ledger { key, partition, after, limit }).await {
-            Ok(Response::Ledger { entries }) => Ok(entries),
+        match self.ask(partition, RpcRequest::Ledger { key, partition, after, limit: limit as u32 }).await {
+            Ok(RpcResponse::Ledger { entries }) => Ok(entries),
             Ok(_) => Err(EngineError::Unavailable("the worker answered something else".to_owned())),
             Err(why) => Err(EngineError::Unavailable(why)),
         }
     }
 
     pub(super) async fn count_counters(&self, _: &ReadOptions) -> Result<u64, EngineError> {
-        let asked = (0..self.partitions).map(|partition| self.ask(partition, Request::Count { partition }));
+        let asked = (0..self.partitions).map(|partition| self.ask(partition, RpcRequest::Count { partition }));
         let mut sum = 0;
         for answer in join_all(asked).await {
             match answer {
-                Ok(Response::Count { counters, .. }) => sum += counters,
+                Ok(RpcResponse::Count { counters, .. }) => sum += counters,
                 Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
                 Err(why) => return Err(EngineError::Unavailable(why)),
             }

@@ -1,8 +1,8 @@
 //! The keys and values in Redis.
 //!
 //! ```text
-//! tally:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
-//! tally:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, address of the owner
+//! <prefix>:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
+//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, address of the owner
 //! ```
 //!
 //! Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
@@ -59,12 +59,12 @@ pub struct Heartbeat {
     pub owner: String,
 }
 
-pub(super) fn total_key(key: &Key) -> Vec<u8> {
-    [b"tally:t:", key.as_bytes()].concat()
+pub(super) fn total_key(prefix: &str, key: &Key) -> Vec<u8> {
+    [prefix.as_bytes(), b":t:", key.as_bytes()].concat()
 }
 
-pub(super) fn heartbeat_key(partition: u32) -> Vec<u8> {
-    format!("tally:p:{partition}").into_bytes()
+pub(super) fn heartbeat_key(prefix: &str, partition: u32) -> Vec<u8> {
+    format!("{prefix}:p:{partition}").into_bytes()
 }
 
 impl TotalUpdate {

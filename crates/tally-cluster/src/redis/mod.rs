@@ -6,8 +6,8 @@
 //!
 //! | key | value | kept |
 //! |---|---|---|
-//! | `tally:t:<counter key>` | [`Total`] | for a fixed time after the first publication |
-//! | `tally:p:<partition>` | [`Heartbeat`] | forever: the age of a dead worker's partition must stay readable |
+//! | `<prefix>:t:<counter key>` | [`Total`] | for a fixed time after the first publication |
+//! | `<prefix>:p:<partition>` | [`Heartbeat`] | forever: the age of a dead worker's partition must stay readable |
 
 mod cluster;
 mod error;

@@ -21,6 +21,8 @@ pub struct RedisSettings {
     pub username: Option<String>,
     /// The password.
     pub password: Option<String>,
+    /// Start of every key. Clusters of Tally that share a Redis Cluster have different ones.
+    pub prefix: String,
     /// How long a total is published after it was first read.
     pub total_ttl: Duration,
 }
@@ -29,17 +31,18 @@ impl RedisSettings {
     /// Without credentials, with the default time to live.
     #[must_use]
     pub fn new(nodes: Vec<String>) -> RedisSettings {
-        RedisSettings { nodes, username: None, password: None, total_ttl: TOTAL_TTL_DEFAULT }
+        RedisSettings { nodes, username: None, password: None, prefix: "tally".to_owned(), total_ttl: TOTAL_TTL_DEFAULT }
     }
 }
 
 impl std::fmt::Debug for RedisSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let RedisSettings { nodes, username, password, total_ttl } = self;
+        let RedisSettings { nodes, username, password, prefix, total_ttl } = self;
         f.debug_struct("RedisSettings")
             .field("nodes", nodes)
             .field("username", username)
             .field("password", &password.as_ref().map(|_| "…"))
+            .field("prefix", prefix)
             .field("total_ttl", total_ttl)
             .finish()
     }
@@ -61,6 +64,7 @@ pub struct Totals {
     cluster: Cluster,
     /// The nodes of the settings, for messages.
     nodes: String,
+    prefix: String,
     total_ttl_ms: u64,
     hashes: ScriptHashes,
     malformed: AtomicU64,
@@ -84,6 +88,7 @@ impl Totals {
         let hashes = ScriptHashes::load(load).await?;
         let totals = Totals {
             cluster,
+            prefix: settings.prefix.clone(),
             total_ttl_ms: u64::try_from(settings.total_ttl.as_millis()).unwrap_or(u64::MAX).max(1),
             hashes,
             malformed: AtomicU64::new(0),
@@ -99,7 +104,7 @@ impl Totals {
     /// an error some may be published; publishing all of them again is safe.
     pub async fn publish(&self, updates: &[TotalUpdate]) -> Result<PublishReport, RedisError> {
         let command = |update: &TotalUpdate| KeyCommand {
-            key: total_key(&update.key),
+            key: total_key(&self.prefix, &update.key),
             verb: KeyVerb::PublishTotal { value: update.encode(), ttl_ms: update.first.then_some(self.total_ttl_ms) },
         };
         let answers = self.run(&updates.iter().map(command).collect::<Vec<_>>()).await?;
@@ -117,7 +122,7 @@ impl Totals {
 
     /// Reads totals, in the order of the keys; `None` for those that are not published.
     pub async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Total>>, RedisError> {
-        let values = self.read(keys.iter().map(total_key).collect::<Vec<_>>()).await?;
+        let values = self.read(keys.iter().map(|key| total_key(&self.prefix, key)).collect::<Vec<_>>()).await?;
         Ok(values.iter().map(|value| self.decoded(value.as_deref(), Total::decode)).collect())
     }
 
@@ -131,7 +136,7 @@ impl Totals {
             )));
         }
         let command = |heartbeat: &Heartbeat| KeyCommand {
-            key: heartbeat_key(heartbeat.partition),
+            key: heartbeat_key(&self.prefix, heartbeat.partition),
             verb: KeyVerb::PublishHeartbeat { value: heartbeat.encode() },
         };
         let answers = self.run(&heartbeats.iter().map(command).collect::<Vec<_>>()).await?;
@@ -145,7 +150,7 @@ impl Totals {
     /// Reads the heartbeats of partitions, in their order; `None` for those that nobody has published.
     pub async fn heartbeats(&self, partitions: &[u32]) -> Result<Vec<Option<Heartbeat>>, RedisError> {
         let values =
-            self.read(partitions.iter().map(|partition| heartbeat_key(*partition)).collect::<Vec<_>>()).await?;
+            self.read(partitions.iter().map(|partition| heartbeat_key(&self.prefix, *partition)).collect::<Vec<_>>()).await?;
         let decoded = |(partition, value): (&u32, &Option<Vec<u8>>)| {
             self.decoded(value.as_deref(), |value| Heartbeat::decode(*partition, value))
         };

@@ -9,19 +9,19 @@ use tally_core::time::Position;
 use super::Shared;
 use super::hosting::Hosting;
 use crate::limits::WORKER_WAIT_MS;
-use crate::rpc::{Handler, Need, PartitionStatus, Request, Response, Role, RpcError};
+use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
-impl Handler for Arc<Shared> {
-    async fn handle(&self, request: Request) -> Result<Response, RpcError> {
+impl RpcHandler for Arc<Shared> {
+    async fn handle(&self, request: RpcRequest) -> Result<RpcResponse, RpcError> {
         match request {
-            Request::Outcomes { partition, offset } => {
+            RpcRequest::Outcomes { partition, offset } => {
                 let hosting = self.hosting(partition)?;
                 let end = Position(offset + 1);
                 reach(&hosting, end).await?;
                 let record = hosting.host.outcomes(end).ok_or(RpcError::Gone)?;
-                Ok(Response::Outcomes { end, at: record.at, outcomes: record.outcomes.clone() })
+                Ok(RpcResponse::Outcomes { end, at: record.at, outcomes: record.outcomes.clone() })
             }
-            Request::Read { partition, need, keys } => {
+            RpcRequest::Read { partition, need, keys } => {
                 let hosting = self.hosting(partition)?;
                 match need {
                     Need::Any => {
@@ -47,29 +47,30 @@ impl Handler for Arc<Shared> {
                         record
                     })
                 });
-                Ok(Response::Read { position: reading.position, at: reading.at, records: records.collect() })
+                Ok(RpcResponse::Read { position: reading.position, at: reading.at, records: records.collect() })
             }
-            Request::Ledger { key, partition, after, limit } => {
+            RpcRequest::Ledger { key, partition, after, limit } => {
                 let hosting = self.hosting(partition)?;
                 let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
                 reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
                 // Memory first: an entry that is persisted in between is then seen twice, not missed.
                 let unsaved = hosting.host.unsaved_ledger(&key);
+                let limit = limit as usize;
                 let stored = self.services.pg.ledger(key.as_ref(), after, limit).await;
                 let stored = stored.map_err(|error| RpcError::Failed(error.to_string()))?;
                 let mut entries: std::collections::BTreeMap<u64, _> =
                     stored.into_iter().map(|entry| (entry.seq, entry)).collect();
                 entries.extend(unsaved.into_iter().filter(|entry| entry.seq > after).map(|entry| (entry.seq, entry)));
-                Ok(Response::Ledger { entries: entries.into_values().take(limit).collect() })
+                Ok(RpcResponse::Ledger { entries: entries.into_values().take(limit).collect() })
             }
-            Request::Count { partition } => {
+            RpcRequest::Count { partition } => {
                 let hosting = self.hosting(partition)?;
                 let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
                 reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
                 let (counters, at) = hosting.host.count();
-                Ok(Response::Count { counters, at })
+                Ok(RpcResponse::Count { counters, at })
             }
-            Request::Status => {
+            RpcRequest::Status => {
                 let hosted: Vec<Arc<Hosting>> = self.hosted.lock().values().cloned().collect();
                 let mut partitions = Vec::with_capacity(hosted.len());
                 for hosting in hosted {
@@ -83,7 +84,7 @@ impl Handler for Arc<Shared> {
                         role: Role::Owner,
                     });
                 }
-                Ok(Response::Status { partitions })
+                Ok(RpcResponse::Status { partitions })
             }
         }
     }

@@ -81,7 +81,7 @@ enum HostFailure {
 
 async fn host_once(shared: &Arc<Shared>, partition: u32) -> HostFailure {
     let transient = |error: &dyn std::fmt::Display| HostFailure::Transient(error.to_string());
-    let claim = match shared.services.pg.claim(partition, &shared.address).await {
+    let claim = match shared.services.pg.claim(partition, shared.address()).await {
         Ok(claim) => claim,
         Err(error) => return transient(&error),
     };

@@ -13,7 +13,7 @@ mod store;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,7 +26,10 @@ use hosting::{Hosting, Letting};
 use crate::kafka::{Appender, JournalError, KafkaSettings, Membership, MembershipEvent, Tailer};
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
-use crate::rpc::{self, Secret};
+use crate::rpc::{ListenError, RpcServer, Secret};
+
+/// How long a stopping worker answers what was asked before.
+const STOP_WAIT: Duration = Duration::from_secs(2);
 
 /// How a worker works.
 #[derive(Clone, Debug)]
@@ -68,13 +71,8 @@ pub enum WorkerError {
     #[error(transparent)]
     Store(#[from] PgError),
     /// The address for API nodes.
-    #[error("cannot listen on {address} for API nodes: {error}. Choose another address with `worker` in [cluster]")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        error: std::io::Error,
-    },
+    #[error("{0}. Choose another address with `worker` in [cluster]")]
+    Listen(#[from] ListenError),
 }
 
 /// A running worker.
@@ -82,7 +80,7 @@ pub struct Worker {
     shared: Arc<Shared>,
     /// Taken when the worker stops.
     membership: Mutex<Option<Arc<Membership>>>,
-    server: Mutex<Option<rpc::Server>>,
+    server: Mutex<Option<RpcServer>>,
     address: String,
 }
 
@@ -93,7 +91,7 @@ pub(crate) struct Shared {
     tailer: Tailer,
     appender: Appender,
     /// Where API nodes reach this worker.
-    address: String,
+    address: OnceLock<String>,
     /// Partitions that can answer.
     hosted: Mutex<BTreeMap<u32, Arc<Hosting>>>,
     /// Seed of key hashes.
@@ -102,29 +100,33 @@ pub(crate) struct Shared {
     group: Mutex<Option<Arc<Membership>>>,
 }
 
+impl Shared {
+    /// Where API nodes reach this worker.
+    fn address(&self) -> &str {
+        self.address.get().map_or("", String::as_str)
+    }
+}
+
 impl Worker {
     /// Starts a worker on the current runtime. Returns once it has joined the group; partitions come later.
     pub async fn start(settings: WorkerSettings, services: Services) -> Result<Worker, WorkerError> {
         services.pg.check_schema().await?;
-        let listener = tokio::net::TcpListener::bind(settings.listen).await;
-        let listen = settings.listen;
-        let listen_error = |error| WorkerError::Listen { address: listen, error };
-        let listener = listener.map_err(listen_error)?;
-        let bound = listener.local_addr().map_err(listen_error)?;
-        let address = settings.advertised.clone().unwrap_or_else(|| bound.to_string());
         let group = format!("{}-workers", services.kafka.topic);
         let shared = Arc::new(Shared {
             tailer: Tailer::new(&services.kafka)?,
             appender: Appender::new(&services.kafka)?,
-            address: address.clone(),
+            address: OnceLock::new(),
             hosted: Mutex::default(),
             seed: crate::seed(),
             group: Mutex::new(None),
             settings,
             services,
         });
-        let secret = shared.settings.secret.clone();
-        let server = rpc::Server::start(listener, secret, Arc::clone(&shared)).map_err(listen_error)?;
+        let WorkerSettings { listen, advertised, secret, .. } = shared.settings.clone();
+        let server = RpcServer::start(listen, secret, Arc::clone(&shared)).await?;
+        let address = advertised.unwrap_or_else(|| server.address().to_string());
+        // Set before there is a partition whose owner is asked for.
+        let _ = shared.address.set(address.clone());
         let (events, changes) = mpsc::unbounded_channel();
         let membership = Membership::join(&shared.services.kafka, &group, move |event| {
             // Fails only when the worker is gone.
@@ -173,7 +175,7 @@ impl Worker {
         }
         let server = self.server.lock().take();
         if let Some(server) = server {
-            server.stop().await;
+            server.stop(STOP_WAIT).await;
         }
     }
 }

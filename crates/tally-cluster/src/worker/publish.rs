@@ -70,7 +70,7 @@ impl Shared {
             partition: host.partition,
             position,
             at,
-            owner: self.address.clone(),
+            owner: self.address().to_owned(),
             epoch: hosting.epoch,
         };
         let published = self.services.totals.publish_heartbeats(&[heartbeat]).await;

@@ -63,7 +63,7 @@ impl TestServices {
                 ..KafkaSettings::default()
             },
             postgres: format!("{base}/{name}"),
-            redis: RedisSettings::new(self.redis.addresses(), &name),
+            redis: RedisSettings { prefix: name.clone(), ..RedisSettings::new(self.redis.addresses()) },
         };
         self.runtime.block_on(async {
             let new = topic::NewJournal { partitions: PARTITIONS, replication, retention_ms: 3_600_000 };

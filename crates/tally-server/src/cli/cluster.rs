@@ -9,7 +9,7 @@ use serde_json::json;
 use tally_cluster::kafka::Tailer;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
 use tally_cluster::postgres::{Pg, PgSettings};
-use tally_cluster::rpc::{Client, PartitionStatus, Request, Response, Secret};
+use tally_cluster::rpc::{PartitionStatus, RpcClient, RpcRequest, RpcResponse};
 
 use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
 use super::{EXIT_FAILED, EXIT_USAGE, output, serve};
@@ -114,11 +114,12 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
     let pg = Pg::new(&PgSettings::new(&config.postgres)).map_err(|error| error.to_string())?;
     pg.check_schema().await.map_err(|error| error.to_string())?;
     let rows = pg.partitions().await.map_err(|error| error.to_string())?;
-    let client = Client::new(config.secret.as_deref().map(Secret::new));
+    let client = RpcClient::new(config.secret.clone());
     let mut hosted: BTreeMap<u32, PartitionStatus> = BTreeMap::new();
     let owners: std::collections::BTreeSet<&String> = rows.iter().filter_map(|row| row.owner.as_ref()).collect();
     for owner in owners {
-        if let Ok(Response::Status { partitions }) = client.call(owner, Request::Status, STATUS_MAX).await {
+        let deadline = tokio::time::Instant::now() + STATUS_MAX;
+        if let Ok(RpcResponse::Status { partitions }) = client.call(owner, &RpcRequest::Status, deadline).await {
             hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
         }
     }

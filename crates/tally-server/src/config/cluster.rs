@@ -4,6 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
+use tally_cluster::rpc::Secret;
 use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
 
 use super::{ConfigError, Setting, invalid, place, validate_switch};
@@ -67,7 +68,7 @@ pub struct ClusterConfig {
     /// The address of this worker as API nodes see it, if it is another.
     pub advertise: Option<String>,
     /// Shared by API nodes and workers.
-    pub secret: Option<String>,
+    pub secret: Option<Secret>,
     /// Standby workers per partition.
     pub standbys: u32,
     /// How often totals are published.
@@ -146,7 +147,14 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         return Err(ConfigError("`cluster.redis` is missing; add redis = [\"10.0.0.1:7000\"]".to_owned()));
     }
     let worker = address(given)?;
-    let secret = given.optional("secret").filter(|secret| !secret.is_empty());
+    let secret = match given.get("secret").filter(|setting| !setting.text.is_empty()) {
+        // The text of a secret must not be shown.
+        Some(setting) => Some(
+            Secret::new(&setting.text)
+                .map_err(|error| ConfigError(format!("{}: {error}", place(&full("secret"), setting))))?,
+        ),
+        None => None,
+    };
     if secret.is_none() && !worker.ip().to_canonical().is_loopback() {
         return Err(ConfigError(format!(
             "`cluster.secret` is missing; it is required because the worker address {worker} can be reached from other \
