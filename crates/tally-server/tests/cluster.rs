@@ -107,7 +107,7 @@ fn counters_work_over_http_and_redis_through_any_node() {
     let _worker = cluster.node("worker");
     cluster.wait_until_hosted();
     // An eventual write is acknowledged before its outcome is known.
-    let written = first.send("POST", "/api/v1/counters/views:1/increment", r#"{"delta": 5, "request_id": "a"}"#);
+    let written = first.send("POST", "/api/v1/counters/views:1/increment", r#"{"amount": 5, "request_id": "a"}"#);
     assert_eq!(written.status, 200, "{}", written.text);
     assert_eq!((&written.json["exact"], &written.json["duplicate"]), (&json!(false), &Value::Null));
     // Through the other node, with the token or exactly, it is there at once.
@@ -117,10 +117,10 @@ fn counters_work_over_http_and_redis_through_any_node() {
     let read = second.send("GET", "/api/v1/counters/views:1/exact", "");
     assert_eq!((&read.json["value"], &read.json["exact"]), (&json!(5), &json!(true)));
     // A retry counts once, and says so where the outcome is waited for.
-    second.send("POST", "/api/v1/counters/views:1/increment", r#"{"delta": 5, "request_id": "a"}"#);
+    second.send("POST", "/api/v1/counters/views:1/increment", r#"{"amount": 5, "request_id": "a"}"#);
     assert_eq!(first.send("GET", "/api/v1/counters/views:1/exact", "").json["value"], json!(5));
     let exact = |server: &Server| {
-        server.send("POST", "/api/v1/counters/exact:1/increment", r#"{"delta": 2, "request_id": "b"}"#).json
+        server.send("POST", "/api/v1/counters/exact:1/increment", r#"{"amount": 2, "request_id": "b"}"#).json
     };
     assert_eq!((&exact(&first)["value"], &exact(&second)["duplicate"]), (&json!(2), &json!(true)));
     // Redis clients.
@@ -159,17 +159,17 @@ fn transactions_over_several_partitions_are_refused_as_in_redis_cluster() {
 }
 
 /// Sends increments with distinct ids, each until it is acknowledged, and returns how many each counter got.
-fn count_with_retries(servers: &[&Server], clients: usize, stop: &AtomicBool, sent: &AtomicU64) -> BTreeMap<String, u64> {
+fn count_with_retries(servers: &[String], clients: usize, stop: &AtomicBool, sent: &AtomicU64) -> BTreeMap<String, u64> {
     thread::scope(|scope| {
         let clients: Vec<_> = (0..clients)
             .map(|client| {
                 scope.spawn(move || {
                     let mut counted = BTreeMap::new();
-                    let mut connections: Vec<Client> = servers.iter().map(|server| server.client()).collect();
+                    let mut connections: Vec<Client> = servers.iter().map(|base| Client::new(base)).collect();
                     let mut number = 0u64;
                     while !stop.load(Ordering::Relaxed) {
                         let key = format!("load:{}", (client as u64 + number) % 7);
-                        let body = json!({ "delta": 1, "request_id": format!("{client}-{number}") }).to_string();
+                        let body = json!({ "amount": 1, "request_id": format!("{client}-{number}") }).to_string();
                         let path = format!("/api/v1/counters/{key}/increment");
                         // Alternate between nodes, so that retries go through another one.
                         let mut attempt = 0usize;
@@ -178,7 +178,7 @@ fn count_with_retries(servers: &[&Server], clients: usize, stop: &AtomicBool, se
                             match connections[at].try_send("POST", &path, &[], &body) {
                                 Ok(answer) if answer.status == 200 => break,
                                 Ok(answer) => assert_eq!(answer.status, 503, "{}", answer.text),
-                                Err(_) => connections[at] = servers[at].client(),
+                                Err(_) => connections[at] = Client::new(&servers[at]),
                             }
                             attempt += 1;
                             assert!(attempt < 10_000, "no answer");
@@ -209,7 +209,9 @@ fn workers_killed_under_load_lose_and_double_nothing() {
     cluster.wait_until_hosted();
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let counted = thread::scope(|scope| {
-        let load = scope.spawn(|| count_with_retries(&[&first, &second], 6, &stop, &sent));
+        let bases = [first.base.clone(), second.base.clone()];
+        let (stop, sent) = (&stop, &sent);
+        let load = scope.spawn(move || count_with_retries(&bases, 6, stop, sent));
         for round in 1..=4u64 {
             wait_for("load", || {
                 let sent = sent.load(Ordering::Relaxed);
@@ -259,12 +261,11 @@ fn a_floor_is_never_crossed_while_workers_die() {
     let sold = AtomicU64::new(0);
     thread::scope(|scope| {
         for client in 0..16usize {
-            let (first, second, sold) = (&first, &second, &sold);
+            let (base, sold) = ([&first, &second][client % 2].base.clone(), &sold);
             scope.spawn(move || {
-                let servers = [first, second];
-                let mut connection = servers[client % 2].client();
+                let mut connection = Client::new(&base);
                 for number in 0..60 {
-                    let body = json!({ "delta": 1, "floor": 0, "request_id": format!("{client}-{number}") }).to_string();
+                    let body = json!({ "amount": 1, "floor": 0, "request_id": format!("{client}-{number}") }).to_string();
                     loop {
                         match connection.try_send("POST", "/api/v1/counters/exact:stock/decrement", &[], &body) {
                             Ok(answer) if answer.status == 200 => {
@@ -273,7 +274,7 @@ fn a_floor_is_never_crossed_while_workers_die() {
                             }
                             Ok(answer) if answer.status == 409 || answer.status == 422 => break,
                             Ok(answer) => assert_eq!(answer.status, 503, "{}", answer.text),
-                            Err(_) => connection = servers[client % 2].client(),
+                            Err(_) => connection = Client::new(&base),
                         }
                     }
                 }
