@@ -28,7 +28,12 @@ pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
 pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
 /// Most bytes of corrections in one page of a ledger, before JSON encoding.
 pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
-/// A connection whose client reads nothing for this long is closed.
+/// Bytes of HTTP answers that clients have not taken, all connections together. Further ones wait, then get a 503.
+pub const ANSWERS_BYTES_MAX: usize = 64 << 20;
+/// HTTP answers up to this size do not count towards the shared limit.
+pub const ANSWER_BYTES_FREE: usize = 16 << 10;
+/// A connection whose client reads nothing for this long is closed. Over HTTP, also one whose client takes longer for an
+/// answer.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// Time limit for a request body.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
@@ -127,5 +132,6 @@ const _: () = assert!(HEAD_BYTES_MAX >= 8192);
 const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
+const _: () = assert!(ANSWERS_BYTES_MAX <= u32::MAX as usize && ANSWER_BYTES_FREE < ANSWERS_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_ARGS_MAX <= RESP_ARGS_MAX);
