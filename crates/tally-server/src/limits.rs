@@ -14,8 +14,9 @@ const _: () = assert!(FILES_RESERVED >= tally_engine::limits::files_needed(tally
 /// Fewest connections per protocol, however few files the process may open.
 pub const CONNECTIONS_MIN: usize = 16;
 
-/// Longest head of a request, including the request line. Also limits `?keys=` lists.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Longest head of a request, including the request line. Also limits `?keys=` lists. It is hyper's read buffer too, which
+/// every connection may fill and keeps while it is idle.
+pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Most headers of a request: hyper's default, which costs no allocation.
 pub const HEADERS_MAX: usize = 100;
 /// How long to keep reading after a request that could not be parsed, so that the client gets the answer.
@@ -127,7 +128,8 @@ const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX
 // Applied one by one, they still fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
-const _: () = assert!(HEAD_BYTES_MAX >= 8192);
+// hyper's minimum. The longest key, percent-encoded, and a request id fit as well.
+const _: () = assert!(HEAD_BYTES_MAX >= 8192 && HEAD_BYTES_MAX >= 2 * (3 * KEY_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 // hyper answers 414 to a longer URI. The limit on the head comes first, so clients only see 431.
 const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));

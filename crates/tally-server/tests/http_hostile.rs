@@ -137,3 +137,27 @@ fn a_client_that_takes_longer_than_the_stall_timeout_for_an_answer_is_disconnect
     });
     assert!(began.elapsed() >= STALL_MAX / 2, "{:?}", began.elapsed());
 }
+
+#[test]
+fn unfinished_heads_take_little_memory() {
+    const CLIENTS: usize = 2_000;
+    let _alone = alone();
+    let server = Server::start();
+    let client = server.client();
+    assert_counts(&client);
+    let before = server.memory_peak_bytes();
+    for line_bytes in [HEAD_BYTES_MAX - 1_000, 60_000] {
+        let head = format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}", "x".repeat(line_bytes));
+        let open: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let mut stream = server.connect();
+                // The server may refuse the head before all of it is written.
+                let _ = stream.write_all(head.as_bytes());
+                stream
+            })
+            .collect();
+        assert_counts(&client);
+        drop(open);
+    }
+    assert_grown_less(&server, before, CLIENTS * UNFINISHED_BYTES_MAX);
+}
