@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tally_core::batch::{Batch, decode};
 
-use crate::disk::{Disk, RealDisk};
+use crate::disk::Disk;
 use crate::journal::{self, JournalError};
 use crate::layout;
 use crate::lock::{DirLock, Purpose};
@@ -87,8 +87,8 @@ impl From<OpenError> for CheckError {
 
 /// Reads and verifies every byte. `progress` is called with the bytes done and their total.
 pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
-    let _lock = DirLock::take(data, Purpose::Inspect)?;
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk::existing(data));
+    let lock = DirLock::take(data, Purpose::Inspect)?;
+    let disk: Arc<dyn Disk> = Arc::new(lock.disk(Purpose::Inspect).map_err(OpenError::Io)?);
     check_disk(&disk, progress)
 }
 

@@ -172,3 +172,24 @@ fn a_spare_that_is_a_dangling_link_is_replaced() {
     assert_eq!(hits(&engine), 6);
     engine.close().unwrap();
 }
+
+#[test]
+fn a_directory_that_is_moved_while_in_use_is_still_the_one_that_is_written() {
+    let parent = tempfile::tempdir().unwrap();
+    let (data, moved) = (parent.path().join("data"), parent.path().join("moved"));
+    let first = open(&data).unwrap();
+    add(&first, 1);
+    fs::rename(&data, &moved).unwrap();
+    let second = open(&data).unwrap();
+    add(&second, 10);
+    second.close().unwrap();
+    let before = files(&data);
+    // Closing writes a checkpoint: a run, a manifest, and the end of the journal.
+    add(&first, 2);
+    first.close().unwrap();
+    assert!(files(&data) == before, "the files of the second engine changed");
+    for (dir, value) in [(&data, 10), (&moved, 3)] {
+        check(dir, &mut |_, _| {}).unwrap();
+        assert_eq!(hits(&open(dir).unwrap()), value, "{}", dir.display());
+    }
+}
