@@ -27,6 +27,8 @@ pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
 pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
 /// Bytes of all batches in progress; further batches wait.
 pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
+/// A batch whose body has begun to arrive takes at least this much of it.
+pub const BATCH_STEP_BYTES_MIN: usize = 4 << 10;
 /// Most bytes of corrections in one page of a ledger, before JSON encoding.
 pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
 /// Bytes of HTTP answers that clients have not taken, all connections together. Further ones wait, then get a 503.
@@ -133,7 +135,9 @@ const _: () = assert!(HEAD_BYTES_MAX >= 8192 && HEAD_BYTES_MAX >= 2 * (3 * KEY_B
 // hyper answers 414 to a longer URI. The limit on the head comes first, so clients only see 431.
 const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
-const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
+// Connections that send one byte of a batch each cannot use up the memory of all batches.
+const _: () = assert!(CONNECTIONS_MAX * BATCH_STEP_BYTES_MIN <= BATCH_BODIES_BYTES_MAX - BODY_BYTES_MAX);
+const _: () = assert!(BODY_BYTES_MAX.is_power_of_two() && BATCH_BODIES_BYTES_MAX <= u32::MAX as usize);
 const _: () = assert!(ANSWERS_BYTES_MAX <= u32::MAX as usize && ANSWER_BYTES_FREE < ANSWERS_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_ARGS_MAX <= RESP_ARGS_MAX);

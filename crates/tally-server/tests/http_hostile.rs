@@ -161,3 +161,26 @@ fn unfinished_heads_take_little_memory() {
     }
     assert_grown_less(&server, before, CLIENTS * UNFINISHED_BYTES_MAX);
 }
+#[test]
+fn bodies_that_do_not_arrive_do_not_hold_up_other_batches() {
+    const CLIENTS: usize = 1_000;
+    let _alone = alone();
+    let server = Server::start();
+    let client = server.client();
+    let idle: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = server.connect();
+            let head = "POST /api/v1/counters/batch-increment HTTP/1.1\r\nhost: localhost\r\n\
+                content-length: 16777216\r\n\r\n{";
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let began = Instant::now();
+    let items: Vec<_> = (0..1_000).map(|number| json!({ "key": format!("key:{number}") })).collect();
+    let body = json!({ "increments": items }).to_string();
+    let answer = client.send("POST", "/api/v1/counters/batch-increment", &[], &body);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    drop(idle);
+}
