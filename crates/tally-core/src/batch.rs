@@ -20,7 +20,9 @@ pub use events::{DividedCall, Events, SlotOutcome};
 use crate::event::{Adds, Change, ChangeRef, Details, EventRef, RequestId};
 use crate::key::KeyRef;
 
-use crate::limits::{BATCH_EVENTS_MAX, BATCH_PARTS_MAX, CALL_BYTES_MAX, CALL_EVENTS_MAX, CALL_PARTS_MAX};
+use crate::limits::{
+    BATCH_EVENTS_MAX, BATCH_PARTS_MAX, CALL_BYTES_MAX, CALL_EVENTS_MAX, CALL_PARTS_MAX, JOIN_PARTS_MAX,
+};
 use crate::outcome::moved;
 use crate::time::Position;
 
@@ -229,6 +231,8 @@ impl Batch {
         const PER_EVENT: usize = 48;
         /// A delta and a number of times.
         const PER_PART: usize = 16;
+        // Joining another event never takes more bytes than being one, so the bounds of calls add up.
+        const _: () = assert!(JOIN_PARTS_MAX * PER_PART <= PER_EVENT);
         self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.parts.len() * PER_PART + self.extra_bytes
     }
 

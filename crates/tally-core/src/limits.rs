@@ -39,8 +39,12 @@ pub const BATCH_EVENTS_SEAL: usize = 4_096;
 pub const BATCH_PARTS_SEAL: usize = 64 << 10;
 /// Most events of a batch: the call that reaches the seal limit may exceed it by its own size.
 pub const BATCH_EVENTS_MAX: usize = BATCH_EVENTS_SEAL + CALL_EVENTS_MAX;
-/// Most runs of equal adds in a batch.
-pub const BATCH_PARTS_MAX: usize = BATCH_PARTS_SEAL + CALL_PARTS_MAX;
+/// Most parts that an event adds to a batch by joining an event there, besides its own parts: a single run becomes a part,
+/// and so does the single run that it joins.
+pub const JOIN_PARTS_MAX: usize = 2;
+/// Most runs of equal adds in a batch: those of the call that reaches the seal limit, and those that its events become by
+/// joining, may exceed it.
+pub const BATCH_PARTS_MAX: usize = BATCH_PARTS_SEAL + CALL_PARTS_MAX + JOIN_PARTS_MAX * CALL_EVENTS_MAX;
 /// Largest encoded event: longest key, id, member, dimensions, actor and reason, plus all numbers.
 pub const EVENT_BYTES_MAX: usize = 512
     + KEY_BYTES_MAX

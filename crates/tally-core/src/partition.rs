@@ -8,15 +8,15 @@
 
 mod capture;
 mod change;
+mod deletions;
 mod residency;
 mod sweep;
-
-use std::collections::BTreeSet;
 
 pub use capture::Capture;
 use capture::Capturing;
 pub use change::read_field;
 use change::unchanged_outcome;
+use deletions::Deletions;
 pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 
@@ -58,9 +58,9 @@ pub struct Partition {
     /// Cells whose key the store does not hold.
     created: Bits,
     /// Keys deleted since the last capture began.
-    removed: BTreeSet<Key>,
+    removed: Deletions<Key>,
     /// Expiry records to delete from the store.
-    outdated: BTreeSet<(Millis, Key)>,
+    outdated: Deletions<(Millis, Key)>,
     /// Counters in memory or in the store, including expired ones not removed yet.
     counters: u64,
     /// How many of `counters` have an expiry.
@@ -87,8 +87,8 @@ impl Partition {
             ledger_heads: LedgerHeads::default(),
             dirty: Bits::default(),
             created: Bits::default(),
-            removed: BTreeSet::new(),
-            outdated: BTreeSet::new(),
+            removed: Deletions::default(),
+            outdated: Deletions::default(),
             counters: 0,
             expiring: 0,
             expired: 0,

@@ -12,6 +12,8 @@
 //! The first byte of a store key is its family, so each family is one range in key order. The first byte of a value
 //! is its version. A new layout gets a new version or a new family; an old one never changes its meaning.
 
+use std::convert::Infallible;
+
 use crate::counter::{Counter, CounterState};
 use crate::event::RequestId;
 use crate::key::{Key, KeyRef};
@@ -204,6 +206,31 @@ fn read<T>(value: &[u8], fields: impl FnOnce(&mut Cursor<'_>) -> Option<T>) -> O
     }
     let read = fields(&mut cursor)?;
     cursor.is_done().then_some(read)
+}
+
+/// Whether a record can be decoded: its store key and, unless it is a tombstone, its value.
+#[must_use]
+pub fn decodes(store_key: &[u8], value: Option<&[u8]>) -> bool {
+    let value_is = |reads: fn(&[u8]) -> bool| value.is_none_or(reads);
+    let Some((&family, rest)) = store_key.split_first() else { return false };
+    match family {
+        COUNTER => KeyRef::new(rest).is_ok() && value_is(|value| read_counter(value).is_some()),
+        EXPIRY => expiry_of(store_key).is_some() && value_is(<[u8]>::is_empty),
+        REQUEST => store_key.len() == size_of::<RequestKey>() && value_is(|value| read_request(value).is_some()),
+        HEAD => KeyRef::new(rest).is_ok() && value_is(|value| read_head(value).is_some()),
+        LEDGER => ledger_of(store_key)
+            .is_some_and(|seq| value.is_none_or(|value| read_ledger(value).is_some_and(|entry| entry.seq == seq))),
+        META => rest.is_empty() && value_is(|value| matches!(read_meta::<Infallible>(value, || Ok(0)), Ok(Some(_)))),
+        _ => false,
+    }
+}
+
+/// The number of a ledger entry, if this is the store key of one.
+fn ledger_of(store_key: &[u8]) -> Option<u64> {
+    let (length, rest) = store_key.strip_prefix(&[LEDGER])?.split_first_chunk::<2>()?;
+    let (key, seq) = rest.split_last_chunk::<8>()?;
+    let is_key = KeyRef::new(key).is_ok() && key.len() == usize::from(u16::from_be_bytes(*length));
+    is_key.then_some(u64::from_be_bytes(*seq))
 }
 
 /// Whether a record can be dropped at `now`: a request id past its idempotency window.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Correction, Deadline, ExpiryCondition, RequestId};
+use tally_core::event::{AddExpiry, Change, Correction, Deadline, Details, ExpiryCondition, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::{Headroom, Partition};
@@ -212,4 +212,51 @@ fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
     let mut events = Events::new(SEED);
     events.add(KeyRef::new(b"one").unwrap(), 1);
     assert_eq!(partition.make_room(events.batch(), 0), Headroom::Enough);
+}
+
+/// Adds a counter with a long key that has expired already, and removes it. What is left are its removal and its outdated
+/// expiry record, until a checkpoint writes them.
+fn expire_and_sweep(n: u64, events: &mut Events) {
+    let (key, expires_at) = (key(&format!("{n:0>490}")), Millis(0));
+    let expiry = AddExpiry { at: Some(Deadline::At(expires_at)), only_if_none: false };
+    let details = Details { expiry: Some(expiry), ..Details::default() };
+    events.push(key.as_ref(), Change::Add(1), None, Some(details));
+    events.push(key.as_ref(), Change::Sweep { expires_at }, None, None);
+}
+
+#[test]
+fn removals_and_outdated_expiries_count_until_a_checkpoint_has_written_them() {
+    const KEYS: usize = 1_000;
+    let mut partition = Partition::new(SEED);
+    let mut events = Events::new(SEED);
+    (0..KEYS as u64).for_each(|n| expire_and_sweep(n, &mut events));
+    partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
+    assert_eq!(partition.counters(), 0);
+    let with_removals = partition.memory_bytes();
+    assert!(with_removals >= KEYS * 2 * 490, "{with_removals}");
+    let capture = partition.begin_capture();
+    assert!(partition.memory_bytes() >= KEYS * 2 * 490, "{} while they are written", partition.memory_bytes());
+    partition.capture_abandoned();
+    assert!(partition.memory_bytes() >= KEYS * 490, "{} after a failed checkpoint", partition.memory_bytes());
+    drop(capture);
+    checkpoint(&mut partition);
+    assert!(partition.memory_bytes() <= with_removals - KEYS * 2 * 490, "{}", partition.memory_bytes());
+    // A counter that is created again is not removed any more.
+    let mut events = Events::new(SEED);
+    expire_and_sweep(1, &mut events);
+    partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
+    let before = partition.memory_bytes();
+    let mut events = Events::new(SEED);
+    events.add(key(&format!("{:0>490}", 1)).as_ref(), 1);
+    partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
+    // Its key is now that of the counter.
+    assert!(partition.memory_bytes() <= before + 100, "{} after {before}", partition.memory_bytes());
+}
+
+#[test]
+fn removals_of_long_keys_stay_within_the_budget() {
+    let mut partition = Partition::new(SEED);
+    // 100,000 keys of 490 bytes, twice: far more than the budget.
+    let checkpoints = count_within(BUDGET, &mut partition, 200, expire_and_sweep);
+    assert!(checkpoints >= 100_000 * 2 * 490 / BUDGET, "{checkpoints} checkpoints");
 }

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tally_core::batch::{Batch, decode};
+use tally_core::record;
 
-use crate::disk::{Disk, RealDisk};
+use crate::disk::Disk;
 use crate::journal::{self, JournalError};
 use crate::layout;
 use crate::lock::{DirLock, Purpose};
@@ -85,17 +86,17 @@ impl From<OpenError> for CheckError {
     }
 }
 
-/// Reads and verifies every byte. `progress` is called with the bytes done and their total.
+/// Reads and verifies every byte, and decodes every record and batch. `progress` is called with the bytes done and their total.
 pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
-    let _lock = DirLock::take(data, Purpose::Inspect)?;
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk::existing(data));
+    let lock = DirLock::take(data, Purpose::Inspect)?;
+    let disk: Arc<dyn Disk> = Arc::new(lock.disk(Purpose::Inspect).map_err(OpenError::Io)?);
     check_disk(&disk, progress)
 }
 
 /// [`check`] for any disk.
 pub fn check_disk(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     layout::expect_manifest(disk.as_ref())?;
-    let store = Store::verify(disk.as_ref(), progress)?;
+    let store = Store::verify(disk.as_ref(), &record::decodes, progress)?;
     let mut batch = Batch::default();
     let mut decodes = |frame: journal::Frame<'_>| decode(frame.payload, 0, &mut batch).map(|_| ()).map_err(Into::into);
     let journal = journal::inspect(disk, store.id, store.position, &mut decodes, progress)?;

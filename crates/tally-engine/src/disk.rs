@@ -64,4 +64,4 @@ pub fn is_full(error: &io::Error) -> bool {
 
 mod real;
 pub use real::RealDisk;
-pub(crate) use real::naming;
+pub(crate) use real::{naming, open_at};

@@ -29,7 +29,7 @@ use tally_core::surface::{
 
 use crate::checkpoint::Step;
 use crate::clock::SystemClock;
-use crate::disk::{Disk, RealDisk};
+use crate::disk::Disk;
 use crate::lock::{DirLock, Purpose};
 use crate::machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
 use crate::signal::{Signal, lock};
@@ -101,7 +101,7 @@ impl Embedded {
         let memory_bytes = config.memory_bytes.max(MEMORY_BYTES_MIN) - PROCESS_BYTES;
         crate::lock::check_files(memory_bytes)?;
         let mut dir_lock = DirLock::take(&config.data, Purpose::Serve)?;
-        let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(&config.data)?);
+        let disk: Arc<dyn Disk> = Arc::new(dir_lock.disk(Purpose::Serve)?);
         let settings = Settings { memory_bytes, seed: random_seed(), ..Settings::default() };
         let machine = Machine::open(disk, Arc::new(SystemClock), settings, progress)?;
         dir_lock.claim()?;

@@ -12,8 +12,8 @@ pub const MARK_BUSY_MS: u64 = 1_000;
 pub const RUN_FILES_IDLE_MAX: usize = 16;
 /// Runs of a checkpoint in addition to one per capture buffer: request ids, and the records that sort before them.
 pub const RUN_FILES_EXTRA_MAX: usize = 2;
-/// Open files other than runs: the directory and its lock; the journal's current segment, its spare, `journal.end` and
-/// a segment being trimmed; the manifest; the output of a merge; the directory while names are synced.
+/// Open files other than runs: the directory, twice, and its lock file; the journal's current segment, its spare, `journal.end` and
+/// a segment being trimmed; the manifest; the output of a merge.
 pub const OTHER_FILES_MAX: usize = 12;
 /// Open files of the rest of the process: standard streams, listeners, the runtime and a minimum of connections.
 pub const PROCESS_FILES_MAX: usize = 64;

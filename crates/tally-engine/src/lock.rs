@@ -3,11 +3,13 @@
 //! The lock is on the directory itself, because a lock file can be removed. The file `tally.lock` records the format
 //! and the process that serves the directory. It is locked too, because version 0.1 locks only that file.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use crate::disk::naming;
+use rustix::fs::{AtFlags, OFlags, statat};
+
+use crate::disk::{RealDisk, naming, open_at};
 use crate::journal::end::END_FILE;
 use crate::layout;
 use crate::limits::files_needed;
@@ -24,8 +26,9 @@ const IN_USE_BEFORE: &str = "tally.lock shows that the directory was in use";
 /// Held while the directory is in use. The operating system releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
+    /// The path it was locked at. It may be moved while it is in use, so files are opened relative to `dir_file`.
     dir: PathBuf,
-    _dir_file: File,
+    dir_file: File,
     /// `tally.lock`, if there is one.
     file: Option<File>,
 }
@@ -47,7 +50,7 @@ impl DirLock {
         }
         let dir_file = named(dir, File::open(dir))?;
         let path = dir.join(FILE);
-        let mut file = open(&path, purpose)?;
+        let mut file = open(&path, &dir_file, purpose)?;
         let is_ours =
             lock(dir, &dir_file, purpose)? && file.as_ref().map_or(Ok(true), |file| lock(dir, file, purpose))?;
         let mut text = String::new();
@@ -57,7 +60,7 @@ impl DirLock {
         if !is_ours {
             return Err(OpenError::InUse { dir: dir.display().to_string(), by: owner(&text) });
         }
-        let lock = DirLock { dir: dir.to_owned(), _dir_file: dir_file, file };
+        let lock = DirLock { dir: dir.to_owned(), dir_file, file };
         lock.check_format(&text, purpose)?;
         Ok(lock)
     }
@@ -80,7 +83,15 @@ impl DirLock {
 
     /// Whether there is a file of this name, even one that cannot be opened.
     fn has(&self, name: &str) -> bool {
-        fs::symlink_metadata(self.dir.join(name)).is_ok()
+        statat(&self.dir_file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// The files of the directory, as far as the purpose of the lock allows.
+    pub(crate) fn disk(&self, purpose: Purpose) -> io::Result<RealDisk> {
+        match purpose {
+            Purpose::Serve => RealDisk::opened(&self.dir, &self.dir_file),
+            Purpose::Inspect => RealDisk::opened_read_only(&self.dir, &self.dir_file),
+        }
     }
 
     /// Records the format and this process in `tally.lock`. Called once the engine is open.
@@ -89,8 +100,7 @@ impl DirLock {
         let mut file = match self.file.take() {
             Some(file) => file,
             None => {
-                let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-                let file = named(&path, file)?;
+                let file = named(&path, open_at(&self.dir_file, FILE, OFlags::RDWR | OFlags::CREATE))?;
                 // The result does not matter: the directory itself is locked.
                 lock(&self.dir, &file, Purpose::Serve)?;
                 file
@@ -116,8 +126,12 @@ fn expect_files(needed: usize, limit: u64) -> Result<(), OpenError> {
 }
 
 /// Opens `tally.lock`, if it exists.
-fn open(path: &Path, purpose: Purpose) -> Result<Option<File>, OpenError> {
-    match OpenOptions::new().read(true).write(purpose == Purpose::Serve).open(path) {
+fn open(path: &Path, dir_file: &File, purpose: Purpose) -> Result<Option<File>, OpenError> {
+    let flags = match purpose {
+        Purpose::Serve => OFlags::RDWR,
+        Purpose::Inspect => OFlags::RDONLY,
+    };
+    match open_at(dir_file, FILE, flags) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => Ok(None),
         Err(error) => named(path, Err(error)),

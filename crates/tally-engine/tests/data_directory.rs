@@ -6,14 +6,19 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use tally_contract::block_on;
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::MEMORY_BYTES_MIN;
 use tally_core::surface::{Engine, ReadOptions, SubmitOptions};
+use tally_core::time::Millis;
 use tally_engine::check::{CheckError, check};
-use tally_engine::{Config, Embedded, OpenError};
+use tally_engine::disk::RealDisk;
+use tally_engine::store::{Entry, Store};
+use tally_engine::{Config, DirId, Embedded, OpenError};
 use tempfile::TempDir;
 
 fn open(dir: &Path) -> Result<Embedded, OpenError> {
@@ -171,4 +176,75 @@ fn a_spare_that_is_a_dangling_link_is_replaced() {
     add(&engine, 1);
     assert_eq!(hits(&engine), 6);
     engine.close().unwrap();
+}
+
+#[test]
+fn a_directory_that_is_moved_while_in_use_is_still_the_one_that_is_written() {
+    let parent = tempfile::tempdir().unwrap();
+    let (data, moved) = (parent.path().join("data"), parent.path().join("moved"));
+    let first = open(&data).unwrap();
+    add(&first, 1);
+    fs::rename(&data, &moved).unwrap();
+    let second = open(&data).unwrap();
+    add(&second, 10);
+    second.close().unwrap();
+    let before = files(&data);
+    // Closing writes a checkpoint: a run, a manifest, and the end of the journal.
+    add(&first, 2);
+    first.close().unwrap();
+    assert!(files(&data) == before, "the files of the second engine changed");
+    for (dir, value) in [(&data, 10), (&moved, 3)] {
+        check(dir, &mut |_, _| {}).unwrap();
+        assert_eq!(hits(&open(dir).unwrap()), value, "{}", dir.display());
+    }
+}
+
+#[test]
+fn check_names_a_record_that_does_not_decode() {
+    let malformed: [(&[u8], Entry<'_>, &str); 8] = [
+        (b"cvisits", Entry::Put(&[1, 2, 3]), "cvisits"),
+        (b"c", Entry::Remove, "the record c "),
+        (b"e1234567", Entry::Put(&[]), "e1234567"),
+        (b"hvisits", Entry::Put(&[9]), "hvisits"),
+        (b"i0123", Entry::Remove, "i0123"),
+        (b"l\0\x06visits\0\0\0\0\0\0\0\x01", Entry::Put(&[1]), "l\\x00\\x06visits"),
+        (b"more", Entry::Remove, "more"),
+        (b"zebra", Entry::Put(&[]), "zebra"),
+    ];
+    for (key, entry, name) in malformed {
+        let dir = closed();
+        let store = Store::open(Arc::new(RealDisk::new(dir.path()).unwrap()), DirId::default()).unwrap();
+        let mut checkpoint = store.checkpoint();
+        checkpoint.write_run([(key, entry)]).unwrap();
+        checkpoint.commit(store.position()).unwrap();
+        drop(store);
+        match check(dir.path(), &mut |_, _| {}) {
+            Err(CheckError::Damaged { file, what, .. }) => {
+                assert!(file.starts_with("run-") && what.contains(name), "{file}: {what}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn check_decodes_every_kind_of_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    let mut events = engine.events();
+    let key = KeyRef::new(b"visits").unwrap();
+    let why = || Correction::new("auditor", "recount").unwrap();
+    let expiry = Expiry::At(Deadline::At(Millis(u64::MAX)));
+    events.push(key, Change::Add(1), RequestId::new(key, b"once").ok(), None);
+    events.push(key, Change::Set { value: 5, when: Condition::Always, expiry, why: why() }, None, None);
+    events.push(KeyRef::new(b"gone").unwrap(), Change::Add(1), None, None);
+    events.push(KeyRef::new(b"gone").unwrap(), Change::Delete(why()), None, None);
+    block_on(engine.submit(events, SubmitOptions::default())).unwrap();
+    engine.close().unwrap();
+    let store = Store::open_read_only(Arc::new(RealDisk::new(dir.path()).unwrap())).unwrap();
+    let mut families: Vec<u8> = store.scan(b"").map(|record| record.unwrap().0[0]).collect();
+    families.dedup();
+    assert_eq!(families, b"cehilm");
+    let report = check(dir.path(), &mut |_, _| {}).unwrap();
+    assert!(report.entries >= 8, "{report:?}");
 }

@@ -14,8 +14,9 @@ const _: () = assert!(FILES_RESERVED >= tally_engine::limits::files_needed(tally
 /// Fewest connections per protocol, however few files the process may open.
 pub const CONNECTIONS_MIN: usize = 16;
 
-/// Longest head of a request, including the request line. Also limits `?keys=` lists.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Longest head of a request, including the request line. Also limits `?keys=` lists. It is hyper's read buffer too, which
+/// every connection may fill and keeps while it is idle.
+pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Most headers of a request: hyper's default, which costs no allocation.
 pub const HEADERS_MAX: usize = 100;
 /// How long to keep reading after a request that could not be parsed, so that the client gets the answer.
@@ -26,9 +27,16 @@ pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
 pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
 /// Bytes of all batches in progress; further batches wait.
 pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
+/// A batch whose body has begun to arrive takes at least this much of it.
+pub const BATCH_STEP_BYTES_MIN: usize = 4 << 10;
 /// Most bytes of corrections in one page of a ledger, before JSON encoding.
 pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
-/// A connection whose client reads nothing for this long is closed.
+/// Bytes of HTTP answers that clients have not taken, all connections together. Further ones wait, then get a 503.
+pub const ANSWERS_BYTES_MAX: usize = 64 << 20;
+/// HTTP answers up to this size do not count towards the shared limit.
+pub const ANSWER_BYTES_FREE: usize = 16 << 10;
+/// A connection whose client reads nothing for this long is closed. Over HTTP, also one whose client takes longer for an
+/// answer.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// Time limit for a request body.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
@@ -122,10 +130,14 @@ const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX
 // Applied one by one, they still fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
-const _: () = assert!(HEAD_BYTES_MAX >= 8192);
+// hyper's minimum. The longest key, percent-encoded, and a request id fit as well.
+const _: () = assert!(HEAD_BYTES_MAX >= 8192 && HEAD_BYTES_MAX >= 2 * (3 * KEY_BYTES_MAX + REQUEST_ID_BYTES_MAX));
 // hyper answers 414 to a longer URI. The limit on the head comes first, so clients only see 431.
 const _: () = assert!(HEAD_BYTES_MAX - "GET  HTTP/1.1\r\n\r\n".len() < u16::MAX as usize);
 const _: () = assert!(CALL_BODY_BYTES_MAX > 6 * (REASON_BYTES_MAX + REQUEST_ID_BYTES_MAX));
-const _: () = assert!(BATCH_BODIES_BYTES_MAX >= BODY_BYTES_MAX);
+// Connections that send one byte of a batch each cannot use up the memory of all batches.
+const _: () = assert!(CONNECTIONS_MAX * BATCH_STEP_BYTES_MIN <= BATCH_BODIES_BYTES_MAX - BODY_BYTES_MAX);
+const _: () = assert!(BODY_BYTES_MAX.is_power_of_two() && BATCH_BODIES_BYTES_MAX <= u32::MAX as usize);
+const _: () = assert!(ANSWERS_BYTES_MAX <= u32::MAX as usize && ANSWER_BYTES_FREE < ANSWERS_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_BULK_BYTES_MAX <= RESP_BULK_BYTES_MAX);
 const _: () = assert!(RESP_UNAUTHENTICATED_ARGS_MAX <= RESP_ARGS_MAX);

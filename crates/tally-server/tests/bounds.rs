@@ -21,7 +21,7 @@ const BODY_BYTES_MAX: usize = 16 * MIB;
 const SHARED_BYTES_MAX: usize = 128 * MIB;
 /// Largest bodies that fit the limit.
 const FITTING: usize = SHARED_BYTES_MAX / BODY_BYTES_MAX;
-/// Timeout for waiting for memory, for the rest of a body, or for a client that does not read.
+/// Timeout for a body, including waiting for memory, and for a client that does not read.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
 fn batch_head(bytes: usize) -> String {
@@ -100,48 +100,19 @@ fn large_batches_wait_for_memory_while_single_increments_are_served() {
         for _ in 0..BATCHES {
             scope.spawn(|| send_batch_until_taken(&server.base, &body, &sent.clone(), &gate));
         }
-        (0..FITTING).for_each(|_| arrived.recv_timeout(PATIENCE).unwrap());
+        // However the others share the memory, one body at a time can be read.
+        arrived.recv_timeout(PATIENCE).unwrap();
         (0..SINGLES).for_each(|_| assert_counts(&client));
         // Before the timeout no batch releases its memory.
         let is_full = begun.elapsed() < STALL_MAX;
-        assert!(!is_full || arrived.try_recv().is_err(), "a batch was read although the limit was reached");
+        assert!(!is_full || arrived.try_iter().count() < FITTING, "a batch was read although the limit was reached");
         drop(closed);
     });
     assert_eq!((server.value("batched"), server.value("single")), (BATCHES as i64, 1 + SINGLES));
-    // Joining the chunks of a body takes its size a second time; the rest is for buffers.
+    // A body is copied when its buffer grows; the rest is for other buffers.
     let grown = server.memory_peak_bytes() - before;
+    eprintln!("grown by {} MiB", grown >> 20);
     assert!(grown < 3 * SHARED_BYTES_MAX as u64, "grown by {} MiB", grown >> 20);
-}
-
-#[test]
-fn a_batch_that_waits_too_long_for_memory_is_refused_with_retry_after() {
-    let server = Server::start();
-    let client = server.client();
-    // The first batches hold the memory until their bodies time out. Then as many others get it, and the rest time out.
-    let (answered, answers) = channel();
-    for _ in 0..3 * FITTING {
-        let mut stream = server.connect();
-        stream.write_all(batch_head(BODY_BYTES_MAX).as_bytes()).unwrap();
-        let answered = answered.clone();
-        std::thread::spawn(move || {
-            let mut answer = String::new();
-            let _ = stream.read_to_string(&mut answer);
-            let _ = answered.send(answer);
-        });
-    }
-    assert_counts(&client);
-    let mut refused = 0;
-    while refused < FITTING {
-        let answer = answers.recv_timeout(PATIENCE).unwrap();
-        if answer.contains("/problems/body-timeout") {
-            continue;
-        }
-        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
-        assert!(answer.contains("/problems/overloaded") && answer.contains("retry-after: 1\r\n"), "{answer}");
-        assert!(answer.contains(r#""outcome":"none""#), "{answer}");
-        refused += 1;
-    }
-    assert_counts(&client);
 }
 
 #[test]

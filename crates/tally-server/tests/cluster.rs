@@ -159,7 +159,12 @@ fn transactions_over_several_partitions_are_refused_as_in_redis_cluster() {
 }
 
 /// Sends increments with distinct ids, each until it is acknowledged, and returns how many each counter got.
-fn count_with_retries(servers: &[String], clients: usize, stop: &AtomicBool, sent: &AtomicU64) -> BTreeMap<String, u64> {
+fn count_with_retries(
+    servers: &[String],
+    clients: usize,
+    stop: &AtomicBool,
+    sent: &AtomicU64,
+) -> BTreeMap<String, u64> {
     thread::scope(|scope| {
         let clients: Vec<_> = (0..clients)
             .map(|client| {
@@ -256,7 +261,8 @@ fn a_floor_is_never_crossed_while_workers_die() {
     let mut workers = vec![cluster.node("worker"), cluster.node("worker")];
     cluster.wait_until_hosted();
     const STOCK: u64 = 400;
-    let set = first.send("PUT", "/api/v1/counters/exact:stock", &json!({ "value": STOCK, "reason": "delivery" }).to_string());
+    let set =
+        first.send("PUT", "/api/v1/counters/exact:stock", &json!({ "value": STOCK, "reason": "delivery" }).to_string());
     assert_eq!(set.status, 200, "{}", set.text);
     let sold = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -265,7 +271,8 @@ fn a_floor_is_never_crossed_while_workers_die() {
             scope.spawn(move || {
                 let mut connection = Client::new(&base);
                 for number in 0..60 {
-                    let body = json!({ "amount": 1, "floor": 0, "request_id": format!("{client}-{number}") }).to_string();
+                    let body =
+                        json!({ "amount": 1, "floor": 0, "request_id": format!("{client}-{number}") }).to_string();
                     loop {
                         match connection.try_send("POST", "/api/v1/counters/exact:stock/decrement", &[], &body) {
                             Ok(answer) if answer.status == 200 => {

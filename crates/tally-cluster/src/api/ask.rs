@@ -30,7 +30,9 @@ impl Cluster {
                         self.routes.set_owner(partition, &next);
                         continue;
                     }
-                    Err(RpcCallError::Worker(error @ (RpcError::Gone | RpcError::Failed(_)))) => return Err(error.to_string()),
+                    Err(RpcCallError::Worker(error @ (RpcError::Gone | RpcError::Failed(_)))) => {
+                        return Err(error.to_string());
+                    }
                     Err(error) => why = error.to_string(),
                 }
             }

@@ -36,7 +36,8 @@ impl Estimates {
     /// The keys without a recent total.
     pub fn outdated<'k>(&self, keys: impl Iterator<Item = &'k Key>, now: Millis) -> Vec<Key> {
         let known = self.known.lock();
-        let is_outdated = |key: &&Key| known.get(*key).is_none_or(|known| known.refreshed_at.0 + ESTIMATE_REFRESH_MS < now.0);
+        let is_outdated =
+            |key: &&Key| known.get(*key).is_none_or(|known| known.refreshed_at.0 + ESTIMATE_REFRESH_MS < now.0);
         keys.filter(is_outdated).cloned().collect()
     }
 

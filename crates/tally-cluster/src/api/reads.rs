@@ -92,7 +92,12 @@ impl Cluster {
     }
 
     /// Takes from Redis what is fresh enough.
-    async fn read_totals<'k>(&self, keys: &'k [Key], options: &ReadOptions, found: &mut BTreeMap<&'k Key, ReadCounter>) {
+    async fn read_totals<'k>(
+        &self,
+        keys: &'k [Key],
+        options: &ReadOptions,
+        found: &mut BTreeMap<&'k Key, ReadCounter>,
+    ) {
         let totals = match self.services.totals.get(keys).await {
             Ok(totals) => totals,
             Err(error) => {
@@ -188,7 +193,8 @@ impl Cluster {
         for keys in unknown.chunks(CALL_KEYS_MAX) {
             // Position zero: as it is, and not to be published.
             let request = RpcRequest::Read { partition, need: Need::Position(Position(0)), keys: keys.to_vec() };
-            let Ok(RpcResponse::Read { position, records, .. }) = self.workers.call(&owner, &request, deadline).await else {
+            let Ok(RpcResponse::Read { position, records, .. }) = self.workers.call(&owner, &request, deadline).await
+            else {
                 return;
             };
             for (key, record) in keys.iter().zip(records) {
@@ -232,7 +238,12 @@ impl Cluster {
         Ok(Page { items: items.collect(), next })
     }
 
-    pub(super) async fn read_ledger(&self, key: Key, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, EngineError> {
+    pub(super) async fn read_ledger(
+        &self,
+        key: Key,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<LedgerEntry>, EngineError> {
         let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
         let partition = self.partition_of(key.as_ref());
         match self.ask(partition, RpcRequest::Ledger { key, partition, after, limit: limit as u32 }).await {

@@ -31,7 +31,13 @@ impl RedisSettings {
     /// Without credentials, with the default time to live.
     #[must_use]
     pub fn new(nodes: Vec<String>) -> RedisSettings {
-        RedisSettings { nodes, username: None, password: None, prefix: "tally".to_owned(), total_ttl: TOTAL_TTL_DEFAULT }
+        RedisSettings {
+            nodes,
+            username: None,
+            password: None,
+            prefix: "tally".to_owned(),
+            total_ttl: TOTAL_TTL_DEFAULT,
+        }
     }
 }
 
@@ -149,8 +155,9 @@ impl Totals {
 
     /// Reads the heartbeats of partitions, in their order; `None` for those that nobody has published.
     pub async fn heartbeats(&self, partitions: &[u32]) -> Result<Vec<Option<Heartbeat>>, RedisError> {
-        let values =
-            self.read(partitions.iter().map(|partition| heartbeat_key(&self.prefix, *partition)).collect::<Vec<_>>()).await?;
+        let values = self
+            .read(partitions.iter().map(|partition| heartbeat_key(&self.prefix, *partition)).collect::<Vec<_>>())
+            .await?;
         let decoded = |(partition, value): (&u32, &Option<Vec<u8>>)| {
             self.decoded(value.as_deref(), |value| Heartbeat::decode(*partition, value))
         };

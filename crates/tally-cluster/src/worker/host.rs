@@ -197,7 +197,8 @@ impl PartitionHost {
 
     fn make_room(&self, batches: &[(JournalRecord, Batch)]) -> bool {
         let mut hosted = self.state.lock();
-        let mut fits = |(_, batch): &(_, Batch)| hosted.partition.make_room(batch, self.budget_bytes) == Headroom::Enough;
+        let mut fits =
+            |(_, batch): &(_, Batch)| hosted.partition.make_room(batch, self.budget_bytes) == Headroom::Enough;
         batches.iter().all(&mut fits)
     }
 

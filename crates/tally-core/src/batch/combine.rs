@@ -5,6 +5,7 @@ use hashbrown::hash_table::Entry;
 
 use super::events::SlotOutcome;
 use super::{Batch, Events, OPEN};
+use crate::limits::JOIN_PARTS_MAX;
 use crate::outcome::Outcomes;
 
 /// Combines the events of many calls into one batch. Plain adds of one key become one event if they have the same sign
@@ -29,6 +30,7 @@ impl Combiner {
     /// Adds a call to the batch; appends one entry per slot of the call to `placed`.
     pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
         self.events += events.len() - events.batch.reads;
+        let parts_max = self.batch.parts() + events.batch.parts() + JOIN_PARTS_MAX * events.batch.len();
         placed.reserve(events.batch.slots.len());
         // Without a checked call so far, no slot is marked `UNSTORED`, so this call's position can be adopted.
         self.batch.checked_at = self.batch.checked_at.or(events.batch.checked_at);
@@ -59,6 +61,8 @@ impl Combiner {
             placed.push(Placed { slot: next, base: 0 });
             batch.push_copy(&events.batch, incoming);
         }
+        // `BATCH_PARTS_MAX` relies on it.
+        debug_assert!(self.batch.parts() <= parts_max, "{} parts of {parts_max}", self.batch.parts());
     }
 
     /// The combined batch.

@@ -4,10 +4,10 @@
 //! copied in slices. A batch about to change one that is not copied yet saves its pre-image first. So the checkpoint
 //! sees every counter as of `begin_capture`, and a batch waits for one slice at most.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Partition;
+use super::deletions::Deletions;
 use crate::bits::Bits;
 use crate::counter_table::CellId;
 use crate::event::RequestId;
@@ -27,7 +27,9 @@ pub(super) struct Capturing {
     cursor: usize,
     /// Counters copied ahead of their slice because a batch was about to change them.
     preimages: Records,
-    pub(super) removed: Arc<BTreeSet<Key>>,
+    pub(super) removed: Arc<Deletions<Key>>,
+    /// Bytes of the outdated expiry records, which the [`Capture`] has.
+    outdated_bytes: usize,
     id_layers: usize,
     ledger_layers: usize,
 }
@@ -36,7 +38,7 @@ pub(super) struct Capturing {
 pub struct Capture {
     id_layers: Vec<Arc<Layer>>,
     ledger_layers: Vec<Arc<UnsavedEntries>>,
-    removed: Arc<BTreeSet<Key>>,
+    removed: Arc<Deletions<Key>>,
     outdated: Vec<(Millis, Key)>,
     meta: Meta,
 }
@@ -151,8 +153,9 @@ impl Partition {
     pub fn begin_capture(&mut self) -> Capture {
         let cells = std::mem::take(&mut self.dirty);
         let removed = Arc::new(std::mem::take(&mut self.removed));
+        let outdated_bytes = self.outdated.memory_bytes();
         // A counter recreated with the same expiry needs its record: the capture writes it again.
-        let outdated = std::mem::take(&mut self.outdated).into_iter().filter(|(expires_at, key)| {
+        let outdated = std::mem::take(&mut self.outdated).into_items().into_iter().filter(|(expires_at, key)| {
             self.state_of(key.as_ref()).is_none_or(|state| state.expires_at != Some(*expires_at))
         });
         let outdated = outdated.collect();
@@ -169,6 +172,7 @@ impl Partition {
             cursor: 0,
             preimages: Records::default(),
             removed,
+            outdated_bytes,
             id_layers: capture.id_layers.len(),
             ledger_layers: capture.ledger_layers.len(),
         });
@@ -199,6 +203,13 @@ impl Partition {
     #[must_use]
     pub fn preimage_bytes(&self) -> usize {
         self.capturing.as_ref().map_or(0, |capturing| capturing.preimages.memory_bytes())
+    }
+
+    /// Bytes of deletions that are not in the store yet.
+    pub(super) fn deletion_bytes(&self) -> usize {
+        let captured =
+            self.capturing.as_ref().map_or(0, |capturing| capturing.removed.memory_bytes() + capturing.outdated_bytes);
+        self.removed.memory_bytes() + self.outdated.memory_bytes() + captured
     }
 
     /// Ends a capture that is in the store.

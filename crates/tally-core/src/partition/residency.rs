@@ -30,7 +30,7 @@ struct Incoming {
     out_of_line_bytes: usize,
 }
 
-/// Unsaved request ids and ledger entries may use this fraction of the budget: 1/2.
+/// Unsaved request ids, ledger entries and deletions may use this fraction of the budget: 1/2.
 const UNSAVED_DIVISOR: usize = 2;
 /// Cells are never freed, so this fraction of the budget is reserved for memory that is: 1/8.
 const RESERVE_DIVISOR: usize = 8;
@@ -132,6 +132,7 @@ impl Partition {
             + self.request_ids.memory_bytes()
             + self.ledger_heads.memory_bytes()
             + self.preimage_bytes()
+            + self.deletion_bytes()
     }
 
     /// Makes sure the batch fits into `budget_bytes`, evicting cold counters that are clean.
@@ -218,7 +219,7 @@ impl Partition {
 
     /// Bytes that only a checkpoint can free.
     fn unsaved_bytes(&self) -> usize {
-        self.request_ids.unsaved_bytes() + self.ledger_heads.memory_bytes()
+        self.request_ids.unsaved_bytes() + self.ledger_heads.memory_bytes() + self.deletion_bytes()
     }
 
     /// Whether a checkpoint should start now, before batches have to wait for one.

@@ -6,6 +6,10 @@ use proptest::prelude::*;
 use tally_core::batch::{Batch, Combiner, Events, Placed, decode, encode};
 use tally_core::event::{Change, Field};
 use tally_core::key::Key;
+use tally_core::limits::{
+    BATCH_BYTES_MAX, BATCH_EVENTS_MAX, BATCH_EVENTS_SEAL, BATCH_PARTS_MAX, BATCH_PARTS_SEAL, CALL_EVENTS_MAX,
+    CALL_PARTS_MAX,
+};
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
@@ -229,4 +233,63 @@ fn a_group_sees_the_adds_before_it_even_if_some_of_them_overflow() {
     let max = i64::MAX;
     assert_eq!(values(&outcomes[0]), [(max, 1), (max, 0), (max, 0), (1, 1), (max - 1, -1)]);
     assert_eq!(values(&outcomes[1]), [(max, 1), (max, 0), (101, 100), (101, 0)]);
+}
+
+/// A call of `parts` runs of one key and `singles` adds of `keys` keys in turn. Each of them is an event of its own,
+/// because the same key returns only after many others.
+fn call_of_parts_and_singles(parts: usize, keys: usize, singles: usize, delta: i64) -> Events {
+    let mut call = Events::new(SEED);
+    let mixed = Key::new("mixed").unwrap();
+    (0..parts).for_each(|number| call.add(mixed.as_ref(), 1 + number as i64 % 2));
+    for number in 0..singles {
+        let key = Key::new(format!("key:{}", number % keys)).unwrap();
+        call.add(key.as_ref(), delta + (number / keys) as i64 % 2);
+    }
+    call
+}
+
+/// Joins calls until the batch is one that engines seal, then encodes it.
+fn assert_within_limits(calls: impl Iterator<Item = Events>) -> usize {
+    let mut combiner = Combiner::default();
+    for call in calls {
+        if combiner.batch().len() >= BATCH_EVENTS_SEAL || combiner.batch().parts() >= BATCH_PARTS_SEAL {
+            break;
+        }
+        assert!(call.batch().fits_call(), "{} events, {} parts", call.batch().len(), call.batch().parts());
+        combiner.gather(&call, &mut Vec::new());
+    }
+    let batch = combiner.batch();
+    assert!(batch.len() <= BATCH_EVENTS_MAX, "{} events", batch.len());
+    assert!(batch.parts() <= BATCH_PARTS_MAX, "{} parts", batch.parts());
+    let mut bytes = Vec::new();
+    encode(batch, Millis(1), &mut bytes);
+    assert!(bytes.len() <= BATCH_BYTES_MAX);
+    let mut back = Batch::default();
+    assert_eq!(decode(&bytes, SEED, &mut back), Ok(Millis(1)));
+    assert_eq!((back.len(), back.parts()), (batch.len(), batch.parts()));
+    batch.parts()
+}
+
+#[test]
+fn the_batch_with_the_most_parts_that_engines_accept_survives_a_round_trip() {
+    const KEYS: usize = BATCH_EVENTS_SEAL - 2;
+    let calls = [
+        call_of_parts_and_singles(BATCH_PARTS_SEAL - 1, KEYS, KEYS, 1),
+        call_of_parts_and_singles(CALL_PARTS_MAX, KEYS, CALL_EVENTS_MAX - 1, 3),
+    ];
+    // Each key is mixed, and each single add that joins is one more part.
+    let parts = assert_within_limits(calls.into_iter());
+    assert!(parts > BATCH_PARTS_SEAL + CALL_PARTS_MAX + CALL_EVENTS_MAX, "{parts}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn no_calls_within_the_limits_make_a_batch_beyond_them(
+        calls in vec((0..=CALL_PARTS_MAX, 40..BATCH_EVENTS_SEAL, 0..CALL_EVENTS_MAX, 1i64..5), 1..6),
+    ) {
+        assert_within_limits(calls.into_iter().map(|(parts, keys, singles, delta)| {
+            call_of_parts_and_singles(parts, keys, singles, delta)
+        }).filter(|call| call.batch().fits_call()));
+    }
 }

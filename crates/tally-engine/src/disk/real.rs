@@ -1,17 +1,24 @@
 //! [`RealDisk`]: files in a directory of the real file system, synced with `fdatasync`.
+//!
+//! Files are opened relative to the directory's descriptor. The directory that was locked is therefore the one that is
+//! written, even if it is moved and another takes its path.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::{Disk, DiskFile};
 
 /// Files in one directory of the real file system.
 #[derive(Debug)]
 pub struct RealDisk {
+    /// The path it was opened at, for messages.
     dir: PathBuf,
+    dir_file: File,
     mode: OpenMode,
 }
 
@@ -28,18 +35,36 @@ impl RealDisk {
     pub fn new(dir: impl Into<PathBuf>) -> io::Result<Self> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
-        Ok(RealDisk { dir, mode: OpenMode::ReadWrite })
+        let dir_file = naming(&dir, File::open(&dir))?;
+        Ok(RealDisk { dir, dir_file, mode: OpenMode::ReadWrite })
     }
 
-    /// Uses an existing `dir` for reading only.
-    #[must_use]
-    pub fn existing(dir: impl Into<PathBuf>) -> Self {
-        RealDisk { dir: dir.into(), mode: OpenMode::ReadOnly }
+    /// Uses the open directory `dir_file`, whose path is `dir`.
+    pub(crate) fn opened(dir: &Path, dir_file: &File) -> io::Result<Self> {
+        let dir_file = RealDisk::reopen(dir, dir_file)?;
+        Ok(RealDisk { dir: dir.to_owned(), dir_file, mode: OpenMode::ReadWrite })
+    }
+
+    /// The same for reading only.
+    pub(crate) fn opened_read_only(dir: &Path, dir_file: &File) -> io::Result<Self> {
+        Ok(RealDisk { mode: OpenMode::ReadOnly, ..RealDisk::opened(dir, dir_file)? })
+    }
+
+    /// Not a duplicate, which would share the lock on the directory and keep it for as long as this disk lives.
+    fn reopen(dir: &Path, dir_file: &File) -> io::Result<File> {
+        naming(dir, open_at(dir_file, ".", OFlags::RDONLY | OFlags::DIRECTORY))
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
+}
+
+/// Opens a file relative to a directory.
+pub(crate) fn open_at(dir: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(0o666);
+    let opened = rustix::io::retry_on_intr(|| rustix::fs::openat(dir, name, flags | OFlags::CLOEXEC, mode));
+    Ok(File::from(opened?))
 }
 
 /// Adds the path, and a hint where there is one, to an error of the operating system.
@@ -73,38 +98,45 @@ fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error 
 impl Disk for RealDisk {
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(self.mode == OpenMode::ReadWrite).open(&path);
+        let flags = match self.mode {
+            OpenMode::ReadWrite => OFlags::RDWR,
+            OpenMode::ReadOnly => OFlags::RDONLY,
+        };
+        let file = open_at(&self.dir_file, name, flags);
         Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = open_at(&self.dir_file, name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC);
         Ok(Arc::new(RealFile { file: naming(&path, file)?, path }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        let path = self.path(from);
-        naming(&path, fs::rename(&path, self.path(to)))
+        let renamed = rustix::fs::renameat(&self.dir_file, from, &self.dir_file, to);
+        naming(&self.path(from), renamed.map_err(io::Error::from))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        let path = self.path(name);
-        naming(&path, fs::remove_file(&path))
+        let removed = rustix::fs::unlinkat(&self.dir_file, name, AtFlags::empty());
+        naming(&self.path(name), removed.map_err(io::Error::from))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in naming(&self.dir, fs::read_dir(&self.dir))? {
-            if let Ok(name) = entry?.file_name().into_string() {
-                names.push(name);
+        for entry in naming(&self.dir, Dir::read_from(&self.dir_file).map_err(io::Error::from))? {
+            let entry = naming(&self.dir, entry.map_err(io::Error::from))?;
+            if let Ok(name) = entry.file_name().to_str()
+                && !matches!(name, "." | "..")
+            {
+                names.push(name.to_owned());
             }
         }
         Ok(names)
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        naming(&self.dir, File::open(&self.dir).and_then(|dir| dir.sync_all()))
+        naming(&self.dir, self.dir_file.sync_all())
     }
 }
 
@@ -118,7 +150,6 @@ impl RealFile {
     /// Undoes [`DiskFile::bypass_cache`]. Returns whether direct I/O was on.
     #[cfg(target_os = "linux")]
     fn use_cache(&self) -> bool {
-        use rustix::fs::OFlags;
         rustix::fs::fcntl_getfl(&self.file).is_ok_and(|flags| {
             flags.contains(OFlags::DIRECT) && rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT).is_ok()
         })
@@ -170,7 +201,7 @@ impl DiskFile for RealFile {
     #[cfg(target_os = "linux")]
     fn bypass_cache(&self) {
         if let Ok(flags) = rustix::fs::fcntl_getfl(&self.file) {
-            let _ = rustix::fs::fcntl_setfl(&self.file, flags | rustix::fs::OFlags::DIRECT);
+            let _ = rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT);
         }
     }
 }
@@ -181,12 +212,40 @@ mod tests {
 
     use super::*;
 
+    fn read_only(dir: &Path) -> RealDisk {
+        RealDisk::opened_read_only(dir, &File::open(dir).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_operation_follows_a_directory_that_is_moved() {
+        let parent = tempfile::tempdir().unwrap();
+        let (data, moved) = (parent.path().join("data"), parent.path().join("moved"));
+        let disk = RealDisk::new(&data).unwrap();
+        disk.create("a").unwrap().write_at(0, b"mine").unwrap();
+        fs::rename(&data, &moved).unwrap();
+        fs::create_dir(&data).unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(data.join(name), b"another's").unwrap();
+        }
+        let mut bytes = [0; 4];
+        disk.open("a").unwrap().read_at(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"mine");
+        disk.create("b").unwrap();
+        disk.rename("a", "c").unwrap();
+        disk.remove("b").unwrap();
+        disk.sync_names().unwrap();
+        assert_eq!(disk.names().unwrap(), ["c"]);
+        for name in ["a", "b", "c"] {
+            assert_eq!(fs::read(data.join(name)).unwrap(), b"another's");
+        }
+    }
+
     #[test]
     fn the_error_for_a_dangling_link_names_its_target_and_is_not_not_found() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("elsewhere");
         std::os::unix::fs::symlink(&target, dir.path().join("a")).unwrap();
-        for disk in [RealDisk::new(dir.path()).unwrap(), RealDisk::existing(dir.path())] {
+        for disk in [RealDisk::new(dir.path()).unwrap(), read_only(dir.path())] {
             let error = disk.open("a").err().unwrap();
             assert_ne!(error.kind(), io::ErrorKind::NotFound);
             let what = format!("symbolic link to {}, which does not exist", target.display());
@@ -209,7 +268,7 @@ mod tests {
     fn a_read_only_disk_opens_files_for_reading_only() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), b"bytes").unwrap();
-        let file = RealDisk::existing(dir.path()).open("a").unwrap();
+        let file = read_only(dir.path()).open("a").unwrap();
         assert!(file.write_at(0, b"other").is_err());
         assert_eq!(fs::read(dir.path().join("a")).unwrap(), b"bytes");
     }

@@ -13,6 +13,7 @@ use tally_core::outcome::Refusal;
 
 use super::*;
 use crate::clock::Clock;
+use crate::disk::RealDisk;
 
 /// A clock that stands still, so that no flush is slow.
 struct StandingClock;

@@ -42,7 +42,7 @@ pub(crate) use self::merge::RUNS_IDLE_MAX;
 pub use self::read::Scan;
 use self::run::Run;
 pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
-pub use self::verify::Summary;
+pub use self::verify::{Decodes, Summary};
 use self::writer::RunWriter;
 use crate::disk::Disk;
 use crate::host::{RecordSnapshot, RecordStore};
@@ -353,9 +353,14 @@ impl Store {
         Ok(())
     }
 
-    /// Reads and verifies every block of every run. `progress` is called with the bytes done and their total.
-    pub fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
-        verify::verify(disk, progress)
+    /// Reads and verifies every block of every run. `decodes` is called with every record, `progress` with the bytes done
+    /// and their total.
+    pub fn verify(
+        disk: &dyn Disk,
+        decodes: Decodes<'_>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Summary, StoreError> {
+        verify::verify(disk, decodes, progress)
     }
 
     /// Memory used by filters and indexes.

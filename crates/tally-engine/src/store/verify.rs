@@ -10,6 +10,7 @@ use super::filter::hash;
 use super::manifest::Manifest;
 use super::run::{self, Digest, Run};
 use crate::disk::Disk;
+use crate::host::MalformedRecord;
 use crate::identity::DirId;
 
 /// What a valid store contains.
@@ -27,7 +28,14 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Result<Summary, StoreError> {
+/// Whether a record can be decoded: its key, and its value, which is `None` for a tombstone.
+pub type Decodes<'a> = &'a dyn Fn(&[u8], Option<&[u8]>) -> bool;
+
+pub(super) fn verify(
+    disk: &dyn Disk,
+    decodes: Decodes<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Summary, StoreError> {
     let manifest = Manifest::read(disk)?.unwrap_or_default();
     let total = manifest.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.bytes));
     let id = manifest.id.unwrap_or_default();
@@ -37,7 +45,7 @@ pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Res
         // One at a time: an open run keeps its index and filter in memory.
         let run = Arc::new(Run::open(disk, id, named)?);
         let done = summary.bytes;
-        verify_run(&run, id, &mut |bytes| progress(done + bytes, total))?;
+        verify_run(&run, id, decodes, &mut |bytes| progress(done + bytes, total))?;
         summary.entries += named.entries;
         summary.bytes += named.bytes;
         progress(summary.bytes, total);
@@ -46,8 +54,13 @@ pub(super) fn verify(disk: &dyn Disk, progress: &mut dyn FnMut(u64, u64)) -> Res
 }
 
 /// Reads every block. In addition to checksums it checks what lookups rely on: the order of keys, the index, the
-/// filter, the counts and the digest.
-fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+/// filter, the counts and the digest; and that every record decodes.
+fn verify_run(
+    run: &Arc<Run>,
+    id: DirId,
+    decodes: Decodes<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), StoreError> {
     let mut digest = Digest::default();
     run::header(run.number, id).1.into_iter().for_each(|checksum| digest.add(checksum));
     let mut cursor = RunCursor::new(Arc::clone(run), ReadAhead::Full);
@@ -61,6 +74,9 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
             progress(run.index.block(block).start);
         }
         check_entry(run, block, last.as_deref(), key)?;
+        if !decodes(key, cursor.value()) {
+            return Err(malformed(run, block, key));
+        }
         entries += 1;
         tombstones += u64::from(cursor.value().is_none());
         let last = last.get_or_insert_default();
@@ -75,6 +91,11 @@ fn verify_run(run: &Arc<Run>, id: DirId, progress: &mut dyn FnMut(u64)) -> Resul
         return Err(run.damaged(run.index.block(0).start, "the digest of the sections is not the one in the manifest"));
     }
     Ok(())
+}
+
+fn malformed(run: &Run, block: usize, key: &[u8]) -> StoreError {
+    let error = StoreError::from(MalformedRecord::new(key));
+    StoreError::Damaged { file: run.name.clone(), offset: run.index.block(block).start, what: error.to_string().into() }
 }
 
 fn check_entry(run: &Run, block: usize, last: Option<&[u8]>, key: &[u8]) -> Result<(), StoreError> {

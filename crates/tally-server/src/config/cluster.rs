@@ -4,8 +4,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
-use tally_cluster::rpc::Secret;
 use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
+use tally_cluster::rpc::Secret;
 
 use super::{ConfigError, Setting, invalid, place, validate_switch};
 
@@ -142,7 +142,8 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         };
     }
     let given = Given(given);
-    let redis: Vec<String> = given.0.iter().filter(|(key, _)| key == "redis").map(|(_, node)| node.text.clone()).collect();
+    let redis: Vec<String> =
+        given.0.iter().filter(|(key, _)| key == "redis").map(|(_, node)| node.text.clone()).collect();
     if redis.is_empty() {
         return Err(ConfigError("`cluster.redis` is missing; add redis = [\"10.0.0.1:7000\"]".to_owned()));
     }
@@ -193,7 +194,8 @@ fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
     let tls = validate_switch(&full("kafka_tls"), given.get("kafka_tls"))?;
     if tls && !tally_cluster::kafka::HAS_TLS {
         return Err(ConfigError(
-            "`cluster.kafka_tls`: this binary was built without TLS for Kafka; build it with --features kafka-tls".to_owned(),
+            "`cluster.kafka_tls`: this binary was built without TLS for Kafka; build it with --features kafka-tls"
+                .to_owned(),
         ));
     }
     Ok(KafkaSettings {
@@ -208,7 +210,9 @@ fn address(given: Given<'_>) -> Result<SocketAddr, ConfigError> {
     let text = given.text("worker", WORKER_DEFAULT);
     let found = text.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
     found.ok_or_else(|| {
-        ConfigError(format!("`cluster.worker`: `{text}` is not an address; use a host and a port such as {WORKER_DEFAULT}"))
+        ConfigError(format!(
+            "`cluster.worker`: `{text}` is not an address; use a host and a port such as {WORKER_DEFAULT}"
+        ))
     })
 }
 

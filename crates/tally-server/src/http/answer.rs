@@ -14,6 +14,7 @@ use tally_core::reading::{Reading, Stats};
 use tally_core::time::Millis;
 use utoipa::ToSchema;
 
+use crate::limits::ANSWER_BYTES_FREE;
 use crate::policy::Consistency;
 use crate::service::WriteResult;
 
@@ -40,6 +41,10 @@ fn put_json<T: Serialize + ?Sized>(body: &mut Vec<u8>, value: &T) {
 fn respond(status: StatusCode, mut body: Vec<u8>) -> Response {
     // A terminal then shows its prompt on a new line.
     body.push(b'\n');
+    if body.len() > ANSWER_BYTES_FREE {
+        // What is counted is the length.
+        body.shrink_to_fit();
+    }
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 
 use super::address::{KeyAccess, Query};
 use super::answer::{WriteAnswer, WriteAnswers};
+use super::answer_room::escaped_bytes;
 use super::body::{self, Integer, Object, amount, present};
 use super::counters::{Amount, AtBound, Direction};
 use super::listen::Peer;
@@ -155,6 +156,24 @@ enum Verdict<'a> {
     Denied(Option<Cow<'a, str>>, Problem),
 }
 
+impl Verdict<'_> {
+    /// Most bytes of the item in the answer.
+    fn answer_bytes_max(&self) -> usize {
+        /// Everything but the key and the detail of a problem: names, numbers, and the longest type and title.
+        const FIELDS_BYTES_MAX: usize = 512;
+        /// The longest detail of a change that the counter refused.
+        const REFUSAL_BYTES_MAX: usize = 384;
+        let key_bytes = |key: &str| escaped_bytes(key.as_bytes());
+        FIELDS_BYTES_MAX
+            + match self {
+                Verdict::Admitted(key, _) => key_bytes(key) + REFUSAL_BYTES_MAX,
+                Verdict::Denied(key, problem) => {
+                    key.as_deref().map_or(0, key_bytes) + escaped_bytes(problem.detail().as_bytes())
+                }
+            }
+    }
+}
+
 /// Add to many counters.
 ///
 /// Up to 10,000 increments, applied in order. Each succeeds or fails on its own; results are in the same order.
@@ -174,7 +193,9 @@ pub async fn batch_increment(State(app): State<App>, request: Request) -> Result
     let caller = Peer::caller_of(&parts.extensions);
     let access = app.access(&caller, Action::Add);
     let verdicts = BatchAdmission { access, writes: &mut writes }.judge_all(&bytes)?;
-    answer(&verdicts, writes.submit().await?)
+    // Before the change is made: afterwards it is too late to refuse.
+    let room = app.answer_room.reserve(verdicts.iter().map(Verdict::answer_bytes_max).sum()).await?;
+    Ok(room.hold(answer(&verdicts, writes.submit().await?)?))
 }
 
 /// Admits the items of a batch. Admitted ones are added to `writes`.
@@ -263,4 +284,58 @@ fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = WriteResul
     let succeeded = verdicts.len() - failed;
     body.raw(format!("],\"succeeded\":{succeeded},\"failed\":{failed}}}").as_bytes());
     Ok(body.into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use tally_core::event::{Bounds, OnBound};
+    use tally_core::limits::KEY_BYTES_MAX;
+    use tally_core::outcome::{Outcome, Refusal, Token};
+    use tally_core::time::{Millis, Position};
+
+    use super::super::answer_room::readings_bytes_max;
+    use super::*;
+    use crate::policy::Consistency;
+
+    #[test]
+    fn no_item_of_an_answer_is_larger_than_expected() {
+        let refusals = [Refusal::Overflow, Refusal::Bound, Refusal::NotExpected, Refusal::PayloadMismatch];
+        let refusals = refusals.into_iter().map(Some).chain([Some(Refusal::NoRoom), None]);
+        let bounds = Bounds { floor: Some(i64::MIN), ceiling: Some(i64::MIN), on_bound: OnBound::Refuse };
+        let details = tally_core::event::Details { bounds: Some(bounds), ..Default::default() };
+        let intent =
+            Intent { change: tally_core::event::Change::Add(i64::MAX), request_id: None, details: Some(details) };
+        let key: Cow<'_, str> = Cow::Owned("\u{1}".repeat(KEY_BYTES_MAX));
+        for refusal in refusals {
+            let verdict = Verdict::Admitted(key.clone(), RequestedChange::of(&intent));
+            let outcome = Outcome {
+                value: i64::MIN,
+                applied: i64::MIN,
+                exists: false,
+                exact: false,
+                duplicate: Some(true),
+                refusal,
+                at: Millis(u64::MAX),
+            };
+            let written = WriteResult {
+                outcome,
+                as_of: outcome.at,
+                token: Token::new(u32::MAX, Position(u64::MAX)),
+                consistency: Consistency::BestEffort,
+            };
+            let expected = verdict.answer_bytes_max();
+            let response = answer(&[verdict], std::iter::once(written)).unwrap();
+            let bytes = axum::body::HttpBody::size_hint(response.body()).lower() as usize;
+            assert!(bytes <= expected, "{refusal:?}: {bytes} bytes, {expected} expected");
+            assert!(readings_bytes_max(std::iter::once(key.as_bytes())) >= escaped_bytes(key.as_bytes()));
+        }
+        for kind in Kind::ALL {
+            let verdict = Verdict::Denied(Some(key.clone()), Problem::new(*kind, "\u{1}\"\n"));
+            let expected = verdict.answer_bytes_max();
+            let response = answer(&[verdict], std::iter::empty()).unwrap();
+            let bytes = axum::body::HttpBody::size_hint(response.body()).lower() as usize;
+            assert!(bytes <= expected, "{kind:?}: {bytes} bytes, {expected} expected");
+        }
+    }
 }

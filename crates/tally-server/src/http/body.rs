@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::problem::{Kind, Problem};
 use crate::hint::{did_you_mean, shorten};
-use crate::limits::{BATCH_BODIES_BYTES_MAX, BODY_READ_MAX, CALL_BODY_BYTES_MAX};
+use crate::limits::{BATCH_BODIES_BYTES_MAX, BATCH_STEP_BYTES_MIN, BODY_READ_MAX, CALL_BODY_BYTES_MAX};
 
 /// Fields reserved for a later version.
 const UNSUPPORTED: [&str; 3] = ["member", "dimensions", "at"];
@@ -25,23 +25,85 @@ pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> 
 }
 
 /// Memory that the bodies of all concurrent batches share.
-pub struct BatchRoom(Semaphore);
+///
+/// A body takes room as it arrives: the length that a client announces reserves nothing. Many large bodies that arrive at
+/// once could then each hold a part and wait for the rest. So one body at a time, while there is no shared room, may use
+/// memory that is set aside for the largest one, and completes or times out.
+pub struct BatchRoom {
+    shared: Semaphore,
+    /// The right to use the memory that is set aside.
+    spare: Semaphore,
+}
 
 impl Default for BatchRoom {
     fn default() -> Self {
-        BatchRoom(Semaphore::new(BATCH_BODIES_BYTES_MAX))
+        BatchRoom { shared: Semaphore::new(BATCH_BODIES_BYTES_MAX - BODY_BYTES_MAX), spare: Semaphore::new(1) }
     }
 }
 
 impl BatchRoom {
-    /// Reads the body of a batch. Its memory is reserved until the permit is dropped.
-    pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Bytes, SemaphorePermit<'_>), Problem> {
-        let expected = announced(headers).unwrap_or(BODY_BYTES_MAX as u64).min(BODY_BYTES_MAX as u64);
-        let room = tokio::time::timeout(BODY_READ_MAX, self.0.acquire_many(expected as u32)).await;
-        let Ok(Ok(room)) = room else {
-            return Err(Problem::overloaded("too many batches are in progress"));
-        };
-        Ok((collect_up_to(BODY_BYTES_MAX, headers, body).await?, room))
+    /// Reads the body of a batch. Its memory is reserved until the [`BodyRoom`] is dropped. The time limit includes the
+    /// time it waits for room.
+    pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Vec<u8>, BodyRoom<'_>), Problem> {
+        let announced = announced(headers).unwrap_or(BODY_BYTES_MAX as u64);
+        if announced > BODY_BYTES_MAX as u64 {
+            return Err(too_large(BODY_BYTES_MAX));
+        }
+        let mut room = BodyRoom { of: self, shared: None, spare: None, is_waiting: false };
+        match tokio::time::timeout(BODY_READ_MAX, room.read(body, announced as usize)).await {
+            Ok(read) => Ok((read?, room)),
+            Err(_) if room.is_waiting => Err(Problem::overloaded("too many batches are in progress")),
+            Err(_) => Err(timed_out()),
+        }
+    }
+}
+
+/// The memory of one body.
+pub struct BodyRoom<'a> {
+    of: &'a BatchRoom,
+    shared: Option<SemaphorePermit<'a>>,
+    spare: Option<SemaphorePermit<'a>>,
+    is_waiting: bool,
+}
+
+impl BodyRoom<'_> {
+    async fn read(&mut self, mut body: Body, announced: usize) -> Result<Vec<u8>, Problem> {
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            // Trailers are ignored.
+            let Ok(data) = frame.map_err(unreadable)?.into_data() else { continue };
+            let len = bytes.len() + data.len();
+            if len > BODY_BYTES_MAX {
+                return Err(too_large(BODY_BYTES_MAX));
+            }
+            if len > bytes.capacity() {
+                let capacity = len.next_power_of_two().max(BATCH_STEP_BYTES_MIN).min(announced.max(len));
+                self.grow(capacity).await;
+                bytes.reserve_exact(capacity - bytes.len());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(bytes)
+    }
+
+    /// Waits until the body may take this much memory.
+    async fn grow(&mut self, bytes: usize) {
+        let held = self.shared.as_ref().map_or(0, SemaphorePermit::num_permits);
+        if self.spare.is_some() || bytes <= held {
+            return;
+        }
+        self.is_waiting = true;
+        tokio::select! {
+            biased;
+            Ok(more) = self.of.shared.acquire_many((bytes - held) as u32) => match &mut self.shared {
+                Some(shared) => shared.merge(more),
+                none => *none = Some(more),
+            },
+            Ok(spare) = self.of.spare.acquire() => self.spare = Some(spare),
+            // The semaphores are never closed.
+            else => {}
+        }
+        self.is_waiting = false;
     }
 }
 
@@ -60,12 +122,18 @@ async fn collect_up_to(bytes_max: usize, headers: &HeaderMap, body: Body) -> Res
     match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, bytes_max).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
-        Ok(Err(error)) => Err(Problem::new(Kind::UnreadableBody, format!("the body is incomplete: {error}"))),
-        Err(_) => {
-            let detail = format!("the body did not arrive within {} s", BODY_READ_MAX.as_secs());
-            Err(Problem::new(Kind::BodyTimeout, detail))
-        }
+        Ok(Err(error)) => Err(unreadable(error)),
+        Err(_) => Err(timed_out()),
     }
+}
+
+fn unreadable(error: impl std::fmt::Display) -> Problem {
+    Problem::new(Kind::UnreadableBody, format!("the body is incomplete: {error}"))
+}
+
+fn timed_out() -> Problem {
+    let detail = format!("the body did not arrive within {} s", BODY_READ_MAX.as_secs());
+    Problem::new(Kind::BodyTimeout, detail)
 }
 
 fn too_large(bytes_max: usize) -> Problem {
@@ -211,4 +279,53 @@ pub fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Integ
 /// For a field that is optional, but not `null`.
 pub fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use super::*;
+
+    fn headers(announced: usize) -> HeaderMap {
+        HeaderMap::from_iter([(header::CONTENT_LENGTH, announced.into())])
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_room_for_what_has_arrived_not_for_what_is_announced() {
+        let room = BatchRoom::default();
+        let free = room.shared.available_permits();
+        for (arrived, taken) in [(1, 4 << 10), (5_000, 8 << 10), (9 << 20, 16 << 20)] {
+            let body = Body::from(vec![b' '; arrived]);
+            let (bytes, held) = room.collect(&headers(BODY_BYTES_MAX), body).await.unwrap();
+            assert_eq!((bytes.len(), free - room.shared.available_permits()), (arrived, taken));
+            drop(held);
+        }
+        let (bytes, _held) = room.collect(&headers(5_000), Body::from(vec![b' '; 5_000])).await.unwrap();
+        assert_eq!((bytes.len(), free - room.shared.available_permits()), (5_000, 5_000));
+    }
+
+    #[tokio::test]
+    async fn one_body_is_read_even_if_the_shared_room_is_used_up() {
+        let room = BatchRoom::default();
+        let _all = room.shared.acquire_many(room.shared.available_permits() as u32).await.unwrap();
+        for _ in 0..2 {
+            let body = Body::from(vec![b' '; BODY_BYTES_MAX]);
+            let (bytes, held) = room.collect(&headers(BODY_BYTES_MAX), body).await.unwrap();
+            assert_eq!((bytes.len(), room.spare.available_permits()), (BODY_BYTES_MAX, 0));
+            drop(held);
+        }
+    }
+
+    /// Takes as long as a body may.
+    #[tokio::test]
+    async fn a_body_that_gets_no_room_in_time_is_refused_with_retry_after() {
+        let room = BatchRoom::default();
+        let _all = room.shared.acquire_many(room.shared.available_permits() as u32).await.unwrap();
+        let _spare = room.spare.acquire().await.unwrap();
+        let Err(problem) = room.collect(&headers(1), Body::from("{")).await else { panic!("it was read") };
+        assert_eq!(problem.kind, Kind::Overloaded);
+        assert_eq!(problem.render("/").headers()[header::RETRY_AFTER], "1");
+        // What waited has let go of its place.
+        assert_eq!(room.shared.available_permits() + room.spare.available_permits(), 0);
+    }
 }

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::address::Query;
 use super::answer::{LedgerEntryAnswer, json};
+use super::answer_room::ledger_bytes_max;
 use super::body::{self, Integer, present};
 use super::counters::{text, write};
 use super::listen::Peer;
@@ -219,6 +220,7 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
     let query = Query::parse(request.uri(), &["after", "limit"])?;
     let after = query.number("after", 0..=u64::MAX)?.unwrap_or(0);
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
+    let room = app.answer_room.reserve(ledger_bytes_max(limit)).await?;
     // One more than the page holds shows whether there is another page.
     let mut entries = app.service.ledger(key.clone(), after, limit + 1).await?;
     let found = entries.len();
@@ -232,5 +234,5 @@ pub async fn ledger(State(app): State<App>, request: Request) -> Result<Response
     });
     let next = entries.last().filter(|_| entries.len() < found).map(|last| last.seq);
     let entries = entries.iter().map(LedgerEntryAnswer::new).collect();
-    Ok(json(StatusCode::OK, &LedgerAnswer { key: text(&key)?, entries, next }))
+    Ok(room.hold(json(StatusCode::OK, &LedgerAnswer { key: text(&key)?, entries, next })))
 }

@@ -17,6 +17,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Server;
+use super::answer_room::AnswerPermit;
 use super::parse_errors::{AnswerBody, ConnectionPhase, HttpConnection};
 use super::problem::{Kind, Problem};
 use crate::accept::{Listening, pause_after, prepare};
@@ -85,14 +86,16 @@ fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &G
         let server = Arc::clone(&server);
         let answering = phase.begin();
         async move {
-            let response = server.answer(request.map(Body::new), Peer(peer.ip())).await;
-            Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, answering)))
+            let mut response = server.answer(request.map(Body::new), Peer(peer.ip())).await;
+            let permit = AnswerPermit::take(&mut response);
+            Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, permit, answering)))
         }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_READ_MAX)
         .max_header_size(HEAD_BYTES_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
         // A client may shut down its sending side and still wait for its answers. The price is that hyper does not read
         // while a request is answered, so a client that is gone is noticed only when the answer is written. That is
         // soon, because every handler has a time limit; and a write that has begun is never cancelled half-way.

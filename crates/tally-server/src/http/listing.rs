@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::address::Query;
 use super::answer::{ReadAnswer, json};
+use super::answer_room::{page_bytes_max, readings_bytes_max};
 use super::listen::Peer;
 use super::openapi::{FreshnessQuery, ListingQuery, ReadProblems};
 use super::problem::{Kind, Problem};
@@ -73,9 +74,10 @@ async fn many(app: &App, caller: &Caller, query: &Query<'_>, encoded: &[&str]) -
     admission::keys_len(encoded.len())?;
     let keys = app.access(caller, Action::Read).keys(encoded)?;
     let freshness = freshness::freshness(query, Latest::ByPolicy)?;
+    let room = app.answer_room.reserve(readings_bytes_max(keys.iter().map(Key::as_bytes))).await?;
     let readings = app.service.read(keys.clone(), freshness).await?;
     let counters = keys.iter().zip(&readings).map(|(key, reading)| answer(app, key, reading)).collect();
-    Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None }))
+    Ok(room.hold(json(StatusCode::OK, &CountersAnswer { counters, next_cursor: None })))
 }
 
 async fn list(app: &App, caller: &Caller, query: &Query<'_>) -> Result<Response, Problem> {
@@ -88,10 +90,11 @@ async fn list(app: &App, caller: &Caller, query: &Query<'_>) -> Result<Response,
     let limit = admission::page_limit(query.number("limit", PAGE_LIMITS)?)?;
     let after = query.raw("cursor").map(decode_cursor).transpose()?;
     app.service.admission().admit_prefix(caller, &prefix, Action::List)?;
+    let room = app.answer_room.reserve(page_bytes_max(limit)).await?;
     let page = app.service.list(PageRequest { prefix, after, limit }).await?;
     let next_cursor = page.next.as_ref().map(|key| HEXLOWER.encode(key.as_bytes()));
     let counters = page.items.iter().map(|(key, reading)| answer(app, key, reading)).collect();
-    Ok(json(StatusCode::OK, &CountersAnswer { counters, next_cursor }))
+    Ok(room.hold(json(StatusCode::OK, &CountersAnswer { counters, next_cursor })))
 }
 
 fn answer<'a>(app: &App, key: &'a Key, reading: &Reading) -> ReadAnswer<'a> {

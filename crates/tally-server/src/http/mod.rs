@@ -2,6 +2,7 @@
 
 mod address;
 mod answer;
+mod answer_room;
 mod batch;
 mod body;
 mod browsers;
@@ -48,6 +49,8 @@ pub struct App {
     pub protocols: Arc<[Arc<ProtocolMetrics>]>,
     /// Memory for the bodies of batches.
     pub batch_room: Arc<body::BatchRoom>,
+    /// Memory for large answers.
+    pub answer_room: Arc<answer_room::AnswerRoom>,
 }
 
 impl App {
@@ -76,7 +79,7 @@ impl Server {
         metrics: Arc<ProtocolMetrics>,
         protocols: Arc<[Arc<ProtocolMetrics>]>,
     ) -> Self {
-        let app = App { service, protocols, batch_room: Arc::default() };
+        let app = App { service, protocols, batch_room: Arc::default(), answer_room: Arc::default() };
         let routes = routes::all();
         let docs = docs::pages(routes.described())
             .fallback(not_found)
@@ -94,6 +97,7 @@ impl Server {
             Ok(()) => self.dispatch(found, request, peer).await,
             Err(problem) => problem.into_response(),
         };
+        response = self.app.answer_room.admit(response);
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             let path = address.as_ref().map_or("", |address| address.path());
             response = render(&problem, path, &response);

@@ -214,7 +214,7 @@ fn meaning(status: u16) -> &'static str {
             "The request id was used before for another key, call, amount, bound, expected value or reason. Nothing \
              changed"
         }
-        431 => "Request line and headers have more than 65536 bytes or 100 headers. Nothing changed",
+        431 => "Request line and headers have more than 16384 bytes or 100 headers. Nothing changed",
         500 => "Stored data could not be read, or the server failed. Nothing changed",
         503 => {
             "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted; or it has no \

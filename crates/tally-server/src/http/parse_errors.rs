@@ -20,8 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
+use super::answer_room::AnswerPermit;
 use super::problem::{Kind, Problem};
-use crate::limits::{HEAD_BYTES_MAX, HEADERS_MAX, LINGER_MAX};
+use crate::limits::{HEAD_BYTES_MAX, HEADERS_MAX, LINGER_MAX, WRITE_STALL_MAX};
 
 /// Nothing is being answered, and every answer was flushed.
 const IDLE: u8 = 0;
@@ -54,13 +55,14 @@ impl Drop for Answering {
 /// The body of an answer.
 pub struct AnswerBody {
     body: Body,
+    permit: AnswerPermit,
     _answering: Answering,
 }
 
 impl AnswerBody {
-    /// Ends `answering` when hyper drops the body.
-    pub fn new(body: Body, answering: Answering) -> Self {
-        AnswerBody { body, _answering: answering }
+    /// Ends `answering` when hyper drops the body. Its bytes hold `permit` until they are written.
+    pub fn new(body: Body, permit: AnswerPermit, answering: Answering) -> Self {
+        AnswerBody { body, permit, _answering: answering }
     }
 }
 
@@ -72,7 +74,8 @@ impl HttpBody for AnswerBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        Poll::Ready(frame.map(|frame| Ok(frame?.map_data(|data| self.permit.attach(data)))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -90,6 +93,8 @@ pub struct HttpConnection {
     phase: ConnectionPhase,
     /// What is left to write of the answer to a head that could not be parsed.
     refusal: Option<Bytes>,
+    /// Runs while an answer is being written that the client has not taken completely.
+    stalled: Option<Pin<Box<Sleep>>>,
     /// Set once the answer was sent and the sending side closed.
     lingering: Option<Pin<Box<Sleep>>>,
 }
@@ -97,7 +102,7 @@ pub struct HttpConnection {
 impl HttpConnection {
     /// Wraps a stream; the service has to report to `phase`.
     pub fn new(stream: TcpStream, phase: ConnectionPhase) -> Self {
-        HttpConnection { stream, phase, refusal: None, lingering: None }
+        HttpConnection { stream, phase, refusal: None, stalled: None, lingering: None }
     }
 
     /// Takes `head` over if it is an answer of hyper's own.
@@ -110,6 +115,16 @@ impl HttpConnection {
         }
         self.refusal = with_body(head);
         self.refusal.is_some()
+    }
+
+    /// Fails a write that has to wait once the answer has taken too long: other answers may be waiting for its memory.
+    fn in_time(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_pending() {
+            let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(WRITE_STALL_MAX)));
+            ready!(stalled.as_mut().poll(cx));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        written
     }
 
     fn poll_refusal(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -152,7 +167,8 @@ impl AsyncWrite for HttpConnection {
         if self.take_over(buf) {
             return Poll::Ready(Ok(buf.len()));
         }
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.in_time(cx, written)
     }
 
     fn poll_write_vectored(
@@ -164,7 +180,8 @@ impl AsyncWrite for HttpConnection {
         if self.take_over(bufs.iter().find(|buf| !buf.is_empty()).map_or(&[], |buf| buf)) {
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.in_time(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -174,6 +191,7 @@ impl AsyncWrite for HttpConnection {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refusal(cx))?;
         // hyper flushes the stream once it has written all that it had buffered.
+        self.stalled = None;
         let _ = self.phase.0.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
         Pin::new(&mut self.stream).poll_flush(cx)
     }

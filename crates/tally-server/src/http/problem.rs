@@ -127,7 +127,7 @@ kinds! {
          and the connection is closed.",
         "Correct the request; percent-encode spaces and control characters in its address.";
     HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large",
-        "Request line and headers together have at most 65536 bytes and 100 headers. Nothing changed, and the \
+        "Request line and headers together have at most 16384 bytes and 100 headers. Nothing changed, and the \
          connection is closed.",
         "Send fewer or shorter headers, or read fewer counters in one call.";
     InvalidHost = "invalid-host", BAD_REQUEST, "The request does not name one host",

@@ -222,7 +222,12 @@ mod tests {
 
     fn table() -> Table {
         let service = Arc::new(Service::new(Policies::default()));
-        all().with_state(&App { service, protocols: Arc::new([]), batch_room: Arc::default() })
+        all().with_state(&App {
+            service,
+            protocols: Arc::new([]),
+            batch_room: Arc::default(),
+            answer_room: Arc::default(),
+        })
     }
 
     fn verb(table: &Table, method: &Method, uri: &str) -> Option<Verb> {

@@ -27,7 +27,7 @@ fn disk_with(value: &str, id: DirId) -> Arc<MemDisk> {
 }
 
 fn damage(disk: &MemDisk) -> (String, u64) {
-    match Store::verify(disk, &mut |_, _| {}) {
+    match Store::verify(disk, &|_, _| true, &mut |_, _| {}) {
         Err(StoreError::Damaged { file, offset, .. }) => (file, offset),
         Err(other) => panic!("not called damage: {other}"),
         Ok(_) => panic!("not found"),
@@ -81,7 +81,7 @@ fn a_run_that_is_truncated_extended_replaced_or_missing_is_detected() {
     checkpoint(&open(&other), &Changes::new(), 1);
     other.put(RUN, content);
     other.put("manifest", disk.content("manifest"));
-    Store::verify(other.as_ref(), &mut |_, _| {}).unwrap();
+    Store::verify(other.as_ref(), &|_, _| true, &mut |_, _| {}).unwrap();
     other.remove(RUN).unwrap();
     assert_eq!(damage(&other), (RUN.into(), 0));
 }
@@ -106,7 +106,7 @@ fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
 fn refusal(disk: &Arc<MemDisk>, bytes: Vec<u8>) -> String {
     disk.put(RUN, bytes);
     let opened = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).map(|_| ());
-    let verified = Store::verify(disk.as_ref(), &mut |_, _| {}).map(|_| ());
+    let verified = Store::verify(disk.as_ref(), &|_, _| true, &mut |_, _| {}).map(|_| ());
     let refused = opened.unwrap_err().to_string();
     assert_eq!(refused, verified.unwrap_err().to_string());
     refused

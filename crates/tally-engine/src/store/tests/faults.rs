@@ -50,7 +50,7 @@ fn with_a_fault_at_every_call(fault: Fault, action: impl Fn(&Store) -> Result<()
         for image in images {
             let reopened = state(&open(&image));
             assert!(reopened == after || (result.is_err() && reopened == before), "call {call}: {result:?}");
-            Store::verify(image.as_ref(), &mut |_, _| {}).unwrap();
+            Store::verify(image.as_ref(), &|_, _| true, &mut |_, _| {}).unwrap();
         }
         if let Err(error) = &result {
             let expected_full = !matches!(fault, Fault::Dead);

@@ -85,7 +85,7 @@ proptest! {
             }
             check(&store, &model, &probes)?;
         }
-        let summary = Store::verify(disk.as_ref(), &mut |_, _| {}).unwrap();
+        let summary = Store::verify(disk.as_ref(), &|_, _| true, &mut |_, _| {}).unwrap();
         prop_assert_eq!(summary.runs, store.runs());
         prop_assert_eq!(summary.bytes, store.disk_bytes());
     }
