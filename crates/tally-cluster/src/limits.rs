@@ -49,8 +49,6 @@ pub const SWEEP_EVERY_MS: u64 = 5_000;
 pub const IDLE_TICK_MS: u64 = 1_000;
 /// Most partitions of a cluster. A token names one position for each.
 pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;
-/// Most standby workers per partition.
-pub const STANDBYS_MAX: u32 = 4;
 /// Longest wait for the total that an estimate is based on.
 pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
 /// Longest wait of a closing API node for the answers to accepted calls.

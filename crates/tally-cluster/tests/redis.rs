@@ -94,7 +94,7 @@ async fn a_newer_total_replaces_an_older_one_and_never_the_other_way_round() {
     assert_eq!(totals.publish(&[update(&key, positions[0], true)]).await.unwrap(), published(1));
     for pair in positions.windows(2) {
         let (older, newer) = (update(&key, pair[0], false), update(&key, pair[1], false));
-        assert_eq!(totals.publish(&[newer.clone()]).await.unwrap(), published(1), "{pair:?}");
+        assert_eq!(totals.publish(std::slice::from_ref(&newer)).await.unwrap(), published(1), "{pair:?}");
         assert_eq!(totals.publish(&[older]).await.unwrap(), outdated(1), "{pair:?}");
         // Another total at the same position is the same total.
         let again = TotalUpdate { record: None, ..newer };
@@ -182,7 +182,7 @@ async fn the_time_to_live_is_that_of_the_first_publication() {
 
     cli_at_owner(&SHARED, &["PEXPIRE", "tally:t:expires", "1"]);
     wait_for("the expiry", async || read(&totals, &key).await.map_or(Ok(()), Err)).await;
-    assert_eq!(totals.publish(&[update(&key, 4, false)]).await.unwrap().gone, [key.clone()]);
+    assert_eq!(totals.publish(&[update(&key, 4, false)]).await.unwrap().gone, std::slice::from_ref(&key));
     assert_eq!(totals.publish(&[update(&key, 4, true)]).await.unwrap(), published(1));
 }
 
@@ -233,7 +233,7 @@ async fn a_value_that_is_not_a_total_counts_as_absent_and_is_replaced() {
     }
     assert_eq!(totals.malformed(), 3);
     cli_at_owner(&SHARED, &["SET", "tally:t:foreign", "short"]);
-    assert_eq!(totals.publish(&[update(&key, 1, false)]).await.unwrap().gone, [key.clone()]);
+    assert_eq!(totals.publish(&[update(&key, 1, false)]).await.unwrap().gone, std::slice::from_ref(&key));
     assert_eq!(totals.publish(&[update(&key, 1, true)]).await.unwrap(), published(1));
     for (foreign, partition) in [("tally:t:foreign", None), ("tally:p:4711", Some(4_711))] {
         cli_at_owner(&SHARED, &["DEL", foreign]);
@@ -241,7 +241,7 @@ async fn a_value_that_is_not_a_total_counts_as_absent_and_is_replaced() {
         match partition {
             None => {
                 assert_eq!(read(&totals, &key).await, None);
-                assert_eq!(totals.publish(&[update(&key, 1, false)]).await.unwrap().gone, [key.clone()]);
+                assert_eq!(totals.publish(&[update(&key, 1, false)]).await.unwrap().gone, std::slice::from_ref(&key));
                 assert_eq!(totals.publish(&[update(&key, 1, true)]).await.unwrap(), published(1));
                 assert_eq!(read(&totals, &key).await, Some(total(1)));
             }

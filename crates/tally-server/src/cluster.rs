@@ -27,15 +27,15 @@ pub enum ClusterError {
 }
 
 /// The running parts of a node.
-pub struct Node {
+pub struct ClusterNode {
     /// The API node. A worker has one too, so that health and metrics are served everywhere.
     pub cluster: Arc<Cluster>,
     worker: Option<Worker>,
 }
 
-impl Node {
+impl ClusterNode {
     /// Connects to the services and starts the roles of this process.
-    pub async fn start(config: &ClusterConfig, memory_bytes: u64) -> Result<Node, ClusterError> {
+    pub async fn start(config: &ClusterConfig, memory_bytes: u64) -> Result<ClusterNode, ClusterError> {
         let services = services(config).await?;
         let secret = config.secret.clone();
         let cluster = Arc::new(Cluster::start(services.clone(), secret.clone()).await?);
@@ -54,7 +54,7 @@ impl Node {
         } else {
             None
         };
-        Ok(Node { cluster, worker })
+        Ok(ClusterNode { cluster, worker })
     }
 
     /// Appends what was accepted, persists, and hands partitions over.

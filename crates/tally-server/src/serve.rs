@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::accept::Listening;
-use crate::cluster::{ClusterError, Node};
+use crate::cluster::{ClusterError, ClusterNode};
 use crate::config::ServerConfig;
 use crate::engine::ServerEngine;
 use crate::http;
@@ -140,21 +140,21 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
 /// The engine with what belongs to it.
 enum RunningEngine {
     Embedded(Embedded),
-    Node(Node),
+    ClusterNode(ClusterNode),
 }
 
 impl RunningEngine {
     fn engine(&self) -> ServerEngine {
         match self {
             RunningEngine::Embedded(engine) => ServerEngine::Embedded(engine.clone()),
-            RunningEngine::Node(node) => ServerEngine::Cluster(Arc::clone(&node.cluster)),
+            RunningEngine::ClusterNode(node) => ServerEngine::Cluster(Arc::clone(&node.cluster)),
         }
     }
 }
 
 async fn open(config: &ServerConfig) -> Result<RunningEngine, ServeError> {
     match &config.cluster {
-        Some(cluster) => Ok(RunningEngine::Node(Node::start(cluster, config.memory_bytes).await?)),
+        Some(cluster) => Ok(RunningEngine::ClusterNode(ClusterNode::start(cluster, config.memory_bytes).await?)),
         None => Ok(RunningEngine::Embedded(open_data(config).await?)),
     }
 }
@@ -182,7 +182,7 @@ async fn close(running: RunningEngine, listeners: Listeners) -> Result<ExitCode,
     }
     let engine = match running {
         RunningEngine::Embedded(engine) => engine,
-        RunningEngine::Node(node) => {
+        RunningEngine::ClusterNode(node) => {
             node.stop().await;
             tracing::info!("closed");
             return Ok(ExitCode::SUCCESS);

@@ -37,7 +37,7 @@ background.threads=2
 
 /// How to start [`Kafka`].
 #[derive(Clone, Debug)]
-pub struct KafkaSettings {
+pub struct KafkaOptions {
     /// One or three. With three, topics have three replicas, and two of them acknowledge a write.
     pub brokers: usize,
     /// User and password that clients must give with SASL/PLAIN.
@@ -48,9 +48,9 @@ pub struct KafkaSettings {
     pub properties: Vec<(String, String)>,
 }
 
-impl Default for KafkaSettings {
-    fn default() -> KafkaSettings {
-        KafkaSettings { brokers: 1, credentials: None, heap_mb: 256, properties: Vec::new() }
+impl Default for KafkaOptions {
+    fn default() -> KafkaOptions {
+        KafkaOptions { brokers: 1, credentials: None, heap_mb: 256, properties: Vec::new() }
     }
 }
 
@@ -76,17 +76,17 @@ struct BrokerPorts {
 impl Kafka {
     /// One broker or three, ready.
     pub fn start(brokers: usize) -> Kafka {
-        Kafka::start_with(&KafkaSettings { brokers, ..KafkaSettings::default() })
+        Kafka::start_with(&KafkaOptions { brokers, ..KafkaOptions::default() })
     }
 
     /// One broker that wants this user and password: `security.protocol=SASL_PLAINTEXT`, `sasl.mechanism=PLAIN`.
     pub fn start_with_password(user: &str, password: &str) -> Kafka {
         let credentials = Some((user.to_owned(), password.to_owned()));
-        Kafka::start_with(&KafkaSettings { credentials, ..KafkaSettings::default() })
+        Kafka::start_with(&KafkaOptions { credentials, ..KafkaOptions::default() })
     }
 
     /// A cluster with these settings, ready.
-    pub fn start_with(settings: &KafkaSettings) -> Kafka {
+    pub fn start_with(settings: &KafkaOptions) -> Kafka {
         if ![1, 3].contains(&settings.brokers) {
             fail(&format!("{} brokers: only 1 and 3 are supported", settings.brokers));
         }
@@ -96,7 +96,7 @@ impl Kafka {
         })
     }
 
-    fn try_start(settings: &KafkaSettings, ports: &[BrokerPorts]) -> Result<Kafka, PortTaken> {
+    fn try_start(settings: &KafkaOptions, ports: &[BrokerPorts]) -> Result<Kafka, PortTaken> {
         let (jars, dir) = (jars(), ScratchDir::new("kafka"));
         let mut brokers = Vec::new();
         let mut formats = Vec::new();
@@ -248,7 +248,7 @@ impl Broker {
 
 const LOGIN: &str = "org.apache.kafka.common.security.plain.PlainLoginModule required";
 
-fn properties(settings: &KafkaSettings, ports: &[BrokerPorts], node: usize, data: &Path) -> String {
+fn properties(settings: &KafkaOptions, ports: &[BrokerPorts], node: usize, data: &Path) -> String {
     let BrokerPorts { client, controller } = ports[node];
     let voters: Vec<String> =
         ports.iter().enumerate().map(|(id, ports)| format!("{id}@127.0.0.1:{}", ports.controller)).collect();
@@ -321,6 +321,6 @@ mod tests {
     fn a_taken_port_is_noticed() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let ports = BrokerPorts { client: taken.local_addr().unwrap().port(), controller: free_port() };
-        assert_eq!(Kafka::try_start(&KafkaSettings::default(), &[ports]).err(), Some(PortTaken));
+        assert_eq!(Kafka::try_start(&KafkaOptions::default(), &[ports]).err(), Some(PortTaken));
     }
 }

@@ -35,6 +35,6 @@ mod scratch;
 mod tool;
 
 pub use fail::wait_for;
-pub use kafka::{Kafka, KafkaSettings};
+pub use kafka::{Kafka, KafkaOptions};
 pub use postgres::{Postgres, PostgresSettings};
 pub use redis_cluster::RedisCluster;

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use tally_services::{Kafka, KafkaSettings, Postgres, PostgresSettings, RedisCluster, wait_for};
+use tally_services::{Kafka, KafkaOptions, Postgres, PostgresSettings, RedisCluster, wait_for};
 
 fn create_topic(kafka: &Kafka, topic: &str) {
     kafka.tool("TopicCommand", &["--create", "--topic", topic, "--partitions", "1"], "").unwrap();
@@ -48,7 +48,7 @@ fn a_broker_keeps_records_over_a_kill_and_checks_passwords() {
 fn a_cluster_of_three_brokers_elects_again_and_returns_after_an_outage() {
     // A setting that is not the default, to see that it is used.
     let properties = vec![("log.retention.check.interval.ms".to_owned(), "1000".to_owned())];
-    let kafka = Kafka::start_with(&KafkaSettings { brokers: 3, properties, ..KafkaSettings::default() });
+    let kafka = Kafka::start_with(&KafkaOptions { brokers: 3, properties, ..KafkaOptions::default() });
     assert_eq!(kafka.bootstrap_servers().split(',').count(), 3);
     create_topic(&kafka, "events");
     produce(&kafka, "events", "one\n");

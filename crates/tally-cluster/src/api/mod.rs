@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use estimate::Estimates;
 use lane::Lane;
-use routes::Routes;
+use routes::PartitionRoutes;
 use tally_core::batch::Events;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
@@ -26,7 +26,7 @@ use tally_core::surface::{
 
 use tokio::sync::watch;
 
-use crate::kafka::{Appender, JournalError, topic};
+use crate::kafka::{Appender, TopicError, topic};
 use crate::limits::CLOSE_WAIT_MS;
 use crate::partitioner::partition_of;
 use crate::postgres::PgError;
@@ -38,7 +38,7 @@ use crate::worker::{BrokerClock, Services};
 pub enum ApiError {
     /// Kafka.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Journal(#[from] TopicError),
     /// PostgreSQL.
     #[error(transparent)]
     Store(#[from] PgError),
@@ -64,7 +64,7 @@ pub struct Cluster {
     services: Services,
     lanes: Vec<Arc<Lane>>,
     workers: RpcClient,
-    routes: Arc<Routes>,
+    routes: Arc<PartitionRoutes>,
     estimates: Estimates,
     clock: Arc<BrokerClock>,
     closing: AtomicBool,
@@ -89,8 +89,12 @@ impl Cluster {
         let appender = Arc::new(Appender::new(&services.kafka)?);
         let clock = Arc::new(BrokerClock::default());
         let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender)));
-        let routes =
-            Routes::start(partitions, Arc::clone(&services.totals), Arc::clone(&services.pg), Arc::clone(&clock));
+        let routes = PartitionRoutes::start(
+            partitions,
+            Arc::clone(&services.totals),
+            Arc::clone(&services.pg),
+            Arc::clone(&clock),
+        );
         Ok(Cluster {
             partitions,
             seed: crate::seed(),

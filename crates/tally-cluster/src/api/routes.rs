@@ -13,7 +13,7 @@ use crate::worker::BrokerClock;
 
 /// What is known of one partition.
 #[derive(Clone, Debug, Default)]
-pub struct Route {
+pub struct PartitionRoute {
     /// Address of its owner.
     pub owner: Option<String>,
     /// Redis has every change up to here.
@@ -23,18 +23,18 @@ pub struct Route {
 }
 
 /// Owners of partitions and how current Redis is, from the heartbeats of workers.
-pub struct Routes {
-    routes: Mutex<Vec<Route>>,
+pub struct PartitionRoutes {
+    routes: Mutex<Vec<PartitionRoute>>,
     totals: Arc<Totals>,
     pg: Arc<Pg>,
     clock: Arc<BrokerClock>,
 }
 
-impl Routes {
+impl PartitionRoutes {
     /// Starts to follow the heartbeats, until dropped.
-    pub fn start(partitions: u32, totals: Arc<Totals>, pg: Arc<Pg>, clock: Arc<BrokerClock>) -> Arc<Routes> {
-        let routes = Mutex::new(vec![Route::default(); partitions as usize]);
-        let routes = Arc::new(Routes { routes, totals, pg, clock });
+    pub fn start(partitions: u32, totals: Arc<Totals>, pg: Arc<Pg>, clock: Arc<BrokerClock>) -> Arc<PartitionRoutes> {
+        let routes = Mutex::new(vec![PartitionRoute::default(); partitions as usize]);
+        let routes = Arc::new(PartitionRoutes { routes, totals, pg, clock });
         let weak = Arc::downgrade(&routes);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(Duration::from_millis(ROUTES_REFRESH_MS));
@@ -49,7 +49,7 @@ impl Routes {
     }
 
     /// What is known of a partition.
-    pub fn get(&self, partition: u32) -> Route {
+    pub fn get(&self, partition: u32) -> PartitionRoute {
         self.routes.lock().get(partition as usize).cloned().unwrap_or_default()
     }
 

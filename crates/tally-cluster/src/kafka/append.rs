@@ -9,7 +9,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
 use tally_core::time::{Millis, Position};
 
-use super::{JournalError, KafkaSettings};
+use super::{KafkaSettings, TopicError};
 use crate::limits::{APPEND_TIMEOUT_MS, APPENDS_QUEUED_MAX, RECORD_BYTES_MAX};
 
 /// Appends batches: idempotent, acknowledged by all replicas in sync.
@@ -40,7 +40,7 @@ pub enum AppendError {
 
 impl Appender {
     /// Connects in the background: brokers may be away.
-    pub fn new(settings: &KafkaSettings) -> Result<Appender, JournalError> {
+    pub fn new(settings: &KafkaSettings) -> Result<Appender, TopicError> {
         let mut config = settings.client();
         config
             .set("enable.idempotence", "true")
@@ -54,7 +54,7 @@ impl Appender {
             .set("queue.buffering.max.messages", APPENDS_QUEUED_MAX.to_string())
             .set("retry.backoff.ms", "50")
             .set("retry.backoff.max.ms", "500");
-        let producer = config.create().map_err(|error| JournalError::new(settings, &error))?;
+        let producer = config.create().map_err(|error| TopicError::new(settings, &error))?;
         Ok(Appender { producer, settings: Arc::new(settings.clone()) })
     }
 
@@ -93,7 +93,7 @@ impl Appender {
 }
 
 fn say(settings: &KafkaSettings, error: &KafkaError) -> String {
-    JournalError::new(settings, error).to_string()
+    TopicError::new(settings, error).to_string()
 }
 
 /// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal.

@@ -9,7 +9,7 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Reb
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use tally_core::time::Position;
 
-use super::{JournalError, KafkaSettings};
+use super::{KafkaSettings, TopicError};
 use crate::limits::{REVOKE_WAIT_MS, SESSION_TIMEOUT_MS};
 
 /// How often a stop is noticed.
@@ -84,7 +84,7 @@ impl Membership {
         settings: &KafkaSettings,
         group: &str,
         events: impl Fn(MembershipEvent) + Send + Sync + 'static,
-    ) -> Result<Membership, JournalError> {
+    ) -> Result<Membership, TopicError> {
         let mut config = settings.client();
         config
             .set("group.id", group)
@@ -97,7 +97,7 @@ impl Membership {
             .set("fetch.message.max.bytes", "1024")
             .set("queued.max.messages.kbytes", "1");
         let context = GroupContext { events: Box::new(events) };
-        let failed = |error| JournalError::new(settings, &error);
+        let failed = |error| TopicError::new(settings, &error);
         let consumer: BaseConsumer<GroupContext> = config.create_with_context(context).map_err(failed)?;
         consumer.subscribe(&[&settings.topic]).map_err(failed)?;
         let consumer = Arc::new(consumer);
@@ -112,7 +112,7 @@ impl Membership {
                 }
             }
         });
-        let polling = Some(polling.map_err(|error| JournalError::Other(error.to_string()))?);
+        let polling = Some(polling.map_err(|error| TopicError::Other(error.to_string()))?);
         Ok(Membership { consumer, topic: settings.topic.clone(), stopping, polling })
     }
 

@@ -100,7 +100,7 @@ impl KafkaSettings {
 
 /// Why a request to Kafka failed.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum JournalError {
+pub enum TopicError {
     /// No broker answered.
     #[error("Kafka cannot be reached at {brokers}: {why}. Check that the brokers are up and the address is right")]
     Unreachable {
@@ -147,19 +147,18 @@ fn position_advice(wanted: u64, end: u64) -> &'static str {
     if wanted > end {
         "The topic was recreated or has lost records. Restore PostgreSQL to a state that matches the topic"
     } else {
-        "Records were removed before PostgreSQL had them. Restore a newer backup of PostgreSQL, or accept the loss with \
-         `tally cluster init --skip-lost`"
+        "Records were removed before PostgreSQL had them. Restore a newer backup of PostgreSQL"
     }
 }
 
-impl JournalError {
-    fn new(settings: &KafkaSettings, error: &KafkaError) -> JournalError {
+impl TopicError {
+    fn new(settings: &KafkaSettings, error: &KafkaError) -> TopicError {
         use RDKafkaErrorCode as Code;
         match error.rdkafka_error_code() {
             Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
-                JournalError::Credentials(settings.login.as_ref().map_or_else(String::new, |login| login.user.clone()))
+                TopicError::Credentials(settings.login.as_ref().map_or_else(String::new, |login| login.user.clone()))
             }
-            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => JournalError::NoTopic(settings.topic.clone()),
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => TopicError::NoTopic(settings.topic.clone()),
             Some(
                 Code::AllBrokersDown
                 | Code::BrokerTransportFailure
@@ -167,14 +166,14 @@ impl JournalError {
                 | Code::Resolve
                 | Code::RequestTimedOut
                 | Code::NetworkException,
-            ) => JournalError::Unreachable { brokers: settings.brokers.clone(), why: error.to_string() },
-            _ => JournalError::Other(error.to_string()),
+            ) => TopicError::Unreachable { brokers: settings.brokers.clone(), why: error.to_string() },
+            _ => TopicError::Other(error.to_string()),
         }
     }
 
     /// Whether trying again later may help.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, JournalError::Unreachable { .. } | JournalError::Other(_))
+        matches!(self, TopicError::Unreachable { .. } | TopicError::Other(_))
     }
 }

@@ -14,7 +14,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use tally_core::time::{Millis, Position};
 
-use super::{JournalError, KafkaSettings, REQUEST_TIMEOUT};
+use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::{RECORD_BYTES_MAX, TAIL_BUFFER_KIB};
 
 /// How often the consumer's own events are served while no record arrives.
@@ -23,10 +23,10 @@ const SERVE_EVERY: Duration = Duration::from_millis(500);
 /// Reads partitions of the journal. One per process: its partitions share connections.
 #[derive(Clone)]
 pub struct Tailer {
-    shared: Arc<Shared>,
+    shared: Arc<TailerShared>,
 }
 
-struct Shared {
+struct TailerShared {
     consumer: Arc<BaseConsumer>,
     settings: KafkaSettings,
     /// Adding and removing partitions must not interleave.
@@ -57,14 +57,14 @@ impl JournalRecord {
 /// The records of one partition, in order.
 pub struct PartitionTail {
     queue: Option<PartitionQueue<DefaultConsumerContext>>,
-    shared: Arc<Shared>,
+    shared: Arc<TailerShared>,
     partition: u32,
     next: Position,
 }
 
 impl Tailer {
     /// Connects in the background: brokers may be away.
-    pub fn new(settings: &KafkaSettings) -> Result<Tailer, JournalError> {
+    pub fn new(settings: &KafkaSettings) -> Result<Tailer, TopicError> {
         let mut config = settings.client();
         config
             // The client wants a group, although partitions are assigned by hand and no offset is committed.
@@ -83,7 +83,7 @@ impl Tailer {
             .set("queued.max.messages.kbytes", TAIL_BUFFER_KIB.to_string())
             .set("fetch.error.backoff.ms", "50")
             .set("fetch.queue.backoff.ms", "20");
-        let consumer: BaseConsumer = config.create().map_err(|error| JournalError::new(settings, &error))?;
+        let consumer: BaseConsumer = config.create().map_err(|error| TopicError::new(settings, &error))?;
         let consumer = Arc::new(consumer);
         let stopping = Arc::new(AtomicBool::new(false));
         let serving = std::thread::Builder::new().name("tally-tail".to_owned()).spawn({
@@ -97,9 +97,9 @@ impl Tailer {
                 }
             }
         });
-        let serving = serving.map_err(|error| JournalError::Other(error.to_string()))?;
+        let serving = serving.map_err(|error| TopicError::Other(error.to_string()))?;
         Ok(Tailer {
-            shared: Arc::new(Shared {
+            shared: Arc::new(TailerShared {
                 consumer,
                 settings: settings.clone(),
                 assigning: Mutex::new(()),
@@ -111,10 +111,10 @@ impl Tailer {
 
     /// Reads a partition from a position on. Each partition can be opened once at a time. Blocks while it asks the
     /// broker which positions exist.
-    pub fn open(&self, partition: u32, from: Position) -> Result<PartitionTail, JournalError> {
+    pub fn open(&self, partition: u32, from: Position) -> Result<PartitionTail, TopicError> {
         let (first, end) = self.bounds(partition)?;
         if from < first || from > end {
-            return Err(JournalError::NoPosition { partition, wanted: from.0, first: first.0, end: end.0 });
+            return Err(TopicError::NoPosition { partition, wanted: from.0, first: first.0, end: end.0 });
         }
         let shared = Arc::clone(&self.shared);
         let _assigning = shared.assigning.lock();
@@ -128,29 +128,29 @@ impl Tailer {
                 shared.consumer.incremental_assign(&list)?;
                 Ok(queue)
             })
-            .map_err(|error| JournalError::new(&shared.settings, &error))
-            .and_then(|queue| queue.ok_or_else(|| JournalError::Other("the partition has no queue".to_owned())))
+            .map_err(|error| TopicError::new(&shared.settings, &error))
+            .and_then(|queue| queue.ok_or_else(|| TopicError::Other("the partition has no queue".to_owned())))
             .map(|queue| PartitionTail { queue: Some(queue), shared: Arc::clone(&self.shared), partition, next: from })
     }
 
     /// The first position that the journal still has, and its end. Blocks for a round trip.
-    pub fn bounds(&self, partition: u32) -> Result<(Position, Position), JournalError> {
-        let Shared { consumer, settings, .. } = &*self.shared;
+    pub fn bounds(&self, partition: u32) -> Result<(Position, Position), TopicError> {
+        let TailerShared { consumer, settings, .. } = &*self.shared;
         let (first, end) = consumer
             .fetch_watermarks(&settings.topic, partition as i32, REQUEST_TIMEOUT)
-            .map_err(|error| JournalError::new(settings, &error))?;
+            .map_err(|error| TopicError::new(settings, &error))?;
         Ok((Position(first.max(0) as u64), Position(end.max(0) as u64)))
     }
 
     /// The journal's end: everything acknowledged so far is before it. Blocks for a round trip.
-    pub fn end(&self, partition: u32) -> Result<Position, JournalError> {
+    pub fn end(&self, partition: u32) -> Result<Position, TopicError> {
         Ok(self.bounds(partition)?.1)
     }
 }
 
 impl PartitionTail {
     /// The next record, or `None` if there is none within `wait`. Blocks.
-    pub fn next(&mut self, wait: Duration) -> Result<Option<JournalRecord>, JournalError> {
+    pub fn next(&mut self, wait: Duration) -> Result<Option<JournalRecord>, TopicError> {
         let Some(queue) = &self.queue else { return Ok(None) };
         let message = match queue.poll(wait) {
             None => return Ok(None),
@@ -160,7 +160,7 @@ impl PartitionTail {
         let start = Position(message.offset().max(0) as u64);
         if start != self.next {
             // Offsets have no gaps without transactions and compaction, and `topic::check` excludes the latter.
-            return Err(JournalError::Other(format!(
+            return Err(TopicError::Other(format!(
                 "partition {} of the topic goes from position {} to {}; is something else writing to it with transactions?",
                 self.partition, self.next.0, start.0
             )));
@@ -169,7 +169,7 @@ impl PartitionTail {
             Timestamp::LogAppendTime(at) => Millis(at.max(0) as u64),
             Timestamp::CreateTime(_) | Timestamp::NotAvailable => {
                 let problem = "has records without LogAppendTime. Set message.timestamp.type=LogAppendTime".to_owned();
-                return Err(JournalError::WrongTopic { topic: self.shared.settings.topic.clone(), problem });
+                return Err(TopicError::WrongTopic { topic: self.shared.settings.topic.clone(), problem });
             }
         };
         let batch = message.payload().unwrap_or_default().to_vec();
@@ -178,13 +178,13 @@ impl PartitionTail {
     }
 
     /// Errors that the client recovers from by itself are only logged.
-    fn failed(&self, error: &KafkaError) -> Result<(), JournalError> {
+    fn failed(&self, error: &KafkaError) -> Result<(), TopicError> {
         use RDKafkaErrorCode as Code;
         match error.rdkafka_error_code() {
             Some(Code::OffsetOutOfRange | Code::AutoOffsetReset) => {
                 let tailer = Tailer { shared: Arc::clone(&self.shared) };
                 let (first, end) = tailer.bounds(self.partition)?;
-                Err(JournalError::NoPosition {
+                Err(TopicError::NoPosition {
                     partition: self.partition,
                     wanted: self.next.0,
                     first: first.0,
@@ -192,7 +192,7 @@ impl PartitionTail {
                 })
             }
             Some(Code::UnknownTopicOrPartition | Code::TopicAuthorizationFailed | Code::Fatal) => {
-                Err(JournalError::new(&self.shared.settings, error))
+                Err(TopicError::new(&self.shared.settings, error))
             }
             _ => {
                 tracing::debug!(partition = self.partition, %error, "Kafka consumer");
@@ -214,7 +214,7 @@ impl Drop for PartitionTail {
     }
 }
 
-impl Drop for Shared {
+impl Drop for TailerShared {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
         if let Some(serving) = self.serving.lock().take() {

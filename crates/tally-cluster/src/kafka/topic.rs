@@ -4,7 +4,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, Top
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::RDKafkaErrorCode;
 
-use super::{JournalError, KafkaSettings, REQUEST_TIMEOUT};
+use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::RECORD_BYTES_MAX;
 
 /// How to create the topic.
@@ -28,7 +28,7 @@ pub enum Created {
 }
 
 /// Creates the topic unless it exists. Refuses one with another number of partitions.
-pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created, JournalError> {
+pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created, TopicError> {
     let admin = admin(settings)?;
     let insync = new.replication.saturating_sub(1).max(1).to_string();
     let (retention, record_bytes) = (new.retention_ms.to_string(), RECORD_BYTES_MAX.to_string());
@@ -42,8 +42,7 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
         .set("compression.type", "producer")
         .set("retention.bytes", "-1")
         .set("retention.ms", &retention);
-    let created =
-        admin.create_topics([&topic], &options()).await.map_err(|error| JournalError::new(settings, &error))?;
+    let created = admin.create_topics([&topic], &options()).await.map_err(|error| TopicError::new(settings, &error))?;
     match created.into_iter().next() {
         Some(Ok(_)) => Ok(Created::Created),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
@@ -56,25 +55,25 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
                  partitions. Set `partitions = {partitions}`, or export into a new topic",
                 new.partitions
             );
-            Err(JournalError::WrongTopic { topic: settings.topic.clone(), problem })
+            Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
         }
         Some(Err((_, code))) => {
-            Err(JournalError::Other(format!("the topic `{}` was not created: {code}", settings.topic)))
+            Err(TopicError::Other(format!("the topic `{}` was not created: {code}", settings.topic)))
         }
-        None => Err(JournalError::Other("Kafka did not say whether it created the topic".to_owned())),
+        None => Err(TopicError::Other("Kafka did not say whether it created the topic".to_owned())),
     }
 }
 
 /// Checks an existing topic and returns its number of partitions.
-pub async fn check(settings: &KafkaSettings) -> Result<u32, JournalError> {
+pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
     let admin = admin(settings)?;
     let partitions = partition_count(settings, &admin).await?;
     let described = admin.describe_configs([&ResourceSpecifier::Topic(&settings.topic)], &options()).await;
-    let described = described.map_err(|error| JournalError::new(settings, &error))?;
+    let described = described.map_err(|error| TopicError::new(settings, &error))?;
     let config = match described.into_iter().next() {
         Some(Ok(config)) => config,
-        Some(Err(code)) => return Err(JournalError::Other(format!("the topic cannot be described: {code}"))),
-        None => return Err(JournalError::Other("the topic cannot be described".to_owned())),
+        Some(Err(code)) => return Err(TopicError::Other(format!("the topic cannot be described: {code}"))),
+        None => return Err(TopicError::Other("the topic cannot be described".to_owned())),
     };
     let value = |name: &str| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
     let wrong = |name: &str, wanted: &str, why: &str| {
@@ -84,7 +83,7 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, JournalError> {
             value(name),
             settings.topic
         );
-        Err(JournalError::WrongTopic { topic: settings.topic.clone(), problem })
+        Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
     };
     if value("message.timestamp.type") != "LogAppendTime" {
         return wrong("message.timestamp.type", "LogAppendTime", "so that no node's clock matters");
@@ -104,19 +103,19 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, JournalError> {
 async fn partition_count(
     settings: &KafkaSettings,
     admin: &AdminClient<DefaultClientContext>,
-) -> Result<u32, JournalError> {
+) -> Result<u32, TopicError> {
     // The request blocks its thread. There is one per start.
     let metadata = tokio::task::block_in_place(|| admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT));
-    let metadata = metadata.map_err(|error| JournalError::new(settings, &error))?;
+    let metadata = metadata.map_err(|error| TopicError::new(settings, &error))?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == settings.topic);
     match topic {
         Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => Ok(topic.partitions().len() as u32),
-        _ => Err(JournalError::NoTopic(settings.topic.clone())),
+        _ => Err(TopicError::NoTopic(settings.topic.clone())),
     }
 }
 
-fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, JournalError> {
-    settings.client().create().map_err(|error| JournalError::new(settings, &error))
+fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, TopicError> {
+    settings.client().create().map_err(|error| TopicError::new(settings, &error))
 }
 
 fn options() -> AdminOptions {

@@ -19,7 +19,7 @@ use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
 use super::topology::{Topology, redirected_to};
 
 /// The nodes and who owns what.
-pub struct Cluster {
+pub struct ClusterRouter {
     /// The nodes of the settings.
     seeds: Vec<String>,
     credentials: RedisConnectionInfo,
@@ -56,7 +56,7 @@ type Destination = (Option<String>, bool);
 
 /// What came of one pipeline.
 #[derive(Default)]
-struct Sent {
+struct SentCommand {
     answers: Vec<(usize, Value)>,
     /// Those to send again.
     pending: Vec<PendingCommand>,
@@ -64,11 +64,17 @@ struct Sent {
     error: Option<redis::RedisError>,
 }
 
-impl Cluster {
+impl ClusterRouter {
     /// Does not connect yet.
-    pub fn new(seeds: Vec<String>, credentials: RedisConnectionInfo) -> Cluster {
+    pub fn new(seeds: Vec<String>, credentials: RedisConnectionInfo) -> ClusterRouter {
         let topology = Mutex::new(KnownTopology { is_outdated: true, ..KnownTopology::default() });
-        Cluster { seeds, credentials, links: Mutex::default(), topology, refreshing: tokio::sync::Mutex::default() }
+        ClusterRouter {
+            seeds,
+            credentials,
+            links: Mutex::default(),
+            topology,
+            refreshing: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Runs commands and returns their answers in the same order. None of the answers is an error. Commands of nodes
@@ -174,12 +180,12 @@ impl Cluster {
         topology: &Topology,
         commands: &[KeyCommand],
         hashes: &ScriptHashes,
-    ) -> RedisResult<Sent> {
+    ) -> RedisResult<SentCommand> {
         let pipelines = by_destination(waiting, topology)
             .into_iter()
             .map(|(destination, pending)| self.send(destination, pending, commands, hashes));
         let mut sent = stream::iter(pipelines).buffer_unordered(PIPELINES_MAX);
-        let mut all = Sent::default();
+        let mut all = SentCommand::default();
         while let Some(sent) = sent.next().await {
             let sent = sent?;
             all.answers.extend(sent.answers);
@@ -196,10 +202,10 @@ impl Cluster {
         mut pending: Vec<PendingCommand>,
         commands: &[KeyCommand],
         hashes: &ScriptHashes,
-    ) -> RedisResult<Sent> {
+    ) -> RedisResult<SentCommand> {
         let Some(address) = address else {
             let error = (ErrorKind::Server(ServerErrorKind::ClusterDown), "nobody owns a slot").into();
-            return Ok(Sent { pending, error: Some(error), ..Sent::default() });
+            return Ok(SentCommand { pending, error: Some(error), ..SentCommand::default() });
         };
         let mut pipeline = Pipeline::with_capacity(2 * pending.len());
         // The first one makes the node remember the script for the others.
@@ -216,10 +222,10 @@ impl Cluster {
             Ok(answered) => answered,
             Err(error) => {
                 pending.iter_mut().for_each(|command| command.redirect = None);
-                return Ok(Sent { pending, error: Some(error), ..Sent::default() });
+                return Ok(SentCommand { pending, error: Some(error), ..SentCommand::default() });
             }
         };
-        let mut sent = Sent::default();
+        let mut sent = SentCommand::default();
         for (command, answer) in
             pending.into_iter().zip(answered.into_iter().skip(per_command - 1).step_by(per_command))
         {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, RedisConnectionInfo, Value, from_redis_value};
 use tally_core::key::Key;
 
-use super::cluster::Cluster;
+use super::cluster::ClusterRouter;
 use super::error::RedisError;
 use super::layout::{Heartbeat, Total, TotalUpdate, heartbeat_key, total_key};
 use super::limits::{ADDRESS_BYTES_MAX, TOTAL_TTL_DEFAULT};
@@ -67,7 +67,7 @@ pub struct PublishReport {
 
 /// A connection to Redis Cluster that follows failovers and reconnects by itself.
 pub struct Totals {
-    cluster: Cluster,
+    cluster: ClusterRouter,
     /// The nodes of the settings, for messages.
     nodes: String,
     prefix: String,
@@ -88,7 +88,7 @@ impl Totals {
             credentials = credentials.set_password(password);
         }
         let nodes = settings.nodes.join(", ");
-        let cluster = Cluster::new(settings.nodes.clone(), credentials);
+        let cluster = ClusterRouter::new(settings.nodes.clone(), credentials);
         let failed = |error: redis::RedisError| RedisError::new(&error, &nodes);
         let load = async |command: Cmd| ask_any(&cluster, &command).await.map_err(failed);
         let hashes = ScriptHashes::load(load).await?;
@@ -208,7 +208,7 @@ impl Totals {
     }
 }
 
-async fn ask_any<T: FromRedisValue>(cluster: &Cluster, command: &Cmd) -> Result<T, redis::RedisError> {
+async fn ask_any<T: FromRedisValue>(cluster: &ClusterRouter, command: &Cmd) -> Result<T, redis::RedisError> {
     let (answer, _) = cluster.ask_any(command).await?;
     Ok(from_redis_value(answer)?)
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tally_core::record::write_counter;
 use tally_core::time::Position;
 
-use super::Shared;
+use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::limits::WORKER_WAIT_MS;
 use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
-impl RpcHandler for Arc<Shared> {
+impl RpcHandler for Arc<WorkerShared> {
     async fn handle(&self, request: RpcRequest) -> Result<RpcResponse, RpcError> {
         match request {
             RpcRequest::Outcomes { partition, offset } => {
@@ -90,7 +90,7 @@ impl RpcHandler for Arc<Shared> {
     }
 }
 
-impl Shared {
+impl WorkerShared {
     fn hosting(&self, partition: u32) -> Result<Arc<Hosting>, RpcError> {
         self.hosted.lock().get(&partition).cloned().ok_or(RpcError::NotHosted { owner: None })
     }

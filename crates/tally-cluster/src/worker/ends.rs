@@ -3,13 +3,13 @@
 use tally_core::time::Position;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::kafka::{JournalError, Tailer};
+use crate::kafka::{Tailer, TopicError};
 use crate::limits::READS_WAITING_MAX;
 
 /// Answers where a partition of the journal ends. Questions that arrive while one is asked share the next one.
 #[derive(Clone)]
 pub struct Ends {
-    questions: mpsc::Sender<oneshot::Sender<Result<Position, JournalError>>>,
+    questions: mpsc::Sender<oneshot::Sender<Result<Position, TopicError>>>,
 }
 
 impl Ends {
@@ -21,7 +21,7 @@ impl Ends {
             while asked.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
                 let tailer = tailer.clone();
                 let end = tokio::task::spawn_blocking(move || tailer.end(partition)).await;
-                let end = end.unwrap_or_else(|error| Err(JournalError::Other(error.to_string())));
+                let end = end.unwrap_or_else(|error| Err(TopicError::Other(error.to_string())));
                 for answer in waiting.drain(..) {
                     // The reader may have given up.
                     let _ = answer.send(end.clone());
@@ -32,7 +32,7 @@ impl Ends {
     }
 
     /// A position that is not before anything acknowledged until now. `None` if too many wait already.
-    pub async fn now(&self) -> Option<Result<Position, JournalError>> {
+    pub async fn now(&self) -> Option<Result<Position, TopicError>> {
         let (answer, end) = oneshot::channel();
         self.questions.try_send(answer).ok()?;
         end.await.ok()

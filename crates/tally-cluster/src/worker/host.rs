@@ -21,7 +21,7 @@ use super::broker_clock::BrokerClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::Round;
 use super::store::{PartitionStore, SharedStore, StoreFailure};
-use crate::kafka::{JournalError, JournalRecord, PartitionTail};
+use crate::kafka::{JournalRecord, PartitionTail, TopicError};
 use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX};
 
 /// How long the applying thread waits for a record before it looks whether it should stop.
@@ -37,7 +37,7 @@ pub enum HostError {
     Store(#[from] StoreFailure),
     /// The journal cannot be read.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Journal(#[from] TopicError),
     /// A record of the journal is not a batch. Stopping is better than guessing at counts.
     #[error(
         "record {position} of partition {partition} is not a batch: {error}. If a newer version of Tally wrote it, update \

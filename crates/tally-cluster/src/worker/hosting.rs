@@ -11,7 +11,7 @@ use tally_core::time::Millis;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::Shared;
+use super::WorkerShared;
 use super::ends::Ends;
 use super::host::{HostError, PartitionHost};
 use super::persist::PersistFailure;
@@ -42,7 +42,7 @@ pub struct Hosting {
 }
 
 /// Hosts a partition until `ended`, over all failures.
-pub async fn host(shared: Arc<Shared>, partition: u32, mut ended: oneshot::Receiver<Letting>) {
+pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot::Receiver<Letting>) {
     loop {
         let failure = tokio::select! {
             failure = host_once(&shared, partition) => failure,
@@ -79,7 +79,7 @@ enum HostFailure {
     Superseded,
 }
 
-async fn host_once(shared: &Arc<Shared>, partition: u32) -> HostFailure {
+async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
     let transient = |error: &dyn std::fmt::Display| HostFailure::Transient(error.to_string());
     let claim = match shared.services.pg.claim(partition, shared.address()).await {
         Ok(claim) => claim,
@@ -126,7 +126,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-impl Shared {
+impl WorkerShared {
     /// Persists until another worker has taken over.
     async fn persist_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.persist_every);

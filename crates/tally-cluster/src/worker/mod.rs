@@ -23,7 +23,7 @@ pub use broker_clock::BrokerClock;
 pub use host::HostError;
 use hosting::{Hosting, Letting};
 
-use crate::kafka::{Appender, JournalError, KafkaSettings, Membership, MembershipEvent, Tailer};
+use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
 use crate::rpc::{ListenError, RpcServer, Secret};
@@ -38,7 +38,7 @@ pub struct WorkerSettings {
     pub listen: SocketAddr,
     /// The address that it gives to API nodes; where it listens, if unset.
     pub advertised: Option<String>,
-    /// Shared with API nodes.
+    /// WorkerShared with API nodes.
     pub secret: Option<Secret>,
     /// Memory for the partitions, together.
     pub memory_bytes: usize,
@@ -66,7 +66,7 @@ pub struct Services {
 pub enum WorkerError {
     /// Kafka.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Journal(#[from] TopicError),
     /// PostgreSQL.
     #[error(transparent)]
     Store(#[from] PgError),
@@ -77,7 +77,7 @@ pub enum WorkerError {
 
 /// A running worker.
 pub struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     /// Taken when the worker stops.
     membership: Mutex<Option<Arc<Membership>>>,
     server: Mutex<Option<RpcServer>>,
@@ -85,7 +85,7 @@ pub struct Worker {
 }
 
 /// What the tasks of a worker share.
-pub(crate) struct Shared {
+pub(crate) struct WorkerShared {
     settings: WorkerSettings,
     services: Services,
     tailer: Tailer,
@@ -100,7 +100,7 @@ pub(crate) struct Shared {
     group: Mutex<Option<Arc<Membership>>>,
 }
 
-impl Shared {
+impl WorkerShared {
     /// Where API nodes reach this worker.
     fn address(&self) -> &str {
         self.address.get().map_or("", String::as_str)
@@ -112,7 +112,7 @@ impl Worker {
     pub async fn start(settings: WorkerSettings, services: Services) -> Result<Worker, WorkerError> {
         services.pg.check_schema().await?;
         let group = format!("{}-workers", services.kafka.topic);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WorkerShared {
             tailer: Tailer::new(&services.kafka)?,
             appender: Appender::new(&services.kafka)?,
             address: OnceLock::new(),
@@ -189,7 +189,7 @@ impl Drop for Worker {
 }
 
 /// Hosts partitions as the group assigns them.
-async fn follow(shared: Arc<Shared>, mut changes: mpsc::UnboundedReceiver<MembershipEvent>) {
+async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<MembershipEvent>) {
     let mut owned: BTreeMap<u32, oneshot::Sender<Letting>> = BTreeMap::new();
     while let Some(change) = changes.recv().await {
         match change {

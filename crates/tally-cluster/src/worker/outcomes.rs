@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tally_core::outcome::{Outcome, Outcomes};
+use tally_core::outcome::Outcomes;
 use tally_core::time::{Millis, Position};
 
 use crate::limits::RECENT_OUTCOMES_BYTES_MAX;
@@ -49,7 +49,7 @@ impl RecentOutcomes {
 }
 
 fn bytes_of(record: &AppliedRecord) -> usize {
-    size_of::<AppliedRecord>() + record.outcomes.slots().len() * size_of::<Outcome>()
+    size_of::<AppliedRecord>() + size_of_val(record.outcomes.slots())
 }
 
 #[cfg(test)]

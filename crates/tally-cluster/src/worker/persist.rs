@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tally_engine::host::{CaptureDriver, CaptureProgress};
 use tokio::runtime::Handle;
 
-use super::Shared;
+use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::limits::CAPTURE_BYTES;
 use crate::postgres::{PersistError, PersistSink};
@@ -30,7 +30,7 @@ impl From<PersistError> for PersistFailure {
     }
 }
 
-impl Shared {
+impl WorkerShared {
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
         let _turn = hosting.persisting.lock().await;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tally_core::record::write_counter;
 
-use super::Shared;
+use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::redis::{Heartbeat, TotalUpdate};
 
-impl Shared {
+impl WorkerShared {
     /// Publishes changed totals every round, until the partition is let go.
     pub async fn publish_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.rollup_every);

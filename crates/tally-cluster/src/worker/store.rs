@@ -91,7 +91,7 @@ impl PartitionStore {
     }
 }
 
-/// Shared, because a snapshot refers to the store.
+/// WorkerShared, because a snapshot refers to the store.
 pub struct SharedStore(pub Arc<PartitionStore>);
 
 impl RecordStore for SharedStore {

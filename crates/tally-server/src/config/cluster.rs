@@ -4,13 +4,13 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
-use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
+use tally_cluster::limits::PARTITIONS_MAX;
 use tally_cluster::rpc::Secret;
 
 use super::{ConfigError, Setting, invalid, place, validate_switch};
 
 /// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
-pub const CLUSTER_KEYS: [&str; 20] = [
+pub const CLUSTER_KEYS: [&str; 19] = [
     "kafka",
     "topic",
     "partitions",
@@ -28,7 +28,6 @@ pub const CLUSTER_KEYS: [&str; 20] = [
     "worker",
     "advertise",
     "secret",
-    "standbys",
     "rollup_every",
     "persist_every",
 ];
@@ -69,8 +68,6 @@ pub struct ClusterConfig {
     pub advertise: Option<String>,
     /// Shared by API nodes and workers.
     pub secret: Option<Secret>,
-    /// Standby workers per partition.
-    pub standbys: u32,
     /// How often totals are published.
     pub rollup_every: Duration,
     /// How often the state is persisted.
@@ -109,10 +106,10 @@ impl<'a> Given<'a> {
         }
     }
 
-    fn number(self, key: &str, default: u32, max: u32, min: u32) -> Result<u32, ConfigError> {
+    fn number(self, key: &str, default: u32, max: u32) -> Result<u32, ConfigError> {
         let Some(setting) = self.get(key) else { return Ok(default) };
-        let number = setting.text.trim().parse().ok().filter(|number| (min..=max).contains(number));
-        number.ok_or_else(|| invalid(&full(key), setting, &format!("is not a number from {min} to {max}")))
+        let number = setting.text.trim().parse().ok().filter(|number| (1..=max).contains(number));
+        number.ok_or_else(|| invalid(&full(key), setting, &format!("is not a number from 1 to {max}")))
     }
 
     fn duration(self, key: &str, default: Duration, min: Duration) -> Result<Duration, ConfigError> {
@@ -165,8 +162,8 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
     Ok(Some(ClusterConfig {
         roles: validate_roles(roles)?,
         kafka: kafka(given)?,
-        partitions: given.number("partitions", 16, PARTITIONS_MAX, 1)?,
-        replication: given.number("replication", 3, 16, 1)?,
+        partitions: given.number("partitions", 16, PARTITIONS_MAX)?,
+        replication: given.number("replication", 3, 16)?,
         retention: given.duration("retention", Duration::from_secs(7 * 24 * 3_600), Duration::from_secs(3_600))?,
         redis,
         redis_user: given.optional("redis_user"),
@@ -175,7 +172,6 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         worker,
         advertise: given.optional("advertise"),
         secret,
-        standbys: given.number("standbys", 0, STANDBYS_MAX, 0)?,
         rollup_every: given.duration("rollup_every", Duration::from_secs(1), Duration::from_millis(10))?,
         persist_every: given.duration("persist_every", Duration::from_secs(30), Duration::from_millis(100))?,
     }))

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
 use super::server::RespServer;
-use super::worker::{Accepted, Worker};
+use super::worker::{Accepted, RespWorker};
 use crate::accept::{Listening, pause_after, prepare};
 use crate::limits::{RESP_KEEPALIVE, RESP_THREADS_DEFAULT_MAX};
 
@@ -85,7 +85,7 @@ fn start(number: usize, server: &Arc<RespServer>) -> io::Result<Thread> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let server = Arc::clone(server);
     let handle = thread::Builder::new().name(format!("tally-resp-{number}")).spawn(move || {
-        let all = runtime.block_on(Worker::run(server, accepted, stopping));
+        let all = runtime.block_on(RespWorker::run(server, accepted, stopping));
         let _ = report_drained.send(all);
     })?;
     Ok(Thread { connections, stop, drained, handle })

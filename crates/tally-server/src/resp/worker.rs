@@ -26,13 +26,13 @@ pub struct Accepted {
 }
 
 /// The connections of one thread.
-pub struct Worker {
+pub struct RespWorker {
     gatherer: Rc<Gatherer>,
     connections: RefCell<BTreeMap<u64, Weak<RespConnection>>>,
     closed: Notify,
 }
 
-impl Worker {
+impl RespWorker {
     /// Serves connections until it is told to stop, then gives commands in progress the given time to finish. Returns
     /// whether all did.
     pub async fn run(
@@ -41,7 +41,7 @@ impl Worker {
         mut stop: oneshot::Receiver<Duration>,
     ) -> bool {
         let gatherer = Rc::new(Gatherer::new(server));
-        let worker = Rc::new(Worker { gatherer, connections: RefCell::default(), closed: Notify::new() });
+        let worker = Rc::new(RespWorker { gatherer, connections: RefCell::default(), closed: Notify::new() });
         LocalSet::new()
             .run_until(async {
                 let drain_max = loop {
