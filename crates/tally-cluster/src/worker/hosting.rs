@@ -21,6 +21,9 @@ use crate::limits::{IDLE_TICK_MS, SWEEP_EVERY_MS};
 /// Pause before a partition that failed is hosted again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
+/// The same for one that needs an operator.
+const RETRY_STOPPED_AFTER: Duration = Duration::from_secs(10);
+
 /// How a worker lets go of a partition.
 pub enum Letting {
     /// Persist first. The next owner waits until this is dropped.
@@ -38,7 +41,7 @@ pub struct Hosting {
     /// Where the journal ends.
     pub ends: Ends,
     /// Held while it is persisted, because each persist begins where the last one ended.
-    pub persisting: tokio::sync::Mutex<()>,
+    pub persisting: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Hosts a partition until `ended`, over all failures.
@@ -59,14 +62,18 @@ pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot:
             }
         };
         shared.hosted.lock().remove(&partition);
+        let mut retry_after = RETRY_AFTER;
         match &failure {
             HostFailure::Host(HostError::Store(StoreFailure::Overtaken { .. })) | HostFailure::Superseded => {
                 tracing::warn!(partition, "another worker has persisted more; continuing from there");
             }
             HostFailure::Transient(error) => tracing::warn!(partition, %error, "cannot host the partition yet"),
-            HostFailure::Host(error) => tracing::error!(partition, %error, "the partition has stopped"),
+            HostFailure::Host(error) => {
+                tracing::error!(partition, %error, "the partition has stopped");
+                retry_after = RETRY_STOPPED_AFTER;
+            }
         }
-        tokio::time::sleep(RETRY_AFTER).await;
+        tokio::time::sleep(retry_after).await;
     }
 }
 
@@ -98,7 +105,7 @@ async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
     let budget = shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize;
     let host = PartitionHost::new(store, partition, claim.meta, budget, shared.seed);
     let ends = Ends::new(shared.tailer.clone(), partition);
-    let hosting = Arc::new(Hosting { host, epoch: claim.epoch, ends, persisting: tokio::sync::Mutex::default() });
+    let hosting = Arc::new(Hosting { host, epoch: claim.epoch, ends, persisting: Arc::default() });
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({
         let hosting = Arc::clone(&hosting);
         move || hosting.host.run(tail)

@@ -33,11 +33,13 @@ impl From<PersistError> for PersistFailure {
 impl WorkerShared {
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
-        let _turn = hosting.persisting.lock().await;
+        // Goes with the work: that continues even if nobody waits for it any more.
+        let turn = Arc::clone(&hosting.persisting).lock_owned().await;
         let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
         let partition = hosting.host.partition;
         let runtime = Handle::current();
         let persisted = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
             let host = &hosting.host;
             let from = host.store().base();
             if from == host.applied() {

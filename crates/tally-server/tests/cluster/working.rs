@@ -1,0 +1,65 @@
+//! What works in a cluster.
+
+use serde_json::{Value, json};
+
+use crate::harness::wire::{Reply, Resp};
+use crate::harness::{Server, wait_for};
+use crate::place::{EXACT, TestCluster};
+
+#[test]
+fn counters_work_over_http_and_redis_through_any_node() {
+    let cluster = TestCluster::new(EXACT);
+    let (first, second) = (cluster.node("api"), cluster.node("api"));
+    let _worker = cluster.node("worker");
+    cluster.wait_until_hosted();
+    // An eventual write is acknowledged before its outcome is known.
+    let written = first.send("POST", "/api/v1/counters/views:1/increment", r#"{"amount": 5, "request_id": "a"}"#);
+    assert_eq!(written.status, 200, "{}", written.text);
+    assert_eq!((&written.json["exact"], &written.json["duplicate"]), (&json!(false), &Value::Null));
+    // Through the other node, with the token or exactly, it is there at once.
+    let token = written.json["token"].as_str().unwrap();
+    let read = second.send("GET", &format!("/api/v1/counters/views:1?token={token}"), "");
+    assert_eq!((read.status, &read.json["value"]), (200, &json!(5)), "{}", read.text);
+    let read = second.send("GET", "/api/v1/counters/views:1/exact", "");
+    assert_eq!((&read.json["value"], &read.json["exact"]), (&json!(5), &json!(true)));
+    // A retry counts once, and says so where the outcome is waited for.
+    second.send("POST", "/api/v1/counters/views:1/increment", r#"{"amount": 5, "request_id": "a"}"#);
+    assert_eq!(first.send("GET", "/api/v1/counters/views:1/exact", "").json["value"], json!(5));
+    let exact = |server: &Server| {
+        server.send("POST", "/api/v1/counters/exact:1/increment", r#"{"amount": 2, "request_id": "b"}"#).json
+    };
+    assert_eq!((&exact(&first)["value"], &exact(&second)["duplicate"]), (&json!(2), &json!(true)));
+    // Redis clients.
+    let mut redis = Resp::to(&first);
+    assert_eq!(redis.say("INCRBY exact:r 7"), Reply::Integer(7));
+    assert_eq!(Resp::to(&second).say("GET exact:r").number(), 7);
+    assert_eq!(redis.say("SET {t}a 1"), Reply::Simple("OK".into()));
+    for (command, reply) in [("MULTI", "OK"), ("INCR {t}a", "QUEUED"), ("INCR {t}b", "QUEUED")] {
+        assert_eq!(redis.say(command), Reply::Simple(reply.into()));
+    }
+    assert_eq!(redis.say("EXEC"), Reply::Many(b'*', vec![Reply::Integer(2), Reply::Integer(1)]));
+    // Eventual totals converge, and PostgreSQL has them.
+    wait_for("the total in Redis", || {
+        let read = second.send("GET", "/api/v1/counters/views:1", "").json;
+        if read["value"] == json!(5) { Ok(()) } else { Err(read.to_string()) }
+    });
+    wait_for("the row in PostgreSQL", || {
+        let value = cluster.sql("SELECT value FROM counters WHERE name = 'views:1'");
+        if value == "5" { Ok(()) } else { Err(value) }
+    });
+}
+
+#[test]
+fn transactions_over_several_partitions_are_refused_as_in_redis_cluster() {
+    let cluster = TestCluster::new("");
+    let api = cluster.node("api");
+    let _worker = cluster.node("worker");
+    cluster.wait_until_hosted();
+    let mut redis = Resp::to(&api);
+    redis.say("MULTI");
+    for number in 0..20 {
+        redis.say(&format!("INCR spread:{number}"));
+    }
+    assert!(matches!(redis.say("EXEC"), Reply::Error(text) if text.starts_with("CROSSSLOT")));
+    assert_eq!(redis.say("EXISTS spread:1"), Reply::Integer(0));
+}
