@@ -24,7 +24,10 @@ pub const READS_WAITING_MAX: usize = 4_096;
 /// Most totals per partition that a worker keeps current in Redis. Others are read from the worker.
 pub const PUBLISHED_MAX: usize = 1 << 20;
 /// Time to live of a total in Redis, from when it was first read.
-pub const TOTAL_TTL_MS: u64 = 10 * 60_000;
+pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
+/// A worker keeps a total current for this long: its time to live in Redis, which begins later than the read, and some more for
+/// clocks that differ.
+pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
 /// Most records of the journal that are applied with the partition locked once.
 pub const GROUP_RECORDS_MAX: usize = 64;
 /// Most events of such a group, unless one record has more.
@@ -53,3 +56,5 @@ pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;
 pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
 /// Longest wait of a closing API node for the answers to accepted calls.
 pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;
+/// Longest wait for a worker where PostgreSQL can answer instead.
+pub const ANY_WORKER_WAIT: std::time::Duration = std::time::Duration::from_millis(500);

@@ -16,7 +16,17 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 impl Cluster {
     /// Asks the worker that hosts the partition. Follows the partition to its next owner, within a bounded time.
     pub(super) async fn ask(&self, partition: u32, request: RpcRequest) -> Result<RpcResponse, String> {
-        let deadline = tokio::time::Instant::now() + Duration::from_millis(WORKER_WAIT_MS);
+        self.ask_within(Duration::from_millis(WORKER_WAIT_MS), partition, request).await
+    }
+
+    /// The same, with another bound.
+    pub(super) async fn ask_within(
+        &self,
+        wait: Duration,
+        partition: u32,
+        request: RpcRequest,
+    ) -> Result<RpcResponse, String> {
+        let deadline = tokio::time::Instant::now() + wait;
         let mut why = "no worker owns the partition".to_owned();
         loop {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());

@@ -10,6 +10,7 @@ use tally_core::event::{Change, ChangeRef};
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::{CALL_KEYS_MAX, PAGE_ITEMS_MAX};
+use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcome, Reads, Receipt, Token};
 use tally_core::partition::read_field;
 use tally_core::reading::{Reading, Stats};
@@ -18,7 +19,7 @@ use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
-use crate::limits::ESTIMATE_WAIT;
+use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
 use crate::rpc::{Need, RpcRequest, RpcResponse};
 
 /// A counter, and how current it is.
@@ -143,7 +144,14 @@ impl Cluster {
             Need::Any | Need::End => EngineError::Unavailable(why),
         };
         let request = RpcRequest::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
-        let response = self.ask(partition, request).await;
+        let response = match need {
+            // PostgreSQL can answer too, so a worker that is away is not waited for.
+            Need::Any => match self.ask_within(ANY_WORKER_WAIT, partition, request).await {
+                Err(why) => return self.read_stored(partition, keys, &why).await,
+                answered => answered,
+            },
+            Need::End | Need::Position(_) => self.ask(partition, request).await,
+        };
         let (at, records) = match response {
             Ok(RpcResponse::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
@@ -158,6 +166,30 @@ impl Cluster {
                 .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
         });
         counters.collect()
+    }
+
+    /// Reads what is persisted. It says how old it is.
+    async fn read_stored(&self, partition: u32, keys: &[&Key], why: &str) -> Result<Vec<ReadCounter>, EngineError> {
+        let unavailable = |error: &dyn std::fmt::Display| EngineError::Unavailable(format!("{why}; {error}"));
+        let mut wanted = MissingKeys::default();
+        keys.iter().for_each(|key| wanted.push(&record::counter_key(key.as_bytes())));
+        let pg = &self.services.pg;
+        let (rows, fetched) = tokio::join!(pg.partitions(), pg.fetch(partition, &wanted));
+        let (rows, fetched) =
+            (rows.map_err(|error| unavailable(&error))?, fetched.map_err(|error| unavailable(&error))?);
+        let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
+        let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
+        let now = self.now().max(as_of);
+        let found: BTreeMap<&[u8], &[u8]> =
+            fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
+        let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
+            None => Ok(ReadCounter { held: None, exact: false, as_of, now }),
+            Some(value) => record::read_counter(value)
+                .map(|held| Some(held).filter(|held| !held.is_expired(now)))
+                .map(|held| ReadCounter { held, exact: false, as_of, now })
+                .ok_or_else(|| EngineError::Unreadable("a stored counter is of a newer version".to_owned())),
+        };
+        keys.iter().map(counter).collect()
     }
 
     /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.

@@ -23,4 +23,4 @@ pub const NODES_MAX: usize = 1_024;
 /// Longest address of a worker in a heartbeat, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// How long a total is published after it was first read, unless the settings say otherwise.
-pub const TOTAL_TTL_DEFAULT: Duration = Duration::from_secs(600);
+pub const TOTAL_TTL_DEFAULT: Duration = Duration::from_millis(crate::limits::TOTAL_TTL_MS);

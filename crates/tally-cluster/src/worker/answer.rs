@@ -92,7 +92,11 @@ impl RpcHandler for Arc<WorkerShared> {
 
 impl WorkerShared {
     fn hosting(&self, partition: u32) -> Result<Arc<Hosting>, RpcError> {
-        self.hosted.lock().get(&partition).cloned().ok_or(RpcError::NotHosted { owner: None })
+        if let Some(hosting) = self.hosted.lock().get(&partition) {
+            return Ok(Arc::clone(hosting));
+        }
+        let stopped = self.stopped.lock().get(&partition).cloned();
+        Err(stopped.map_or(RpcError::NotHosted { owner: None }, RpcError::Failed))
     }
 }
 

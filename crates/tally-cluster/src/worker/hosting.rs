@@ -50,6 +50,7 @@ pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot:
         let failure = tokio::select! {
             failure = host_once(&shared, partition) => failure,
             letting = &mut ended => {
+                shared.stopped.lock().remove(&partition);
                 let hosting = shared.hosted.lock().remove(&partition);
                 if let (Some(hosting), Ok(Letting::HandOver(done))) = (hosting, letting) {
                     hosting.host.stop();
@@ -70,6 +71,7 @@ pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot:
             HostFailure::Transient(error) => tracing::warn!(partition, %error, "cannot host the partition yet"),
             HostFailure::Host(error) => {
                 tracing::error!(partition, %error, "the partition has stopped");
+                shared.stopped.lock().insert(partition, error.to_string());
                 retry_after = RETRY_STOPPED_AFTER;
             }
         }
@@ -115,6 +117,7 @@ async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
     }
     let _stopped = StopOnDrop(Arc::clone(&hosting));
     shared.hosted.lock().insert(partition, Arc::clone(&hosting));
+    shared.stopped.lock().remove(&partition);
     tracing::info!(partition, epoch = claim.epoch, position = claim.position.0, "hosting");
     tokio::select! {
         failure = hosting.host.failed() => HostFailure::Host(failure),

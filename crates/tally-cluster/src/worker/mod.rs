@@ -94,6 +94,8 @@ pub(crate) struct WorkerShared {
     address: OnceLock<String>,
     /// Partitions that can answer.
     hosted: Mutex<BTreeMap<u32, Arc<Hosting>>>,
+    /// Partitions that need an operator, and why.
+    stopped: Mutex<BTreeMap<u32, String>>,
     /// Seed of key hashes.
     seed: u64,
     /// For commits to the group, which nothing depends on.
@@ -117,6 +119,7 @@ impl Worker {
             appender: Appender::new(&services.kafka)?,
             address: OnceLock::new(),
             hosted: Mutex::default(),
+            stopped: Mutex::default(),
             seed: crate::seed(),
             group: Mutex::new(None),
             settings,
@@ -148,6 +151,12 @@ impl Worker {
     #[must_use]
     pub fn hosted(&self) -> Vec<u32> {
         self.shared.hosted.lock().keys().copied().collect()
+    }
+
+    /// The partitions that need an operator, and why.
+    #[must_use]
+    pub fn stopped(&self) -> BTreeMap<u32, String> {
+        self.shared.stopped.lock().clone()
     }
 
     /// Persists everything that is in the journal now.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tally_core::key::Key;
 
-use crate::limits::{PUBLISHED_MAX, TOTAL_TTL_MS};
+use crate::limits::{PUBLISHED_MAX, TOTAL_KEPT_MS};
 
 /// The totals in Redis that this worker must keep current, and those that changed.
 ///
@@ -34,7 +34,7 @@ impl Round {
     pub fn new(now_ms: u64) -> Round {
         Round {
             published: BTreeMap::new(),
-            inherited_until: now_ms + TOTAL_TTL_MS,
+            inherited_until: now_ms + TOTAL_KEPT_MS,
             changed: BTreeSet::new(),
             first: BTreeSet::new(),
         }
@@ -55,7 +55,7 @@ impl Round {
         if self.published.len() >= PUBLISHED_MAX && !self.published.contains_key(key) {
             return;
         }
-        self.published.insert(key.clone(), now_ms + TOTAL_TTL_MS);
+        self.published.insert(key.clone(), now_ms + TOTAL_KEPT_MS);
         self.first.insert(key.clone());
     }
 
@@ -78,9 +78,9 @@ impl Round {
         }
     }
 
-    /// Redis may have lost writes in a failover: everything published is due again.
+    /// Redis may have lost writes in a failover: everything published is due again, as if it were read for the first time.
     pub fn publish_all(&mut self) {
-        self.changed.extend(self.published.keys().cloned());
+        self.first.extend(self.published.keys().cloned());
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     fn later() -> u64 {
-        TOTAL_TTL_MS + 1
+        TOTAL_KEPT_MS + 1
     }
 
     #[test]

@@ -1,0 +1,142 @@
+//! What a cluster refuses, and how it says so.
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use cluster::{PARTITIONS, TestPlace, TestServices};
+use tally_cluster::api::{ApiError, Cluster};
+use tally_cluster::kafka::{Appender, topic};
+use tally_cluster::partitioner::partition_of;
+use tally_cluster::postgres::{Pg, PgError, PgSettings};
+use tally_cluster::worker::Worker;
+use tally_core::consistency::Consistency;
+use tally_core::key::{Key, KeyRef};
+use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
+use tally_services::wait_for;
+
+/// A key of each partition.
+fn key_in(partition: u32) -> Key {
+    let keys = (0..).map(|number| format!("key:{number}"));
+    let mut found = keys.filter(|key| partition_of(KeyRef::new(key.as_bytes()).unwrap(), PARTITIONS) == partition);
+    Key::new(found.next().unwrap()).unwrap()
+}
+
+async fn add(cluster: &Cluster, key: &Key, consistency: Consistency) -> Result<i64, EngineError> {
+    let mut events = cluster.events();
+    events.add(key.as_ref(), 1);
+    Ok(cluster.submit(events, SubmitOptions::new(consistency)).await?.outcomes[0].value)
+}
+
+fn wait_until_hosted(worker: &Worker, partitions: usize) {
+    wait_for("the partitions", || {
+        let hosted = worker.hosted();
+        if hosted.len() == partitions { Ok(()) } else { Err(format!("{hosted:?}, {:?}", worker.stopped())) }
+    });
+}
+
+fn wait_until_stopped(worker: &Worker, partition: u32) -> String {
+    wait_for("the partition to stop", || worker.stopped().remove(&partition).ok_or_else(|| "it runs".to_owned()))
+}
+
+fn place() -> (&'static TestServices, TestPlace) {
+    let services = TestServices::shared();
+    (services, services.place(1))
+}
+
+async fn append(place: &TestPlace, partition: u32, record: &[u8]) {
+    Appender::new(&place.kafka).unwrap().append(partition, record).unwrap().await.unwrap();
+}
+
+/// Deletes all records of a partition, as retention does after its time.
+async fn forget(place: &TestPlace, partition: i32) {
+    let mut all = TopicPartitionList::new();
+    all.add_partition_offset(&place.kafka.topic, partition, Offset::End).unwrap();
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", &place.kafka.brokers).create().unwrap();
+    admin.delete_records(&all, &AdminOptions::new()).await.unwrap();
+}
+
+#[test]
+fn a_record_that_is_not_a_batch_stops_its_partition_and_no_other() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        append(&place, 1, b"not a batch").await;
+        // A batch of a version that does not exist yet, with a checksum that is right.
+        let mut newer = vec![9, 0, 0, 0];
+        newer.extend_from_slice(&crc32fast::hash(&newer).to_le_bytes());
+        append(&place, 2, &newer).await;
+    });
+    let (worker, api) = services.runtime.block_on(async { (place.worker().await, place.api().await) });
+    let damaged = wait_until_stopped(&worker, 1);
+    assert!(damaged.contains("record 0 of partition 1 is not a batch"), "{damaged}");
+    let newer = wait_until_stopped(&worker, 2);
+    assert!(newer.contains("batch format 9 is newer"), "{newer}");
+    services.runtime.block_on(async {
+        assert_eq!(add(&api, &key_in(0), Consistency::Exact).await, Ok(1));
+        let read = api.read(vec![key_in(1)], ReadOptions::new(Consistency::Exact)).await;
+        assert!(matches!(&read, Err(EngineError::Unavailable(why)) if why.contains("not a batch")), "{read:?}");
+    });
+}
+
+#[test]
+fn a_position_that_the_journal_no_longer_holds_stops_the_partition() {
+    let (services, place) = place();
+    let key = key_in(0);
+    services.runtime.block_on(async {
+        let worker = place.worker().await;
+        let api = place.api().await;
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        assert_eq!(add(&api, &key, Consistency::Exact).await, Ok(1));
+        worker.stop().await;
+        for _ in 0..5 {
+            add(&api, &key, Consistency::Eventual).await.unwrap();
+        }
+        forget(&place, 0).await;
+        let worker = place.worker().await;
+        let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, 0));
+        assert!(why.contains("Records were removed before PostgreSQL had them"), "{why}");
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        let stored = pg.partitions().await.unwrap()[0].position.0;
+        assert!((1..6).contains(&stored), "the stored position has not moved: {stored}");
+    });
+}
+
+#[test]
+fn a_topic_with_another_number_of_partitions_is_refused() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        pg.create_partitions(PARTITIONS + 1).await.unwrap();
+        let refused = Cluster::start(place.services().await, None).await.err().unwrap();
+        assert!(matches!(refused, ApiError::Partitions { .. }), "{refused}");
+        let new = topic::NewJournal { partitions: PARTITIONS + 1, replication: 1, retention_ms: 3_600_000 };
+        let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
+        assert!(refused.contains("cannot be changed"), "{refused}");
+    });
+}
+
+#[test]
+fn a_missing_topic_a_newer_schema_and_a_wrong_password_are_named() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let mut elsewhere = place.clone();
+        elsewhere.kafka.topic = "nowhere".to_owned();
+        let missing = Cluster::start(elsewhere.services().await, None).await.err().unwrap().to_string();
+        assert!(missing.contains("tally cluster init"), "{missing}");
+        let mut wrong = place.clone();
+        wrong.postgres = place.postgres.replace(":secret@", ":wrong@");
+        let refused = Cluster::start(wrong.services().await, None).await.err().unwrap();
+        assert!(matches!(refused, ApiError::Store(PgError::Credentials { .. })), "{refused}");
+    });
+    services.runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(&place.postgres, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.execute("INSERT INTO tally_schema (version) VALUES (99)", &[]).await.unwrap();
+        let newer = Cluster::start(place.services().await, None).await.err().unwrap();
+        assert!(matches!(newer, ApiError::Store(PgError::SchemaNewer { found: 99, .. })), "{newer}");
+    });
+}
