@@ -277,8 +277,15 @@ impl<H: RpcHandler> ServerContext<H> {
         tokio::select! {
             biased;
             response = self.handler.handle(request) => response,
-            () = reached(&mut phase, ServerPhase::CutOff) => Err(RpcError::Closing),
+            () = cut_off(&mut phase) => Err(RpcError::Closing),
         }
+    }
+}
+
+/// Resolves when a stopping server no longer waits for answers. A server that was dropped cuts the connection instead.
+async fn cut_off(phase: &mut watch::Receiver<ServerPhase>) {
+    if phase.wait_for(|phase| *phase >= ServerPhase::CutOff).await.is_err() {
+        std::future::pending().await
     }
 }
 
