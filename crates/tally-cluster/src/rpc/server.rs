@@ -285,7 +285,7 @@ impl<H: RpcHandler> ServerContext<H> {
 /// Resolves when a stopping server no longer waits for answers. A server that was dropped cuts the connection instead.
 async fn cut_off(phase: &mut watch::Receiver<ServerPhase>) {
     if phase.wait_for(|phase| *phase >= ServerPhase::CutOff).await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
