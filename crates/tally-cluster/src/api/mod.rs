@@ -9,7 +9,6 @@ mod writes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
 use std::time::Duration;
 
 use estimate::Estimates;
@@ -23,7 +22,6 @@ use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
     Engine, EngineError, Figure, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
-
 use tokio::sync::watch;
 
 use crate::kafka::{Appender, TopicError, topic};

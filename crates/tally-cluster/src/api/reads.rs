@@ -115,7 +115,8 @@ impl Cluster {
             let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
             let as_of = as_of.unwrap_or(total.at);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
-            let is_new_enough = total.position.max(route.published) >= needed;
+            // Not by the heartbeat: after a failover, an old total can be beside a newer heartbeat of another node.
+            let is_new_enough = total.position >= needed;
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
             let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
@@ -174,9 +175,9 @@ impl Cluster {
         let mut wanted = MissingKeys::default();
         keys.iter().for_each(|key| wanted.push(&record::counter_key(key.as_bytes())));
         let pg = &self.services.pg;
-        let (rows, fetched) = tokio::join!(pg.partitions(), pg.fetch(partition, &wanted));
-        let (rows, fetched) =
-            (rows.map_err(|error| unavailable(&error))?, fetched.map_err(|error| unavailable(&error))?);
+        // The time first: records that are persisted in between are newer than it says, never older.
+        let rows = pg.partitions().await.map_err(|error| unavailable(&error))?;
+        let fetched = pg.fetch(partition, &wanted).await.map_err(|error| unavailable(&error))?;
         let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
         let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
         let now = self.now().max(as_of);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tally_core::record::write_counter;
 use tally_core::time::Position;
 
 use super::WorkerShared;
@@ -32,27 +31,20 @@ impl RpcHandler for Arc<WorkerShared> {
                         }
                     }
                     Need::Position(position) => reach(&hosting, position).await?,
-                    Need::End => {
-                        let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
-                        reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
-                    }
+                    Need::End => reach_end(&hosting).await?,
                 }
                 let reading = tokio::task::spawn_blocking(move || hosting.host.read(&keys)).await;
                 let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
                 let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
-                let records = reading.counters.iter().map(|counter| {
-                    counter.as_ref().map(|counter| {
-                        let mut record = Vec::new();
-                        write_counter(counter, &mut record);
-                        record
-                    })
-                });
-                Ok(RpcResponse::Read { position: reading.position, at: reading.at, records: records.collect() })
+                Ok(RpcResponse::Read {
+                    position: reading.position,
+                    at: reading.at,
+                    records: reading.records().collect(),
+                })
             }
             RpcRequest::Ledger { key, partition, after, limit } => {
                 let hosting = self.hosting(partition)?;
-                let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
-                reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
+                reach_end(&hosting).await?;
                 // Memory first: an entry that is persisted in between is then seen twice, not missed.
                 let unsaved = hosting.host.unsaved_ledger(&key);
                 let limit = limit as usize;
@@ -65,8 +57,7 @@ impl RpcHandler for Arc<WorkerShared> {
             }
             RpcRequest::Count { partition } => {
                 let hosting = self.hosting(partition)?;
-                let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
-                reach(&hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await?;
+                reach_end(&hosting).await?;
                 let (counters, at) = hosting.host.count();
                 Ok(RpcResponse::Count { counters, at })
             }
@@ -105,4 +96,10 @@ async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
         Ok(reached) => reached.map_err(|error| RpcError::Failed(error.to_string())),
         Err(_) => Err(RpcError::Overloaded),
     }
+}
+
+/// Waits for everything that is in the journal now.
+async fn reach_end(hosting: &Hosting) -> Result<(), RpcError> {
+    let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
+    reach(hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await
 }

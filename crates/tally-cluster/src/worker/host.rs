@@ -12,7 +12,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::Outcomes;
 use tally_core::partition::{Headroom, Partition};
-use tally_core::record::Meta;
+use tally_core::record::{Meta, write_counter};
 use tally_core::time::{Millis, Position};
 use tally_engine::host::{Hosted, ResidentPartition};
 use tokio::sync::watch;
@@ -82,6 +82,17 @@ pub struct HostReading {
     pub at: Millis,
     /// The counters, in the order of the keys.
     pub counters: Vec<Option<CounterState>>,
+}
+
+impl HostReading {
+    /// The counters as values of their records.
+    pub fn records(&self) -> impl Iterator<Item = Option<Vec<u8>>> {
+        self.counters.iter().map(|counter| {
+            let mut record = Vec::new();
+            write_counter(counter.as_ref()?, &mut record);
+            Some(record)
+        })
+    }
 }
 
 impl PartitionHost {

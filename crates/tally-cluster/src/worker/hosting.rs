@@ -75,7 +75,14 @@ pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot:
                 retry_after = RETRY_STOPPED_AFTER;
             }
         }
-        tokio::time::sleep(retry_after).await;
+        tokio::select! {
+            () = tokio::time::sleep(retry_after) => {}
+            // Nothing is hosted, so there is nothing to hand over.
+            _ = &mut ended => {
+                shared.stopped.lock().remove(&partition);
+                return;
+            }
+        }
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tally_core::record::write_counter;
-
 use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::redis::{Heartbeat, TotalUpdate};
@@ -41,15 +39,11 @@ impl WorkerShared {
             });
             let published = match reading.await {
                 Ok(Ok(reading)) => {
-                    let updates = keys.iter().zip(&reading.counters).map(|(key, counter)| TotalUpdate {
+                    let updates = keys.iter().zip(reading.records()).map(|(key, record)| TotalUpdate {
                         key: key.clone(),
                         position: reading.position,
                         at: reading.at,
-                        record: counter.as_ref().map(|counter| {
-                            let mut record = Vec::new();
-                            write_counter(counter, &mut record);
-                            record
-                        }),
+                        record,
                         first: due.first.contains(key),
                     });
                     let updates: Vec<TotalUpdate> = updates.collect();
