@@ -103,6 +103,23 @@ impl Counter {
         self.shift(now, delta, rated as i64)
     }
 
+    /// Adds sums of additions and of subtractions, which count towards the rates.
+    pub fn add_both(&mut self, now: Millis, increments: u128, decrements: u128) -> Result<(), Overflow> {
+        let delta = |sum: u128| i128::try_from(sum).map_err(|_| Overflow);
+        let mut counter = *self;
+        // Together they may fit where one of them does not: take the smaller off both first.
+        let common = increments.min(decrements);
+        let (more, less) = (delta(increments - common)?, delta(decrements - common)?);
+        counter.add(now, more - less)?;
+        counter.plus += common;
+        counter.minus += common;
+        if counter.plus.max(counter.minus) > SUM_MAX {
+            counter.reduce_sums();
+        }
+        *self = counter;
+        Ok(())
+    }
+
     /// Sets the value to `target` as a correction, which does not count towards the rates.
     pub fn correct(&mut self, now: Millis, target: i64) -> Result<(), Overflow> {
         self.shift(now, i128::from(target) - i128::from(self.value()), 0)

@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::batch::Runs;
 use crate::key::KeyRef;
 use crate::limits::{DIMENSION_BYTES_MAX, DIMENSIONS_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::sub_counters::ShardReports;
 use crate::time::Millis;
 
 /// What an event does to its counter.
@@ -52,6 +53,10 @@ pub enum Change {
         /// The expiry record's time. The counter may have another expiry by now.
         expires_at: Millis,
     },
+    /// Adds what sub-counters have counted since they were last summed. Submitted by engines that keep sub-counters outside
+    /// the journal. Writes no ledger entry. `applied` is the change of the value. If the value would leave its range, the
+    /// event is refused and a later sum adds it.
+    Sum(ShardReports),
 }
 
 /// When something expires. A duration counts from the time of the batch, so only the partition's clock matters.
@@ -402,7 +407,9 @@ impl ChangeRef<'_> {
     pub(crate) fn is_correction(self) -> bool {
         match self {
             ChangeRef::Add(_) | ChangeRef::Adds(_) => false,
-            ChangeRef::Other(Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. }) => false,
+            ChangeRef::Other(
+                Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_),
+            ) => false,
             ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
         }
     }

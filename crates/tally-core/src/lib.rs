@@ -21,6 +21,7 @@ pub mod rates;
 pub mod reading;
 pub mod record;
 pub mod request_ids;
+pub mod sub_counters;
 pub mod surface;
 pub mod time;
 pub mod varint;

@@ -15,6 +15,11 @@ pub const DIMENSION_BYTES_MAX: usize = 255;
 /// Longest reason or actor of a correction, in bytes.
 pub const REASON_BYTES_MAX: usize = 1024;
 
+/// Most sub-counters of one counter.
+pub const SHARDS_MAX: u32 = 128;
+/// Largest encoded report of a sub-counter.
+pub const REPORT_BYTES_MAX: usize = 3 + 3 * 10;
+
 /// Most events one call may submit.
 pub const CALL_EVENTS_MAX: usize = 10_000;
 /// Most keys one call may read.
@@ -104,6 +109,7 @@ pub const PROCESS_BYTES: u64 = 96 << 20;
 /// Smallest memory budget: the process, and buffers, filters and a useful cache.
 pub const MEMORY_BYTES_MIN: u64 = PROCESS_BYTES + (64 << 20);
 
+const _: () = assert!(KEY_BYTES_MAX + 64 + SHARDS_MAX as usize * REPORT_BYTES_MAX <= EVENT_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * BATCH_BYTES_MAX);
 const _: () = assert!(CALL_BYTES_MAX >= CALL_EVENTS_MAX * (KEY_BYTES_MAX + 2 * REQUEST_ID_BYTES_MAX));
 const _: () = assert!(SWEEP_SLICE <= SWEEP_MAX);

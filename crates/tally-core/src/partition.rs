@@ -31,6 +31,7 @@ use crate::ledger_heads::LedgerHeads;
 use crate::outcome::{Outcome, Outcomes, Refusal};
 use crate::record::Meta;
 use crate::request_ids::{FirstOutcome, RequestIds};
+use crate::sub_counters::{SummedShards, SummedTable};
 use crate::time::Millis;
 
 /// Events looked up together before the first of them is applied.
@@ -53,6 +54,7 @@ pub struct Partition {
     table: CounterTable,
     request_ids: RequestIds,
     ledger_heads: LedgerHeads,
+    summed: SummedTable,
     /// Cells changed since the last capture began.
     dirty: Bits,
     /// Cells whose key the store does not hold.
@@ -85,6 +87,7 @@ impl Partition {
             table: CounterTable::new(seed),
             request_ids: RequestIds::default(),
             ledger_heads: LedgerHeads::default(),
+            summed: SummedTable::default(),
             dirty: Bits::default(),
             created: Bits::default(),
             removed: Deletions::default(),
@@ -111,6 +114,7 @@ impl Partition {
             expiring: meta.expiring,
             request_ids: RequestIds::with_store(),
             ledger_heads: LedgerHeads::with_store(),
+            summed: SummedTable::with_store(),
             store_may_have_more: true,
             warming: true,
             ..Partition::new(seed)
@@ -209,6 +213,18 @@ impl Partition {
     /// Ledger entries of `key` that the store may not hold yet, oldest first.
     pub fn unsaved_ledger<'a>(&'a self, key: &Key) -> impl Iterator<Item = &'a LedgerEntry> {
         self.ledger_heads.unsaved_of(key)
+    }
+
+    /// What is summed of the sub-counters of `key`, if it is in memory.
+    #[must_use]
+    pub fn summed(&self, key: &Key) -> Option<&SummedShards> {
+        self.summed.get(key)
+    }
+
+    /// Whether what is summed of the sub-counters of `key` must be looked up in the store.
+    #[must_use]
+    pub fn is_summed_missing(&self, key: KeyRef<'_>) -> bool {
+        self.summed.is_unknown(key)
     }
 
     /// Counters in memory.

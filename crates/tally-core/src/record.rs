@@ -6,6 +6,7 @@
 //! 'i' request id (16 bytes)            → version, first outcome
 //! 'l' key length:u16be, key, seq:u64be → version, ledger entry
 //! 'h' key                              → version, head of the key's ledger chain
+//! 's' key                              → version, what is summed of the key's sub-counters
 //! 'm'                                  → version, metadata of the partition; version 2 adds how many counters expire
 //! ```
 //!
@@ -20,6 +21,7 @@ use crate::key::{Key, KeyRef};
 use crate::ledger::{ChainHead, CorrectionKind, LedgerEntry};
 use crate::limits::{KEY_BYTES_MAX, REASON_BYTES_MAX};
 use crate::request_ids::FirstOutcome;
+use crate::sub_counters::SummedShards;
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
@@ -35,6 +37,7 @@ const LEDGER: u8 = b'l';
 const HEAD: u8 = b'h';
 const EXPIRY: u8 = b'e';
 const META: u8 = b'm';
+const SUMMED: u8 = b's';
 
 /// Store key of the partition's metadata.
 pub const META_KEY: &[u8] = &[META];
@@ -117,6 +120,18 @@ pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
     [&[HEAD], key.as_bytes()].concat()
 }
 
+/// Store key of what is summed of a counter's sub-counters.
+#[must_use]
+pub fn summed_key(key: KeyRef<'_>) -> Vec<u8> {
+    [&[SUMMED], key.as_bytes()].concat()
+}
+
+/// The counter, if this is the store key of what is summed of its sub-counters.
+#[must_use]
+pub fn summed_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
+    store_key.strip_prefix(&[SUMMED]).and_then(|key| KeyRef::new(key).ok())
+}
+
 /// Appends the value of a counter.
 pub fn write_counter(state: &CounterState, out: &mut Vec<u8>) {
     out.push(if state.expires_at.is_some() { VERSION_EXPIRES } else { VERSION });
@@ -165,6 +180,12 @@ pub fn read_request(value: &[u8]) -> Option<FirstOutcome> {
 #[must_use]
 pub fn read_head(value: &[u8]) -> Option<ChainHead> {
     read(value, |cursor| Some(ChainHead { seq: cursor.u64()?, hash: cursor.array()? }))
+}
+
+/// Reads what is summed of a counter's sub-counters.
+#[must_use]
+pub fn read_summed(value: &[u8]) -> Option<SummedShards> {
+    read(value, SummedShards::decode)
 }
 
 /// Appends the value of a ledger entry.
@@ -218,6 +239,7 @@ pub fn decodes(store_key: &[u8], value: Option<&[u8]>) -> bool {
         EXPIRY => expiry_of(store_key).is_some() && value_is(<[u8]>::is_empty),
         REQUEST => store_key.len() == size_of::<RequestKey>() && value_is(|value| read_request(value).is_some()),
         HEAD => KeyRef::new(rest).is_ok() && value_is(|value| read_head(value).is_some()),
+        SUMMED => KeyRef::new(rest).is_ok() && value_is(|value| read_summed(value).is_some()),
         LEDGER => ledger_of(store_key)
             .is_some_and(|seq| value.is_none_or(|value| read_ledger(value).is_some_and(|entry| entry.seq == seq))),
         META => rest.is_empty() && value_is(|value| matches!(read_meta::<Infallible>(value, || Ok(0)), Ok(Some(_)))),
@@ -333,6 +355,11 @@ impl Records {
             put_u64(out, head.seq);
             out.extend_from_slice(&head.hash);
         });
+    }
+
+    /// Adds what is summed of a counter's sub-counters.
+    pub fn put_summed(&mut self, key: KeyRef<'_>, summed: &SummedShards) {
+        self.put(&[&[SUMMED], key.as_bytes()], |out| summed.encode(out));
     }
 
     /// Adds a ledger entry.

@@ -14,6 +14,7 @@ use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
 use tally_core::outcome::{Outcome, Refusal};
 use tally_core::rates::WINDOWS_MS;
+use tally_core::sub_counters::SubCounter;
 use tally_core::time::Millis;
 
 /// One event, in owned form.
@@ -62,7 +63,7 @@ impl Event {
             Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why) => {
                 *why = Correction::new("", why.reason()).unwrap_or_default();
             }
-            Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } => {}
+            Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_) => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -167,6 +168,11 @@ pub struct AnsweredRequest {
     pub outcome: Outcome,
 }
 
+/// The sub-counter of a report before it has counted anything.
+fn fresh(report: &SubCounter) -> SubCounter {
+    SubCounter { increments: 0, decrements: 0, is_closed: false, ..*report }
+}
+
 /// The state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -174,6 +180,8 @@ pub struct Model {
     pub counters: BTreeMap<Key, ModelCounter>,
     /// Corrections by counter, including deleted counters.
     pub ledger: BTreeMap<Key, Vec<LedgerEntry>>,
+    /// What is summed of sub-counters, by counter.
+    shards: BTreeMap<Key, BTreeMap<u32, SubCounter>>,
     /// Requests by namespace and id.
     pub requests: BTreeMap<(Vec<u8>, Vec<u8>), AnsweredRequest>,
     clock: u64,
@@ -300,7 +308,42 @@ impl Model {
             Change::Read(_) => self.read(self.clock(), event),
             // The model removes expired counters by itself.
             Change::Sweep { .. } => self.unchanged(event),
+            Change::Sum(reports) => self.sum(event, reports.as_slice()),
         }
+    }
+
+    /// Adds what the reports say beyond the largest ones before.
+    fn sum(&mut self, event: &Event, reports: &[SubCounter]) -> Outcome {
+        let mut shards = self.shards.get(&event.key).cloned().unwrap_or_default();
+        let (mut plus, mut minus) = (0, 0);
+        for report in reports {
+            let known = shards.entry(report.shard).or_insert_with(|| fresh(report));
+            if report.incarnation < known.incarnation || report.incarnation == known.incarnation && known.is_closed {
+                continue;
+            }
+            if report.incarnation > known.incarnation {
+                *known = fresh(report);
+            }
+            plus += u128::from(report.increments.saturating_sub(known.increments));
+            minus += u128::from(report.decrements.saturating_sub(known.decrements));
+            known.increments = known.increments.max(report.increments);
+            known.decrements = known.decrements.max(report.decrements);
+            known.is_closed = report.is_closed;
+        }
+        if (plus, minus) == (0, 0) {
+            self.shards.insert(event.key.clone(), shards);
+            return self.unchanged(event);
+        }
+        let delta = i128::try_from(plus).unwrap_or(i128::MAX) - i128::try_from(minus).unwrap_or(i128::MAX);
+        let outcome = self.shift(event, delta, Expiry::Keep, Shift::Increment);
+        if outcome.refusal.is_none() {
+            self.shards.insert(event.key.clone(), shards);
+            if let Some(counter) = self.counters.get_mut(&event.key) {
+                counter.plus += plus.min(minus);
+                counter.minus += plus.min(minus);
+            }
+        }
+        outcome
     }
 
     /// The outcome of a read at `now`.

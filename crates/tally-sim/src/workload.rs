@@ -4,6 +4,7 @@ use tally_core::event::{
     AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound,
 };
 use tally_core::key::Key;
+use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
 
 use crate::model::Event;
@@ -111,8 +112,26 @@ fn change(rng: &mut Rng, now: Millis) -> Change {
             let at = (!rng.one_in(5)).then(|| deadline(rng, now));
             Change::Expire { at, when: expiry_condition(rng) }
         }
+        9 | 10 => reports(rng),
         _ => Change::Add(amount(rng)),
     }
+}
+
+/// Reports of some sub-counters, which often repeat, fall behind or come after the end.
+fn reports(rng: &mut Rng) -> Change {
+    let mut reports = Vec::new();
+    for shard in 0..3 {
+        if rng.one_in(2) {
+            reports.push(SubCounter {
+                shard,
+                incarnation: rng.below(4),
+                increments: rng.below(200),
+                decrements: rng.below(20),
+                is_closed: rng.one_in(10),
+            });
+        }
+    }
+    Change::Sum(ShardReports::new(reports).unwrap_or_default())
 }
 
 fn condition(rng: &mut Rng) -> Condition {

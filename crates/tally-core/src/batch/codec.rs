@@ -8,7 +8,8 @@
 //!           (excludes all others) · bits 6 and 7 must be 0
 //! change  = Add delta | combined adds: runs:varint, then delta, times:varint of each
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
-//!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at
+//!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at, or Sum count, then of each
+//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements
 //! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry keep, never, at, after
 //!           of Expire: bits 0-2 condition · bit 3 has a deadline · bit 4 the deadline is a duration
 //! why     = actor:bytes reason:bytes
@@ -29,8 +30,9 @@ use crate::event::{
 use crate::key::KeyRef;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_EVENTS_MAX, BATCH_PARTS_MAX, DIMENSION_BYTES_MAX, EVENT_BYTES_MAX, KEY_BYTES_MAX,
-    REASON_BYTES_MAX,
+    REASON_BYTES_MAX, REPORT_BYTES_MAX,
 };
+use crate::sub_counters::{ShardReports, decode_reports, encode_reports};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
@@ -58,6 +60,7 @@ const HEAD_COMBINED: u8 = 1 << 5;
 const HEAD_FOLLOWS: u8 = 1 << 6;
 
 const MORE_SWEEP: u8 = 0;
+const MORE_SUM: u8 = 1;
 
 const TERMS_CONDITION: u8 = 0b11;
 const TERMS_NEVER: u8 = 1 << 2;
@@ -275,7 +278,7 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Delete(_)) => KIND_DELETE,
         Some(Change::Expire { .. }) => KIND_EXPIRE,
         Some(Change::Read(_)) => KIND_READ,
-        Some(Change::Sweep { .. }) => KIND_MORE,
+        Some(Change::Sweep { .. } | Change::Sum(_)) => KIND_MORE,
     }
 }
 
@@ -308,6 +311,10 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
         Change::Sweep { expires_at } => {
             out.push(MORE_SWEEP);
             put_u64(out, expires_at.0);
+        }
+        Change::Sum(reports) => {
+            out.push(MORE_SUM);
+            encode_reports(reports.as_slice(), out);
         }
     }
 }
@@ -394,6 +401,7 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
         }),
         KIND_MORE => match cursor.u8()? {
             MORE_SWEEP => Change::Sweep { expires_at: Millis(cursor.u64()?) },
+            MORE_SUM => Change::Sum(ShardReports::new(decode_reports(cursor)?)?),
             _ => return None,
         },
         _ => return None,
@@ -516,16 +524,17 @@ fn read_details(bytes: &[u8]) -> Option<Details> {
 impl Extra {
     pub(super) fn encoded_len_max(&self) -> usize {
         const NUMBERS: usize = 128;
-        let why = match &self.change {
+        let change = match &self.change {
             Some(Change::Set { why, .. } | Change::Adjust { why, .. } | Change::Reset(why) | Change::Delete(why)) => {
                 why.actor().len() + why.reason().len()
             }
+            Some(Change::Sum(reports)) => reports.as_slice().len() * REPORT_BYTES_MAX,
             Some(Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. }) | None => 0,
         };
         let details = self.details.as_ref().map_or(0, |details| {
             let dimensions: usize = details.dimensions.iter().map(|(name, of)| name.len() + of.len() + 4).sum();
             details.member.as_ref().map_or(0, |member| member.as_bytes().len()) + dimensions
         });
-        NUMBERS + why + details
+        NUMBERS + change + details
     }
 }

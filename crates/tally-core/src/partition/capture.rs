@@ -16,6 +16,7 @@ use crate::ledger::ChainHead;
 use crate::ledger_heads::UnsavedEntries;
 use crate::record::{Meta, Records, request_key, write_request};
 use crate::request_ids::{FirstOutcome, Layer};
+use crate::sub_counters::{SummedLayer, SummedShards};
 use crate::time::Millis;
 
 /// The partition's side of a capture in progress.
@@ -32,12 +33,14 @@ pub(super) struct Capturing {
     outdated_bytes: usize,
     id_layers: usize,
     ledger_layers: usize,
+    summed_layers: usize,
 }
 
 /// The immutable parts of a capture, which can be written without locking the partition.
 pub struct Capture {
     id_layers: Vec<Arc<Layer>>,
     ledger_layers: Vec<Arc<UnsavedEntries>>,
+    summed_layers: Vec<Arc<SummedLayer>>,
     removed: Arc<Deletions<Key>>,
     outdated: Vec<(Millis, Key)>,
     meta: Meta,
@@ -120,7 +123,18 @@ impl Capture {
         for (key, head) in self.heads() {
             sink(&mut |records| records.put_head(key.as_ref(), &head))?;
         }
+        for (key, summed) in self.summed() {
+            sink(&mut |records| records.put_summed(key.as_ref(), summed))?;
+        }
         sink(&mut |records| records.put_meta(&self.meta))
+    }
+
+    /// What is summed of sub-counters, as far as it changed, from the newest layer that has it.
+    fn summed(&self) -> impl Iterator<Item = (&Key, &SummedShards)> {
+        self.summed_layers.iter().enumerate().flat_map(move |(number, layer)| {
+            let newer = &self.summed_layers[number + 1..];
+            layer.iter().filter(move |(key, _)| !newer.iter().any(|layer| layer.contains_key(*key)))
+        })
     }
 
     /// The head of every chain that grew, from the newest layer that has entries of it.
@@ -139,7 +153,8 @@ impl Partition {
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         let has_deletions = !self.removed.is_empty() || !self.outdated.is_empty();
-        self.dirty.count() > 0 || has_deletions || self.request_ids.is_dirty() || self.ledger_heads.is_dirty()
+        let has_records = self.request_ids.is_dirty() || self.ledger_heads.is_dirty() || self.summed.is_dirty();
+        self.dirty.count() > 0 || has_deletions || has_records
     }
 
     /// Counters changed since the last capture began.
@@ -162,6 +177,7 @@ impl Partition {
         let capture = Capture {
             id_layers: self.request_ids.begin_capture(),
             ledger_layers: self.ledger_heads.begin_capture(),
+            summed_layers: self.summed.begin_capture(),
             removed: Arc::clone(&removed),
             outdated,
             meta: Meta { clock: self.clock, counters: self.counters, expiring: self.expiring },
@@ -175,6 +191,7 @@ impl Partition {
             outdated_bytes,
             id_layers: capture.id_layers.len(),
             ledger_layers: capture.ledger_layers.len(),
+            summed_layers: capture.summed_layers.len(),
         });
         capture
     }
@@ -221,6 +238,7 @@ impl Partition {
         self.created.difference_with(&capturing.cells);
         self.request_ids.committed(capturing.id_layers);
         self.ledger_heads.committed(capturing.ledger_layers);
+        self.summed.committed(capturing.summed_layers);
     }
 
     /// Ends a capture that did not reach the store: its counters and deletions are dirty again.

@@ -9,6 +9,7 @@ use crate::event::{
 };
 use crate::ledger::CorrectionKind;
 use crate::outcome::{Outcome, Outcomes, Refusal, Split};
+use crate::sub_counters::{Gain, ShardReports};
 use crate::time::Millis;
 
 impl Partition {
@@ -50,6 +51,7 @@ impl Partition {
             Change::Expire { at, when } => self.expire(event, at.map(|at| at.resolve(self.clock)), *when),
             Change::Read(field) => read_field(self.live_state(event).as_ref(), *field, self.clock),
             Change::Sweep { expires_at } => self.sweep(event, *expires_at),
+            Change::Sum(reports) => self.sum(event, reports, hint),
         }
     }
 
@@ -101,6 +103,34 @@ impl Partition {
         state.expires_at = expiry_after_add(state.expires_at, event.details, self.clock);
         self.write_cell(found, expiry_before, event, &state);
         self.changed(&state, delta)
+    }
+
+    fn sum(&mut self, event: &EventRef<'_>, reports: &ShardReports, hint: Option<CellId>) -> Outcome {
+        let key = event.key.to_key();
+        let before = self.summed.get(&key).cloned().unwrap_or_default();
+        let mut summed = before.clone();
+        let mut gain = Gain::default();
+        for report in reports.as_slice() {
+            let more = summed.merge(report);
+            gain.increments += more.increments;
+            gain.decrements += more.decrements;
+        }
+        if summed == before {
+            return self.unchanged(event);
+        }
+        if gain == Gain::default() {
+            self.summed.put(event.key, summed);
+            return self.unchanged(event);
+        }
+        let found = self.find(event, hint);
+        let (mut state, expiry_before) = self.state_in(found);
+        let value = state.counter.value();
+        if state.counter.add_both(self.clock, gain.increments, gain.decrements) == Err(Overflow) {
+            return self.refused(event, Refusal::Overflow);
+        }
+        self.write_cell(found, expiry_before, event, &state);
+        self.summed.put(event.key, summed);
+        self.changed(&state, state.counter.value().saturating_sub(value))
     }
 
     fn correct(

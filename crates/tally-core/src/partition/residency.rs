@@ -6,7 +6,7 @@ use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::counter::is_due;
 use crate::counter_table::{CellId, CounterTable, EXPIRY_BYTES, Victims};
-use crate::event::{ChangeRef, EventRef, RequestId};
+use crate::event::{Change, ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
 use crate::limits::KEY_BYTES_MAX;
 use crate::missing_keys::MissingKeys;
@@ -47,6 +47,7 @@ impl Partition {
         if !self.store_may_have_more
             && !self.request_ids.store_may_have_more()
             && !self.ledger_heads.store_may_have_more()
+            && !self.summed.store_may_have_more()
         {
             return;
         }
@@ -84,6 +85,9 @@ impl Partition {
         if event.change.is_correction() && self.ledger_heads.is_head_unknown(event.key) {
             missing.push(&record::head_key(event.key));
         }
+        if matches!(event.change, ChangeRef::Other(Change::Sum(_))) && self.summed.is_unknown(event.key) {
+            missing.push(&record::summed_key(event.key));
+        }
         let is_resident = cell.is_some_and(|id| self.table.holds(id, event.key.as_bytes()));
         if !is_resident && self.is_counter_unknown(event.hash, event.key) {
             missing.push_joined(&[&[record::COUNTER], event.key.as_bytes()]);
@@ -120,6 +124,10 @@ impl Partition {
                 let key = KeyRef::new(rest).map_err(|_| Malformed)?;
                 self.ledger_heads.restore(key, record::read_head(value).ok_or(Malformed)?);
             }
+            b's' => {
+                let key = KeyRef::new(rest).map_err(|_| Malformed)?;
+                self.summed.restore(key, record::read_summed(value).ok_or(Malformed)?);
+            }
             _ => return Err(Malformed),
         }
         Ok(())
@@ -131,6 +139,7 @@ impl Partition {
         self.table.memory_bytes()
             + self.request_ids.memory_bytes()
             + self.ledger_heads.memory_bytes()
+            + self.summed.memory_bytes()
             + self.preimage_bytes()
             + self.deletion_bytes()
     }
@@ -219,7 +228,10 @@ impl Partition {
 
     /// Bytes that only a checkpoint can free.
     fn unsaved_bytes(&self) -> usize {
-        self.request_ids.unsaved_bytes() + self.ledger_heads.memory_bytes() + self.deletion_bytes()
+        self.request_ids.unsaved_bytes()
+            + self.ledger_heads.memory_bytes()
+            + self.summed.memory_bytes()
+            + self.deletion_bytes()
     }
 
     /// Whether a checkpoint should start now, before batches have to wait for one.

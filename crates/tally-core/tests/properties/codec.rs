@@ -10,8 +10,9 @@ use tally_core::event::{
 use tally_core::key::Key;
 use tally_core::limits::{
     BATCH_EVENTS_MAX, BATCH_EVENTS_SEAL, CALL_EVENTS_MAX, CALL_PARTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX,
-    KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX,
+    KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SHARDS_MAX,
 };
+use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
 use tally_sim::model::Event;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -131,6 +132,7 @@ fn the_largest_event_of_every_kind_survives_a_round_trip() {
         Change::Delete(why()),
         Change::Expire { at: Some(Deadline::After(u64::MAX)), when: ExpiryCondition::IfSomeAndEarlier },
         Change::Sweep { expires_at: Millis(u64::MAX) },
+        Change::Sum(ShardReports::new((0..SHARDS_MAX).map(largest_report).collect()).unwrap()),
     ] {
         let mut call = Events::new(SEED);
         call.push(key.as_ref(), change, Some(id), Some(details.clone()));
@@ -140,6 +142,11 @@ fn the_largest_event_of_every_kind_survives_a_round_trip() {
         assert_eq!(decode(&bytes, SEED, &mut back), Ok(Millis(u64::MAX)));
         assert_eq!(events_of(&back), events_of(call.batch()));
     }
+}
+
+fn largest_report(shard: u32) -> SubCounter {
+    let (incarnation, increments, decrements) = (u64::MAX, u64::MAX, u64::MAX);
+    SubCounter { shard, incarnation, increments, decrements, is_closed: true }
 }
 
 /// Bytes as version 1 wrote them: two sets, an increment of 2, and increments that sum up to 7.

@@ -8,6 +8,7 @@ use tally_core::event::{
     Member, OnBound,
 };
 use tally_core::key::Key;
+use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
 use tally_sim::model::Event;
 
@@ -45,9 +46,23 @@ fn change(amount: &BoxedStrategy<i64>) -> impl Strategy<Value = Change> + use<> 
         1 => why().prop_map(Change::Reset),
         1 => (amount.clone(), why()).prop_map(|(delta, why)| Change::Adjust { delta, why }),
         2 => why().prop_map(Change::Delete),
+        2 => sum().prop_map(Change::Sum),
         2 => expire.prop_map(|(at, when)| Change::Expire { at, when }),
         2 => prop::sample::select(vec![Field::Value, Field::Expiry]).prop_map(Change::Read),
     ]
+}
+
+fn sum() -> impl Strategy<Value = ShardReports> {
+    let report = (0u32..4, 0u64..4, 0u64..300, 0u64..300, prop::bool::weighted(0.1));
+    prop::collection::vec(report, 0..4).prop_map(|reports| {
+        let by_shard: std::collections::BTreeMap<u32, SubCounter> = reports
+            .into_iter()
+            .map(|(shard, incarnation, increments, decrements, is_closed)| {
+                (shard, SubCounter { shard, incarnation, increments, decrements, is_closed })
+            })
+            .collect();
+        ShardReports::new(by_shard.into_values().collect()).unwrap()
+    })
 }
 
 fn condition() -> impl Strategy<Value = Condition> {
