@@ -5,6 +5,7 @@ pub mod api;
 pub mod kafka;
 pub mod limits;
 pub mod partitioner;
+pub mod policy;
 pub mod postgres;
 pub mod redis;
 pub mod rpc;

@@ -58,3 +58,25 @@ pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(
 pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;
 /// Longest wait for a worker where PostgreSQL can answer instead.
 pub const ANY_WORKER_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
+/// Writes per second to one sub-counter above which their number is doubled.
+pub const SHARD_WRITES_PER_SECOND_MAX: f64 = 1_000.0;
+/// The number of sub-counters is halved when all of them together have had fewer writes per second than this share of what
+/// half of them can take, for [`SHARDS_COOL_MS`].
+pub const SHARDS_COOL_SHARE: f64 = 0.5;
+/// How long a counter must be cool before it gets fewer sub-counters.
+pub const SHARDS_COOL_MS: u64 = 30_000;
+/// Most sub-counters of a counter, unless its namespace says otherwise.
+pub const SHARDS_MAX_DEFAULT: u32 = 64;
+/// An API node registers the counters that it writes to this often. So often it also learns their number of sub-counters.
+pub const REGISTER_EVERY_MS: u64 = 1_000;
+/// Sub-counters of a counter that nobody has registered for this long are removed, once they are summed.
+pub const SHARDS_IDLE_S: u64 = 60;
+/// Most counters whose registration an API node remembers.
+pub const REGISTERED_MAX: usize = 1 << 17;
+/// Most counters in one batch of sums.
+pub const SUMS_BATCH_MAX: usize = 1_000;
+/// How long the `by-time` layout writes to one sub-counter.
+pub const BY_TIME_MS: u64 = 1_000;
+
+const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
+const _: () = assert!(SHARDS_MAX_DEFAULT <= tally_core::limits::SHARDS_MAX);

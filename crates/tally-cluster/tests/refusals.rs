@@ -11,6 +11,7 @@ use cluster::{PARTITIONS, TestPlace, TestServices};
 use tally_cluster::api::{ApiError, Cluster};
 use tally_cluster::kafka::{Appender, topic};
 use tally_cluster::partitioner::partition_of;
+use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
@@ -111,7 +112,7 @@ fn a_topic_with_another_number_of_partitions_is_refused() {
     services.runtime.block_on(async {
         let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
         pg.create_partitions(PARTITIONS + 1).await.unwrap();
-        let refused = Cluster::start(place.services().await, None).await.err().unwrap();
+        let refused = Cluster::start(place.services().await, None, ShardPolicies::default()).await.err().unwrap();
         assert!(matches!(refused, ApiError::Partitions { .. }), "{refused}");
         let new = topic::NewJournal { partitions: PARTITIONS + 1, replication: 1, retention_ms: 3_600_000 };
         let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
@@ -125,18 +126,19 @@ fn a_missing_topic_a_newer_schema_and_a_wrong_password_are_named() {
     services.runtime.block_on(async {
         let mut elsewhere = place.clone();
         elsewhere.kafka.topic = "nowhere".to_owned();
-        let missing = Cluster::start(elsewhere.services().await, None).await.err().unwrap().to_string();
+        let missing =
+            Cluster::start(elsewhere.services().await, None, ShardPolicies::default()).await.err().unwrap().to_string();
         assert!(missing.contains("tally cluster init"), "{missing}");
         let mut wrong = place.clone();
         wrong.postgres = place.postgres.replace(":secret@", ":wrong@");
-        let refused = Cluster::start(wrong.services().await, None).await.err().unwrap();
+        let refused = Cluster::start(wrong.services().await, None, ShardPolicies::default()).await.err().unwrap();
         assert!(matches!(refused, ApiError::Store(PgError::Credentials { .. })), "{refused}");
     });
     services.runtime.block_on(async {
         let (client, connection) = tokio_postgres::connect(&place.postgres, tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         client.execute("INSERT INTO tally_schema (version) VALUES (99)", &[]).await.unwrap();
-        let newer = Cluster::start(place.services().await, None).await.err().unwrap();
+        let newer = Cluster::start(place.services().await, None, ShardPolicies::default()).await.err().unwrap();
         assert!(matches!(newer, ApiError::Store(PgError::SchemaNewer { found: 99, .. })), "{newer}");
     });
 }

@@ -192,9 +192,15 @@ pub enum Refusal {
     NotExpected = 4,
     /// The disk is full. Never stored: a change that cannot be journalled is not applied.
     NoRoom = 5,
+    /// Its answer depends on the state, which a `best-effort` namespace does not wait for. Never stored.
+    BestEffort = 6,
 }
 
 impl Refusal {
+    /// What [`Refusal::BestEffort`] means, for callers.
+    pub const BEST_EFFORT_TEXT: &'static str = "the answer depends on the value, which a `best-effort` namespace does not \
+        wait for; nothing was changed: give the namespace the consistency `eventual` or a stronger one";
+
     /// The refusal with this stored number.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Refusal> {

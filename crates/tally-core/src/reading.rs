@@ -24,6 +24,8 @@ pub struct Reading {
     pub expires_at: Option<Millis>,
     /// Sub-counters the value is summed from.
     pub shards: u32,
+    /// Whether some sub-counters could not be reached, so that the value lacks what they counted.
+    pub partial: bool,
 }
 
 impl Reading {
@@ -41,6 +43,7 @@ impl Reading {
             updated_at: counter.map(|counter| counter.updated),
             expires_at: held.and_then(|held| held.expires_at),
             shards: 1,
+            partial: false,
         }
     }
 }
@@ -66,6 +69,8 @@ pub struct Stats {
     pub rate_1h: f64,
     /// The value of each sub-counter.
     pub shard_values: Vec<i64>,
+    /// Writes per second to each sub-counter, where they are measured.
+    pub shard_loads: Vec<f64>,
 }
 
 impl Stats {
@@ -77,6 +82,7 @@ impl Stats {
         let (min, max) = counter.extremes();
         let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
         Stats {
+            shard_loads: Vec::new(),
             shard_values: if reading.exists { vec![reading.value] } else { Vec::new() },
             reading,
             increments: counter.increments(),

@@ -8,6 +8,7 @@ use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
 
 use crate::config::ClusterConfig;
+use crate::policy::Policies;
 
 /// Why a node of a cluster did not start.
 #[derive(Debug, thiserror::Error)]
@@ -35,10 +36,14 @@ pub struct ClusterNode {
 
 impl ClusterNode {
     /// Connects to the services and starts the roles of this process.
-    pub async fn start(config: &ClusterConfig, memory_bytes: u64) -> Result<ClusterNode, ClusterError> {
+    pub async fn start(
+        config: &ClusterConfig,
+        policies: &Policies,
+        memory_bytes: u64,
+    ) -> Result<ClusterNode, ClusterError> {
         let services = services(config).await?;
         let secret = config.secret.clone();
-        let cluster = Arc::new(Cluster::start(services.clone(), secret.clone()).await?);
+        let cluster = Arc::new(Cluster::start(services.clone(), secret.clone(), policies.shards().clone()).await?);
         let worker = if config.roles.worker {
             let settings = WorkerSettings {
                 listen: config.worker,
@@ -47,8 +52,9 @@ impl ClusterNode {
                 // The rest is for connections, buffers and what the allocator keeps.
                 memory_bytes: (memory_bytes / 2) as usize,
                 partitions: cluster.partitions(),
-                rollup_every: config.rollup_every,
-                persist_every: config.persist_every,
+                rollup_every: policies.rollup_every(config.rollup_every),
+                persist_every: policies.persist_every(config.persist_every),
+                policies: policies.shards().clone(),
             };
             Some(Worker::start(settings, services).await?)
         } else {

@@ -6,6 +6,7 @@
 mod cluster;
 mod environment;
 mod file;
+mod namespaces;
 mod size;
 
 use std::fmt;
@@ -16,10 +17,9 @@ use tally_core::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use tally_engine::StoredClock;
 use tracing::level_filters::LevelFilter;
 
-use crate::hint::did_you_mean;
 use crate::host::HttpHost;
 use crate::limits::RESP_THREADS_MAX;
-use crate::policy::{Consistency, Policies};
+use crate::policy::Policies;
 
 pub use cluster::{CLUSTER_KEYS, ClusterConfig};
 pub use environment::{cluster as cluster_variables, warnings as environment_warnings};
@@ -68,8 +68,8 @@ pub struct RawSettings {
     pub reset_clock: Option<Setting>,
     /// Additional hosts to answer to, one setting each.
     pub allowed_hosts: Vec<Setting>,
-    /// The consistency of each namespace, by name.
-    pub namespaces: Vec<(String, Setting)>,
+    /// The policies of namespaces: namespace, key and setting.
+    pub namespaces: Vec<(String, String, Setting)>,
     /// What this process does in a cluster, one setting each.
     pub roles: Vec<Setting>,
     /// The settings of a cluster, by key.
@@ -171,7 +171,7 @@ pub fn validate(raw: &RawSettings) -> Result<ServerConfig, ConfigError> {
         allowed_hosts: raw.allowed_hosts.iter().map(validate_allowed_host).collect::<Result<_, _>>()?,
         log: validate_log(raw.log.as_ref())?,
         log_level: validate_log_level(raw.log_level.as_ref())?,
-        policies: validate_namespaces(&raw.namespaces)?,
+        policies: namespaces::validate(&raw.namespaces)?,
         threads: raw.threads.as_ref().map(validate_threads).transpose()?,
         stored_clock: match validate_switch("reset_clock", raw.reset_clock.as_ref())? {
             true => StoredClock::Reset,
@@ -301,25 +301,6 @@ fn validate_log_level(given: Option<&Setting>) -> Result<LevelFilter, ConfigErro
     }
 }
 
-fn validate_namespaces(given: &[(String, Setting)]) -> Result<Policies, ConfigError> {
-    let mut policies = Policies::default();
-    for (namespace, setting) in given {
-        let key = format!("namespaces.{namespace}.consistency");
-        if namespace.is_empty() || namespace.contains(':') {
-            let place = place(&key, setting);
-            return Err(ConfigError(format!(
-                "{place}: `{namespace}` is not a namespace; a namespace is the part of a key before its first `:`"
-            )));
-        }
-        let consistency = Consistency::from_name(&setting.text).ok_or_else(|| {
-            let hint = did_you_mean(&setting.text, Consistency::ALL.iter().map(|consistency| consistency.name()));
-            invalid(&key, setting, &format!("is not a consistency; {hint}"))
-        })?;
-        policies.set_consistency(namespace, consistency);
-    }
-    Ok(policies)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -389,7 +370,7 @@ mod tests {
             "`--data` is empty; name a directory"
         );
         let in_file = |text: &str| Setting { text: text.into(), source: SettingSource::File("tally.toml".into()) };
-        let namespace = |name: &str, text: &str| vec![(name.into(), in_file(text))];
+        let namespace = |name: &str, text: &str| vec![(name.into(), "consistency".into(), in_file(text))];
         assert_eq!(
             refused(RawSettings { namespaces: namespace("likes", "exactly"), ..RawSettings::default() }),
             "`namespaces.likes.consistency` in tally.toml: `exactly` is not a consistency; did you mean `exact`?"

@@ -1,6 +1,9 @@
-//! Policies: the consistency of each namespace.
+//! Policies: the consistency of each namespace, and how a cluster counts in it.
 
 use std::collections::HashMap;
+use std::time::Duration;
+
+use tally_cluster::policy::{ShardPolicies, ShardPolicy};
 
 pub use tally_core::consistency::Consistency;
 use tally_core::key::KeyRef;
@@ -9,12 +12,50 @@ use tally_core::key::KeyRef;
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     consistency: HashMap<Box<[u8]>, Consistency>,
+    /// Of the `best-effort` namespaces.
+    shards: ShardPolicies,
+    rollup_every: Option<Duration>,
+    persist_every: Option<Duration>,
+}
+
+/// The policy of one namespace.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NamespacePolicy {
+    /// What an acknowledgement means and what a read sees.
+    pub consistency: Consistency,
+    /// How sub-counters work, in a cluster and with `best-effort`.
+    pub shards: ShardPolicy,
+    /// How old readings may be.
+    pub rollup_every: Option<Duration>,
+    /// How old the database may be.
+    pub persist_every: Option<Duration>,
 }
 
 impl Policies {
-    /// Sets the consistency of a namespace.
-    pub fn set_consistency(&mut self, namespace: &str, consistency: Consistency) {
-        self.consistency.insert(namespace.as_bytes().into(), consistency);
+    /// Sets the policy of a namespace.
+    pub fn set(&mut self, namespace: &str, policy: NamespacePolicy) {
+        self.consistency.insert(namespace.as_bytes().into(), policy.consistency);
+        if policy.consistency == Consistency::BestEffort {
+            self.shards.set(namespace.as_bytes(), policy.shards);
+        }
+        let shorter = |a: Option<Duration>, b: Option<Duration>| a.into_iter().chain(b).min();
+        self.rollup_every = shorter(self.rollup_every, policy.rollup_every);
+        self.persist_every = shorter(self.persist_every, policy.persist_every);
+    }
+
+    /// How sub-counters work in the `best-effort` namespaces.
+    pub fn shards(&self) -> &ShardPolicies {
+        &self.shards
+    }
+
+    /// How often totals are published: as often as the most demanding namespace wants it, and by default.
+    pub fn rollup_every(&self, default: Duration) -> Duration {
+        self.rollup_every.map_or(default, |every| every.min(default))
+    }
+
+    /// How often counters are persisted: as often as the most demanding namespace wants it, and by default.
+    pub fn persist_every(&self, default: Duration) -> Duration {
+        self.persist_every.map_or(default, |every| every.min(default))
     }
 
     /// The consistency of a key's namespace.
@@ -40,7 +81,7 @@ mod tests {
     #[test]
     fn a_namespace_without_a_policy_is_eventual() {
         let mut policies = Policies::default();
-        policies.set_consistency("views", Consistency::BestEffort);
+        policies.set("views", NamespacePolicy { consistency: Consistency::BestEffort, ..NamespacePolicy::default() });
         let key = |key: &'static str| KeyRef::new(key.as_bytes()).unwrap();
         assert_eq!(policies.consistency(key("views:1")), Consistency::BestEffort);
         assert_eq!(policies.consistency(key("views")), Consistency::Eventual);

@@ -154,7 +154,9 @@ impl RunningEngine {
 
 async fn open(config: &ServerConfig) -> Result<RunningEngine, ServeError> {
     match &config.cluster {
-        Some(cluster) => Ok(RunningEngine::ClusterNode(ClusterNode::start(cluster, config.memory_bytes).await?)),
+        Some(cluster) => {
+            Ok(RunningEngine::ClusterNode(ClusterNode::start(cluster, &config.policies, config.memory_bytes).await?))
+        }
         None => Ok(RunningEngine::Embedded(open_data(config).await?)),
     }
 }

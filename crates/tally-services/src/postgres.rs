@@ -166,8 +166,13 @@ impl Postgres {
 
     /// Runs SQL through `psql` and returns the rows, with `|` between the columns. An error is what it printed.
     pub fn psql(&self, sql: &str) -> Result<String, String> {
+        self.psql_at(&self.url(), sql)
+    }
+
+    /// The same, in the database of this URL.
+    pub fn psql_at(&self, url: &str, sql: &str) -> Result<String, String> {
         let psql = Tool::new(self.bin.join("psql"), self.dir.path()).env("PGCONNECT_TIMEOUT", "10");
-        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url()]).run()
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, url]).run()
     }
 
     /// The id of its main process while it runs.

@@ -78,6 +78,14 @@ impl Estimates {
         estimate.value()
     }
 
+    /// Adds a write that is not in the journal, and returns the estimated value after it. The next total replaces it.
+    pub fn add_unplaced(&self, key: &Key, delta: i64) -> i64 {
+        let mut known = self.known.lock();
+        let Some(estimate) = known.get_mut(key) else { return delta };
+        estimate.total = estimate.total.saturating_add(delta);
+        estimate.value()
+    }
+
     /// The estimated value, if anything is known.
     pub fn value(&self, key: &Key) -> Option<i64> {
         self.known.lock().get(key).map(Estimate::value)

@@ -1,6 +1,7 @@
 //! An API node: takes calls, combines them per partition, and answers from Kafka, workers and Redis.
 
 mod ask;
+mod best_effort;
 mod estimate;
 mod lane;
 mod reads;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use best_effort::Registrations;
 use estimate::Estimates;
 use lane::Lane;
 use routes::PartitionRoutes;
@@ -27,6 +29,7 @@ use tokio::sync::watch;
 use crate::kafka::{Appender, TopicError, topic};
 use crate::limits::CLOSE_WAIT_MS;
 use crate::partitioner::partition_of;
+use crate::policy::ShardPolicies;
 use crate::postgres::PgError;
 use crate::rpc::{RpcClient, Secret};
 use crate::worker::{BrokerClock, Services};
@@ -61,9 +64,11 @@ pub struct Cluster {
     seed: u64,
     services: Services,
     lanes: Vec<Arc<Lane>>,
-    workers: RpcClient,
+    workers: Arc<RpcClient>,
     routes: Arc<PartitionRoutes>,
     estimates: Estimates,
+    registrations: Registrations,
+    policies: Arc<ShardPolicies>,
     clock: Arc<BrokerClock>,
     closing: AtomicBool,
     /// Calls that are not answered yet.
@@ -81,7 +86,11 @@ impl Drop for OpenCall<'_> {
 
 impl Cluster {
     /// Connects to the services on the current runtime.
-    pub async fn start(services: Services, secret: Option<Secret>) -> Result<Cluster, ApiError> {
+    pub async fn start(
+        services: Services,
+        secret: Option<Secret>,
+        policies: ShardPolicies,
+    ) -> Result<Cluster, ApiError> {
         services.pg.check_schema().await?;
         let partitions = checked_partitions(&services).await?;
         let appender = Arc::new(Appender::new(&services.kafka)?);
@@ -97,9 +106,11 @@ impl Cluster {
             partitions,
             seed: crate::seed(),
             lanes: lanes.collect(),
-            workers: RpcClient::new(secret),
+            workers: Arc::new(RpcClient::new(secret)),
             routes,
             estimates: Estimates::default(),
+            registrations: Registrations::default(),
+            policies: Arc::new(policies),
             clock,
             services,
             closing: AtomicBool::new(false),
@@ -180,8 +191,11 @@ impl Engine for Cluster {
 
     async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
         let _call = self.begin()?;
-        let counters = self.read_counters(&[key], &options).await?;
-        counters.first().map(reads::ReadCounter::stats).ok_or_else(|| EngineError::Unavailable("no answer".to_owned()))
+        let is_sharded = self.policies.of(key.as_ref()).is_some();
+        let counters = self.read_counters(std::slice::from_ref(&key), &options).await?;
+        let counter = counters.first().ok_or_else(|| EngineError::Unavailable("no answer".to_owned()))?;
+        let stats = counter.stats();
+        if is_sharded { self.with_shards(key.as_ref(), stats).await } else { Ok(stats) }
     }
 
     async fn list(&self, page: PageRequest) -> Result<Page, EngineError> {

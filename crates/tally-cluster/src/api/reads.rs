@@ -6,8 +6,8 @@ use futures_util::future::{join_all, try_join_all};
 use tally_core::batch::{Events, SlotOutcome};
 use tally_core::consistency::Consistency;
 use tally_core::counter::CounterState;
-use tally_core::event::{Change, ChangeRef};
-use tally_core::key::Key;
+use tally_core::event::{Change, ChangeRef, Field};
+use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::{CALL_KEYS_MAX, PAGE_ITEMS_MAX};
 use tally_core::missing_keys::MissingKeys;
@@ -15,11 +15,14 @@ use tally_core::outcome::{Outcome, Reads, Receipt, Token};
 use tally_core::partition::read_field;
 use tally_core::reading::{Reading, Stats};
 use tally_core::record;
+use tally_core::sub_counters::SummedShards;
 use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
+use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
+use crate::redis::ShardState;
 use crate::rpc::{Need, RpcRequest, RpcResponse};
 
 /// A counter, and how current it is.
@@ -29,13 +32,34 @@ pub struct ReadCounter {
     exact: bool,
     as_of: Millis,
     now: Millis,
+    /// What sub-counters have counted that is not in the counter yet.
+    tail: Tail,
+}
+
+/// What sub-counters have counted since they were last summed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tail {
+    value: i64,
+    /// Number of sub-counters; none if they were not asked.
+    shards: u32,
+    /// Whether some could not be reached.
+    partial: bool,
 }
 
 impl ReadCounter {
     /// As a reading.
     pub fn reading(&self) -> Reading {
         let staleness_ms = if self.exact { 0 } else { self.now.since(self.as_of) };
-        Reading { exact: self.exact, staleness_ms, ..Reading::exact(self.held.as_ref(), self.as_of) }
+        let reading = Reading::exact(self.held.as_ref(), self.as_of);
+        Reading {
+            exact: self.exact,
+            staleness_ms,
+            value: reading.value.saturating_add(self.tail.value),
+            exists: reading.exists || self.tail.value != 0,
+            shards: self.tail.shards.max(1),
+            partial: self.tail.partial,
+            ..reading
+        }
     }
 
     /// With its statistics.
@@ -45,10 +69,6 @@ impl ReadCounter {
 }
 
 impl Cluster {
-    fn now(&self) -> Millis {
-        self.clock.now().unwrap_or_default()
-    }
-
     /// Reads counters, in the order of the keys, as fresh as the options want.
     pub(super) async fn read_counters(
         &self,
@@ -63,8 +83,10 @@ impl Cluster {
         }
         let needs_end = options.consistency >= Consistency::Accurate || options.staleness_max_ms == Some(0);
         let mut found: BTreeMap<&Key, ReadCounter> = BTreeMap::new();
-        if !needs_end {
-            self.read_totals(keys, options, &mut found).await;
+        if needs_end {
+            Box::pin(self.sum_now(keys)).await?;
+        } else {
+            Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
         let mut missing: BTreeMap<u32, BTreeSet<&Key>> = BTreeMap::new();
         for key in keys.iter().filter(|key| !found.contains_key(key)) {
@@ -98,17 +120,34 @@ impl Cluster {
         keys: &'k [Key],
         options: &ReadOptions,
         found: &mut BTreeMap<&'k Key, ReadCounter>,
-    ) {
+    ) -> Result<(), EngineError> {
         let totals = match self.services.totals.get(keys).await {
             Ok(totals) => totals,
             Err(error) => {
                 tracing::debug!(%error, "totals cannot be read; asking workers");
-                return;
+                return Ok(());
             }
         };
         let now = self.now();
         for (key, total) in keys.iter().zip(totals) {
-            let Some(total) = total else { continue };
+            let Some(total) = total else {
+                // Without a total nobody knows what is summed. The sum makes the answer current, and the worker's is exact.
+                if self.reads_live(key, options) {
+                    Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
+                    let partition = self.partition_of(key.as_ref());
+                    let read = self.read_worker(partition, Need::End, &[key]).await?;
+                    found.extend(read.first().map(|counter| (key, ReadCounter { exact: false, ..*counter })));
+                    // So that the next read finds one.
+                    self.ask_for_total(partition, key);
+                }
+                continue;
+            };
+            if self.reads_live(key, options) {
+                let tail = self.tail(key, total.summed.as_ref()).await?;
+                let held = total.state.filter(|held| !held.is_expired(now));
+                found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail });
+                continue;
+            }
             let partition = self.partition_of(key.as_ref());
             let route = self.routes.get(partition);
             // What has not changed since is as current as everything that was published.
@@ -120,9 +159,71 @@ impl Cluster {
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
             let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
-                found.insert(key, ReadCounter { held, exact: false, as_of, now });
+                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail: Tail::default() });
             }
         }
+        Ok(())
+    }
+
+    /// Whether the read adds what sub-counters have counted since the last sum.
+    fn reads_live(&self, key: &Key, options: &ReadOptions) -> bool {
+        let policy = self.policies.of(key.as_ref());
+        let is_live = |policy: &ShardPolicy| policy.aggregation != Aggregation::Rollup;
+        options.consistency == Consistency::BestEffort && policy.is_some_and(is_live)
+    }
+
+    /// What sub-counters have counted beyond what is summed.
+    async fn tail(&self, key: &Key, summed: Option<&SummedShards>) -> Result<Tail, EngineError> {
+        let policy = self.policies.of(key.as_ref()).copied().unwrap_or_default();
+        let live = self.live_shards(key.as_ref()).await?;
+        if let Some((count, why)) = &live.unreachable
+            && policy.on_unreachable == OnUnreachable::Fail
+        {
+            return Err(EngineError::Unavailable(format!("{count} sub-counters cannot be reached: {why}")));
+        }
+        let nothing = SummedShards::default();
+        let summed = summed.unwrap_or(&nothing);
+        let gains = live.found.iter().map(|shard| summed.gain(&shard.counted));
+        let value: i128 = gains.map(|gain| gain.increments as i128 - gain.decrements as i128).sum();
+        Ok(Tail {
+            value: super::writes::saturated(value),
+            shards: live.found.len() as u32,
+            partial: live.unreachable.is_some(),
+        })
+    }
+
+    /// Makes the worker publish the counter's total.
+    fn ask_for_total(&self, partition: u32, key: &Key) {
+        let Some(owner) = self.routes.get(partition).owner else { return };
+        let request = RpcRequest::Read { partition, need: Need::Any, keys: vec![key.clone()] };
+        let workers = std::sync::Arc::clone(&self.workers);
+        let deadline = tokio::time::Instant::now() + ANY_WORKER_WAIT;
+        tokio::spawn(async move {
+            if let Err(error) = workers.call(&owner, &request, deadline).await {
+                tracing::debug!(%error, "a total was not asked for");
+            }
+        });
+    }
+
+    /// Adds the sub-counters to statistics.
+    pub(super) async fn with_shards(&self, key: KeyRef<'_>, stats: Stats) -> Result<Stats, EngineError> {
+        let live = self.live_shards(key).await?;
+        if live.found.is_empty() {
+            return Ok(stats);
+        }
+        let value = |shard: &ShardState| {
+            super::writes::saturated(i128::from(shard.counted.increments) - i128::from(shard.counted.decrements))
+        };
+        Ok(Stats {
+            reading: Reading {
+                shards: live.found.len() as u32,
+                partial: stats.reading.partial || live.unreachable.is_some(),
+                ..stats.reading
+            },
+            shard_values: live.found.iter().map(value).collect(),
+            shard_loads: live.found.iter().map(|shard| shard.writes_per_second).collect(),
+            ..stats
+        })
     }
 
     async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
@@ -161,9 +262,9 @@ impl Cluster {
         self.clock.observe(at);
         let now = self.now().max(at);
         let counters = records.iter().map(|bytes| match bytes {
-            None => Ok(ReadCounter { held: None, exact, as_of: at, now }),
+            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail: Tail::default() }),
             Some(bytes) => record::read_counter(bytes)
-                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now })
+                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail: Tail::default() })
                 .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
         });
         counters.collect()
@@ -184,10 +285,10 @@ impl Cluster {
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
-            None => Ok(ReadCounter { held: None, exact: false, as_of, now }),
+            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail: Tail::default() }),
             Some(value) => record::read_counter(value)
                 .map(|held| Some(held).filter(|held| !held.is_expired(now)))
-                .map(|held| ReadCounter { held, exact: false, as_of, now })
+                .map(|held| ReadCounter { held, exact: false, as_of, now, tail: Tail::default() })
                 .ok_or_else(|| EngineError::Unreadable("a stored counter is of a newer version".to_owned())),
         };
         keys.iter().map(counter).collect()
@@ -248,7 +349,15 @@ impl Cluster {
             .zip(&counters)
             .map(|(event, counter)| match event.change {
                 ChangeRef::Other(Change::Read(field)) => {
-                    Outcome { exact: counter.exact, ..read_field(counter.held.as_ref(), *field, counter.as_of) }
+                    let read = read_field(counter.held.as_ref(), *field, counter.as_of);
+                    match field {
+                        Field::Value => {
+                            let value = read.value.saturating_add(counter.tail.value);
+                            let exists = read.exists || counter.tail.value != 0;
+                            Outcome { exact: counter.exact, value, exists, ..read }
+                        }
+                        Field::Expiry => Outcome { exact: counter.exact, ..read },
+                    }
                 }
                 _ => Outcome::EMPTY,
             })
@@ -265,7 +374,8 @@ impl Cluster {
         let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
         let now = self.now();
         let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
-            let read = ReadCounter { held: Some(counter.state), exact: false, as_of: counter.clock, now };
+            let (held, as_of) = (Some(counter.state), counter.clock);
+            let read = ReadCounter { held, exact: false, as_of, now, tail: Tail::default() };
             (counter.key, read.reading())
         });
         Ok(Page { items: items.collect(), next })

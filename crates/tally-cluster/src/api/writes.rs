@@ -28,6 +28,10 @@ impl Cluster {
         if events.batch().is_read_only() {
             return Ok(self.read_batch(&events, &ReadOptions::new(consistency)).await?.receipt);
         }
+        if consistency == Consistency::BestEffort {
+            // Boxed, so that the others do not have its size.
+            return Box::pin(self.write_best_effort(events)).await;
+        }
         let waits = consistency == Consistency::Exact || events.depend_on_state();
         let call = events.divide(|key| self.partition_of(key));
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
@@ -96,7 +100,7 @@ impl Cluster {
 }
 
 /// All results, or the one error that says the most: if a part may be in the journal, the outcome of the call is unknown.
-fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Vec<T>, EngineError> {
+pub(super) fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Vec<T>, EngineError> {
     let some_succeeded = parts.iter().any(Result::is_ok);
     let unknown = |error: &EngineError| matches!(error, EngineError::OutcomeUnknown(_));
     let errors: Vec<&EngineError> = parts.iter().filter_map(|part| part.as_ref().err()).collect();
@@ -110,6 +114,6 @@ fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Vec<T>, Engin
     }
 }
 
-fn saturated(sum: i128) -> i64 {
+pub(super) fn saturated(sum: i128) -> i64 {
     sum.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }

@@ -25,6 +25,8 @@ pub(super) struct TableRows<'a> {
     removed_ledger: Vec<(&'a [u8], u64)>,
     others: Vec<(&'a [u8], &'a [u8])>,
     removed_others: Vec<&'a [u8]>,
+    /// What is summed of sub-counters, which is also among the others.
+    summed: Vec<(&'a [u8], &'a [u8])>,
     meta: Option<Meta>,
 }
 
@@ -39,7 +41,10 @@ impl<'a> TableRows<'a> {
                 (StoreKey::Request(id), None) => rows.removed_requests.push(id),
                 (StoreKey::Ledger(key, seq), Some(value)) => rows.ledger.push((key.as_bytes(), seq, value)),
                 (StoreKey::Ledger(key, seq), None) => rows.removed_ledger.push((key.as_bytes(), seq)),
-                (StoreKey::Other(key), Some(value)) => rows.others.push((key, value)),
+                (StoreKey::Other(key), Some(value)) => {
+                    rows.others.push((key, value));
+                    rows.summed.extend(record::summed_of(key).map(|counter| (counter.as_bytes(), value)));
+                }
                 (StoreKey::Other(key), None) => rows.removed_others.push(key),
                 (StoreKey::Meta, Some(value)) => rows.meta = Some(meta(value)?),
                 (StoreKey::Expiry, _) | (StoreKey::Meta, None) => {}
@@ -80,6 +85,9 @@ impl<'a> TableRows<'a> {
         }
         for others in self.others.chunks(WRITE_ROWS_MAX) {
             put_others(connection, partition, others).await?;
+        }
+        for summed in self.summed.chunks(WRITE_ROWS_MAX) {
+            put_shards(connection, summed).await?;
         }
         Ok(())
     }
@@ -192,6 +200,26 @@ const PUT_OTHERS: &str = "INSERT INTO records (partition, key, value) \
 async fn put_others(connection: &Connection, partition: i32, others: &[(&[u8], &[u8])]) -> Result<(), PgError> {
     let (keys, values): (Vec<_>, Vec<_>) = others.iter().copied().unzip();
     connection.execute(PUT_OTHERS, &[&partition, &keys, &values]).await?;
+    Ok(())
+}
+
+const PUT_SHARDS: &str = "INSERT INTO counter_shards (key, shard, value, updated_at) \
+    SELECT *, now() FROM unnest($1::bytea[], $2::int[], $3::bigint[])";
+
+/// Shows sub-counters as they were summed. The records are what Tally reads.
+async fn put_shards(connection: &Connection, summed: &[(&[u8], &[u8])]) -> Result<(), PgError> {
+    let counters: Vec<&[u8]> = summed.iter().map(|(key, _)| *key).collect();
+    let (mut keys, mut shards, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    for (key, value) in summed {
+        let record = record::read_summed(value).ok_or_else(|| PgError::malformed(key))?;
+        for shard in record.reports().iter().filter(|shard| !shard.is_closed) {
+            keys.push(*key);
+            shards.push(int(shard.shard));
+            values.push(bigint(shard.increments).saturating_sub(bigint(shard.decrements)));
+        }
+    }
+    connection.execute("DELETE FROM counter_shards WHERE key = ANY($1)", &[&counters]).await?;
+    connection.execute(PUT_SHARDS, &[&keys, &shards, &values]).await?;
     Ok(())
 }
 

@@ -18,6 +18,15 @@ use super::link::NodeLink;
 use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
 use super::topology::{Topology, redirected_to};
 
+/// Why a command that must not be run twice has no answer.
+#[derive(Debug)]
+pub enum OnceError {
+    /// It was not run.
+    NotRun(redis::RedisError),
+    /// It may have been run.
+    Unknown(redis::RedisError),
+}
+
 /// The nodes and who owns what.
 pub struct ClusterRouter {
     /// The nodes of the settings.
@@ -106,6 +115,69 @@ impl ClusterRouter {
             }
         }
         Ok(answers)
+    }
+
+    /// Runs a command that must not be run twice. It is sent again only if a node refused it or no connection could be made.
+    pub async fn run_once(&self, command: KeyCommand, hashes: &ScriptHashes) -> Result<Value, OnceError> {
+        let started = Instant::now();
+        let slot = Slot::for_key(&command.key);
+        let commands = [command];
+        let mut redirect = None;
+        let mut pause = RETRY_PAUSE_MIN;
+        // A node that has not run the script yet refuses its hash.
+        let mut form = ScriptForm::Hash(hashes);
+        for retry in 0.. {
+            let topology = self.topology().await.map_err(OnceError::NotRun)?;
+            let (address, asking) = match &redirect {
+                Some(Redirect { address, asking }) => (Some(address.clone()), *asking),
+                None => (topology.owner(slot).map(str::to_owned), false),
+            };
+            let refused = match address {
+                None => (ErrorKind::Server(ServerErrorKind::ClusterDown), "nobody owns a slot").into(),
+                Some(address) => match self.send_once(&address, asking, &commands[0], form).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(OnceError::NotRun(error)) => {
+                        redirect = Redirect::of(&error, &address);
+                        error
+                    }
+                    Err(unknown) => return Err(unknown),
+                },
+            };
+            if refused.kind() == ErrorKind::Server(ServerErrorKind::NoScript) {
+                form = ScriptForm::Text;
+            } else {
+                self.forget(&topology);
+            }
+            if !may_pass(&refused) || retry == RETRIES_MAX || started.elapsed() + pause > RETRY_FOR {
+                return Err(OnceError::NotRun(refused));
+            }
+            if retry > 0 {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+        }
+        // The loop has no other end.
+        Err(OnceError::NotRun((ErrorKind::Client, "no attempt was made").into()))
+    }
+
+    async fn send_once(
+        &self,
+        address: &str,
+        asking: bool,
+        command: &KeyCommand,
+        form: ScriptForm<'_>,
+    ) -> Result<Value, OnceError> {
+        let link = self.link(address).map_err(OnceError::NotRun)?;
+        link.ready().await.map_err(OnceError::NotRun)?;
+        let mut pipeline = Pipeline::with_capacity(2);
+        if asking {
+            pipeline.add_command(redis::cmd("ASKING"));
+        }
+        pipeline.add_command(command.command(form));
+        let count = if asking { 2 } else { 1 };
+        let mut answers = link.send(&pipeline, count).await.map_err(OnceError::Unknown)?;
+        let answer = answers.pop().ok_or_else(|| OnceError::Unknown((ErrorKind::Client, "no answer").into()))?;
+        answer.extract_error().map_err(OnceError::NotRun)
     }
 
     /// Runs a command on the first node that answers.
@@ -271,6 +343,11 @@ impl Redirect {
         let asking = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
         Some(Redirect { address: redirected_to(address, asked)?, asking })
     }
+}
+
+/// Whether a command that was not run may be run later or elsewhere: the node refused it for now, or could not be reached.
+fn may_pass(error: &redis::RedisError) -> bool {
+    is_temporary(error.kind()) || error.kind() == ErrorKind::Io
 }
 
 /// Whether a command may succeed later or on another node.

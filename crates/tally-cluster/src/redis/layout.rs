@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <prefix>:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
+//!                            version 2: length of the counter record and that, then what is summed of its sub-counters
 //! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, address of the owner
 //! ```
 //!
@@ -11,12 +12,15 @@
 use tally_core::counter::CounterState;
 use tally_core::key::Key;
 use tally_core::record::read_counter;
+use tally_core::sub_counters::SummedShards;
 use tally_core::time::{Millis, Position};
-use tally_core::varint::{Cursor, put_u64};
+use tally_core::varint::{Cursor, put_bytes, put_u64};
 
-use super::limits::ADDRESS_BYTES_MAX;
+use super::limits::{ADDRESS_BYTES_MAX, TOTAL_RECORD_BYTES_MAX};
 
 const VERSION: u8 = 1;
+/// Version of a total of a counter that has sub-counters.
+const VERSION_SUMMED: u8 = 2;
 
 /// The state of a counter at a position of its partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub struct Total {
     pub at: Millis,
     /// The counter; `None` if it does not exist.
     pub state: Option<CounterState>,
+    /// What is summed of its sub-counters, if it has any.
+    pub summed: Option<SummedShards>,
 }
 
 /// A total to publish.
@@ -40,6 +46,8 @@ pub struct TotalUpdate {
     pub at: Millis,
     /// The value of the counter's record as in the store; `None` if the counter does not exist.
     pub record: Option<Vec<u8>>,
+    /// What is summed of its sub-counters, if it has any.
+    pub summed: Option<SummedShards>,
     /// Whether to publish it even if it is not in Redis, because it is read for the first time.
     pub first: bool,
 }
@@ -71,10 +79,16 @@ impl TotalUpdate {
     pub(super) fn encode(&self) -> Vec<u8> {
         let record = self.record.as_deref().unwrap_or_default();
         let mut value = Vec::with_capacity(20 + record.len());
-        value.push(VERSION);
+        value.push(if self.summed.is_some() { VERSION_SUMMED } else { VERSION });
         value.extend_from_slice(&self.position.0.to_be_bytes());
         put_u64(&mut value, self.at.0);
-        value.extend_from_slice(record);
+        match &self.summed {
+            None => value.extend_from_slice(record),
+            Some(summed) => {
+                put_bytes(&mut value, record);
+                summed.encode(&mut value);
+            }
+        }
         value
     }
 }
@@ -82,13 +96,19 @@ impl TotalUpdate {
 impl Total {
     pub(super) fn decode(value: &[u8]) -> Option<Total> {
         let mut cursor = Cursor::new(value);
-        if cursor.u8()? != VERSION {
-            return None;
-        }
+        let version = cursor.u8()?;
         let position = Position(u64::from_be_bytes(cursor.array()?));
         let at = Millis(cursor.u64()?);
-        let state = if cursor.is_done() { None } else { Some(read_counter(cursor.rest())?) };
-        Some(Total { position, at, state })
+        let (record, summed) = match version {
+            VERSION => (cursor.rest(), None),
+            VERSION_SUMMED => {
+                let record = cursor.bytes(TOTAL_RECORD_BYTES_MAX)?;
+                (record, Some(SummedShards::decode(&mut cursor).filter(|_| cursor.is_done())?))
+            }
+            _ => return None,
+        };
+        let state = if record.is_empty() { None } else { Some(read_counter(record)?) };
+        Some(Total { position, at, state, summed })
     }
 }
 
@@ -123,9 +143,10 @@ mod tests {
         records.put_counter(b"k", &state);
         let record = records.iter().next().and_then(|(_, value)| value).map(<[u8]>::to_vec);
         let key = Key::new("k").unwrap();
-        let update = TotalUpdate { key, position: Position(u64::MAX), at: Millis(1 << 40), record, first: true };
+        let update =
+            TotalUpdate { key, position: Position(u64::MAX), at: Millis(1 << 40), record, summed: None, first: true };
         let value = update.encode();
-        let total = Total { position: update.position, at: update.at, state: Some(state) };
+        let total = Total { position: update.position, at: update.at, state: Some(state), summed: None };
         assert_eq!(Total::decode(&value), Some(total.clone()));
         let deleted = TotalUpdate { record: None, ..update }.encode();
         assert_eq!(Total::decode(&deleted), Some(Total { state: None, ..total }));

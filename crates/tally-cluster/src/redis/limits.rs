@@ -24,3 +24,9 @@ pub const NODES_MAX: usize = 1_024;
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// How long a total is published after it was first read, unless the settings say otherwise.
 pub const TOTAL_TTL_DEFAULT: Duration = Duration::from_millis(crate::limits::TOTAL_TTL_MS);
+/// Most counters of one partition with sub-counters in use. More are refused: the rollup is behind.
+pub const ACTIVE_COUNTERS_MAX: usize = 100_000;
+/// Counters that are listed at once.
+pub const SCAN_COUNT: usize = 1_000;
+/// Longest record of a counter in a total, in bytes.
+pub const TOTAL_RECORD_BYTES_MAX: usize = 1 << 10;

@@ -32,6 +32,11 @@ impl NodeLink {
         Ok(NodeLink { client: Client::open(info)?, has_failed: AtomicBool::new(false), state: Mutex::default() })
     }
 
+    /// Opens the connection if there is none. After an error, nothing was sent.
+    pub async fn ready(&self) -> RedisResult<()> {
+        self.connection().await.map(drop)
+    }
+
     /// Sends commands in one piece and returns their answers, which may be errors. An error of the whole is one of the
     /// connection, which is then opened again by the next call.
     pub async fn send(&self, pipeline: &Pipeline, count: usize) -> RedisResult<Vec<Value>> {

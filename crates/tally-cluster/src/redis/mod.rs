@@ -8,6 +8,8 @@
 //! |---|---|---|
 //! | `<prefix>:t:<counter key>` | [`Total`] | for a fixed time after the first publication |
 //! | `<prefix>:p:<partition>` | [`Heartbeat`] | forever: the age of a dead worker's partition must stay readable |
+//! | `<prefix>:s:{<shard>:<hash>}:<counter key>` | [`ShardState`] | until it is idle and summed |
+//! | `<prefix>:a:<partition>` | hash of the counters whose sub-counters are in use: [`ActiveCounter`] | forever |
 
 mod cluster;
 mod error;
@@ -15,9 +17,11 @@ mod layout;
 pub mod limits;
 mod link;
 mod scripts;
+mod shards;
 mod topology;
 mod totals;
 
 pub use error::RedisError;
 pub use layout::{Heartbeat, Total, TotalUpdate};
+pub use shards::{ActiveCounter, AddError, ShardAdd, ShardState};
 pub use totals::{PublishReport, RedisSettings, Totals};

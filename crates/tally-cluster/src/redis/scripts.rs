@@ -43,6 +43,95 @@ end
 redis.call('SET', KEYS[1], ARGV[1])
 return 1";
 
+/// Adds to a sub-counter, and creates it with the time of the server as its incarnation. Arguments: `p` for additions or
+/// `n` for subtractions, and the amount.
+const ADD: &str = "\
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  local now = redis.call('TIME')
+  redis.call('HSET', KEYS[1], 'i', now[1] .. string.format('%06d', now[2]))
+end
+redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HINCRBY', KEYS[1], 'w', 1)
+return 1";
+
+/// Removes a sub-counter if it has exactly these values. Arguments: the fields `i`, `p` and `n`; empty ones are not compared.
+/// Answers 1 if it is gone.
+const CLOSE: &str = "\
+local now = redis.call('HMGET', KEYS[1], 'i', 'p', 'n')
+if not now[1] then return 1 end
+for i = 1, 3 do
+  if ARGV[i] ~= '' and (now[i] or '0') ~= ARGV[i] then return 0 end
+end
+redis.call('DEL', KEYS[1])
+return 1";
+
+/// Notes the load of a sub-counter. Argument: writes per second.
+const RATE: &str = "\
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'r', ARGV[1]) end
+return 1";
+
+/// Enters a counter into the list of active ones. Arguments: the counter, its number of shards if it is new, the number of
+/// shards that are written to at least, and the most counters of the list. Answers the number of shards, or 0 if the list is
+/// full. An entry is `seconds:shards:peak`.
+const REGISTER: &str = "\
+local old = redis.call('HGET', KEYS[1], ARGV[1])
+local shards, peak = tonumber(ARGV[2]), tonumber(ARGV[3])
+if old then
+  local s, p = string.match(old, '^%d+:(%d+):(%d+)$')
+  shards, peak = tonumber(s) or shards, math.max(peak, tonumber(p) or 1)
+elseif redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then
+  return 0
+end
+peak = math.max(peak, shards)
+redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ':' .. shards .. ':' .. peak)
+return shards";
+
+/// Changes the number of shards of an active counter. Arguments: the counter, and the number.
+const RESHARD: &str = "\
+local s, p = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+):%d+:(%d+)$')
+if not s then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], s .. ':' .. ARGV[2] .. ':' .. math.max(tonumber(p), tonumber(ARGV[2])))
+return 1";
+
+/// Removes a counter from the list of active ones, if its entry is still this one. Arguments: the counter, and the entry.
+const RETIRE: &str = "\
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+return 1";
+
+/// The scripts of sub-counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardScript {
+    Add,
+    Close,
+    Rate,
+    Register,
+    Reshard,
+    Retire,
+}
+
+impl ShardScript {
+    const ALL: [ShardScript; 6] = [
+        ShardScript::Add,
+        ShardScript::Close,
+        ShardScript::Rate,
+        ShardScript::Register,
+        ShardScript::Reshard,
+        ShardScript::Retire,
+    ];
+
+    fn text(self) -> &'static str {
+        match self {
+            ShardScript::Add => ADD,
+            ShardScript::Close => CLOSE,
+            ShardScript::Rate => RATE,
+            ShardScript::Register => REGISTER,
+            ShardScript::Reshard => RESHARD,
+            ShardScript::Retire => RETIRE,
+        }
+    }
+}
+
 /// What is done with one key.
 pub struct KeyCommand {
     pub key: Vec<u8>,
@@ -59,6 +148,19 @@ pub enum KeyVerb {
     PublishHeartbeat {
         value: Vec<u8>,
     },
+    /// Reads one field of a hash.
+    Field(Vec<u8>),
+    /// Reads these fields of a hash.
+    Fields(&'static [&'static str]),
+    /// Reads a part of a hash; the first cursor is 0.
+    Scan {
+        cursor: u64,
+        count: usize,
+    },
+    Shard {
+        script: ShardScript,
+        arguments: Vec<Vec<u8>>,
+    },
 }
 
 /// How a script is named in a command.
@@ -74,6 +176,7 @@ pub enum ScriptForm<'a> {
 pub struct ScriptHashes {
     total: String,
     heartbeat: String,
+    shard: Vec<(ShardScript, String)>,
 }
 
 impl ScriptHashes {
@@ -84,17 +187,28 @@ impl ScriptHashes {
             command.arg("LOAD").arg(text);
             command
         };
+        let mut shard = Vec::new();
+        for script in ShardScript::ALL {
+            shard.push((script, load(command(script.text())).await?));
+        }
         Ok(ScriptHashes {
+            shard,
             total: load(command(PUBLISH_TOTAL)).await?,
             heartbeat: load(command(PUBLISH_HEARTBEAT)).await?,
         })
     }
 }
 
+impl ScriptHashes {
+    fn shard(&self, script: ShardScript) -> &str {
+        self.shard.iter().find(|(known, _)| *known == script).map_or("", |(_, hash)| hash)
+    }
+}
+
 impl KeyCommand {
     /// The command.
     pub fn command(&self, form: ScriptForm<'_>) -> Cmd {
-        let call = |text: &str, hash: fn(&ScriptHashes) -> &str| {
+        let call = |text: &str, hash: &dyn Fn(&ScriptHashes) -> String| {
             let mut command = match form {
                 ScriptForm::Text => redis::cmd("EVAL"),
                 ScriptForm::Hash(_) => redis::cmd("EVALSHA"),
@@ -113,7 +227,7 @@ impl KeyCommand {
                 command
             }
             KeyVerb::PublishTotal { value, ttl_ms } => {
-                let mut command = call(PUBLISH_TOTAL, |hashes| &hashes.total);
+                let mut command = call(PUBLISH_TOTAL, &|hashes| hashes.total.clone());
                 command.arg(value);
                 match ttl_ms {
                     Some(ttl_ms) => command.arg(*ttl_ms),
@@ -121,8 +235,28 @@ impl KeyCommand {
                 };
                 command
             }
+            KeyVerb::Field(field) => {
+                let mut command = redis::cmd("HGET");
+                command.arg(&self.key).arg(field);
+                command
+            }
+            KeyVerb::Fields(fields) => {
+                let mut command = redis::cmd("HMGET");
+                command.arg(&self.key).arg(*fields);
+                command
+            }
+            KeyVerb::Scan { cursor, count } => {
+                let mut command = redis::cmd("HSCAN");
+                command.arg(&self.key).arg(*cursor).arg("COUNT").arg(*count);
+                command
+            }
+            KeyVerb::Shard { script, arguments } => {
+                let mut command = call(script.text(), &|hashes| hashes.shard(*script).to_owned());
+                command.arg(arguments);
+                command
+            }
             KeyVerb::PublishHeartbeat { value } => {
-                let mut command = call(PUBLISH_HEARTBEAT, |hashes| &hashes.heartbeat);
+                let mut command = call(PUBLISH_HEARTBEAT, &|hashes| hashes.heartbeat.clone());
                 command.arg(value);
                 command
             }

@@ -67,12 +67,12 @@ pub struct PublishReport {
 
 /// A connection to Redis Cluster that follows failovers and reconnects by itself.
 pub struct Totals {
-    cluster: ClusterRouter,
+    pub(super) cluster: ClusterRouter,
     /// The nodes of the settings, for messages.
     nodes: String,
-    prefix: String,
+    pub(super) prefix: String,
     total_ttl_ms: u64,
-    hashes: ScriptHashes,
+    pub(super) hashes: ScriptHashes,
     malformed: AtomicU64,
     epoch: AtomicU64,
 }
@@ -199,11 +199,11 @@ impl Totals {
         answers.into_iter().map(value).collect()
     }
 
-    async fn run(&self, commands: &[KeyCommand]) -> Result<Vec<Value>, RedisError> {
+    pub(super) async fn run(&self, commands: &[KeyCommand]) -> Result<Vec<Value>, RedisError> {
         self.cluster.run(commands, &self.hashes).await.map_err(|error| self.failed(&error))
     }
 
-    fn failed(&self, error: &redis::RedisError) -> RedisError {
+    pub(super) fn failed(&self, error: &redis::RedisError) -> RedisError {
         RedisError::new(error, &self.nodes)
     }
 }
@@ -213,6 +213,6 @@ async fn ask_any<T: FromRedisValue>(cluster: &ClusterRouter, command: &Cmd) -> R
     Ok(from_redis_value(answer)?)
 }
 
-fn unexpected(answer: &Value) -> RedisError {
+pub(super) fn unexpected(answer: &Value) -> RedisError {
     RedisError::Unexpected(format!("{answer:?}"))
 }

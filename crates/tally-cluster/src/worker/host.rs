@@ -13,6 +13,7 @@ use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::Outcomes;
 use tally_core::partition::{Headroom, Partition};
 use tally_core::record::{Meta, write_counter};
+use tally_core::sub_counters::SummedShards;
 use tally_core::time::{Millis, Position};
 use tally_engine::host::{Hosted, ResidentPartition};
 use tokio::sync::watch;
@@ -82,6 +83,8 @@ pub struct HostReading {
     pub at: Millis,
     /// The counters, in the order of the keys.
     pub counters: Vec<Option<CounterState>>,
+    /// What is summed of the sub-counters of each, if that was asked for and it has any.
+    pub summed: Vec<Option<SummedShards>>,
 }
 
 impl HostReading {
@@ -273,7 +276,19 @@ impl PartitionHost {
 
     /// Reads counters as of now. Blocks if some must be fetched.
     pub fn read(&self, keys: &[Key]) -> Result<HostReading, StoreFailure> {
+        self.read_with_summed(keys, |_| false)
+    }
+
+    /// The same, with what is summed of the sub-counters of those keys that have any.
+    pub fn read_with_summed(
+        &self,
+        keys: &[Key],
+        is_sharded: impl Fn(&Key) -> bool,
+    ) -> Result<HostReading, StoreFailure> {
         let list = |partition: &Partition, _, missing: &mut MissingKeys| {
+            for key in keys.iter().filter(|key| is_sharded(key) && partition.is_summed_missing(key.as_ref())) {
+                missing.push(&tally_core::record::summed_key(key.as_ref()));
+            }
             for key in keys.iter().filter(|key| partition.is_missing(key.as_ref())) {
                 missing.push(&tally_core::record::counter_key(key.as_bytes()));
             }
@@ -282,7 +297,13 @@ impl PartitionHost {
         let position = hosted.applied;
         let at = self.now_at(&hosted.partition);
         let mut counters = Vec::with_capacity(keys.len());
+        let mut summed = Vec::with_capacity(keys.len());
         for key in keys {
+            summed.push(match hosted.partition.summed(key) {
+                _ if !is_sharded(key) => None,
+                Some(summed) => Some(summed.clone()),
+                None => fetched.summed(key.as_ref())?,
+            });
             let held = match hosted.partition.state_of(key.as_ref()) {
                 Some(held) => Some(held),
                 None if hosted.partition.is_missing(key.as_ref()) => fetched.counter(key.as_ref())?,
@@ -291,7 +312,7 @@ impl PartitionHost {
             counters.push(held.filter(|held| !held.is_expired(at)));
         }
         fetched.restore_within(&mut hosted.partition, self.budget_bytes)?;
-        Ok(HostReading { position, at, counters })
+        Ok(HostReading { position, at, counters, summed })
     }
 
     /// Ledger entries that are not persisted yet.

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::WorkerShared;
+use super::aggregate::AggregatorGauges;
 use super::ends::Ends;
 use super::host::{HostError, PartitionHost};
 use super::persist::PersistFailure;
@@ -42,6 +43,8 @@ pub struct Hosting {
     pub ends: Ends,
     /// Held while it is persisted, because each persist begins where the last one ended.
     pub persisting: Arc<tokio::sync::Mutex<()>>,
+    /// How the aggregator is doing.
+    pub aggregator: AggregatorGauges,
 }
 
 /// Hosts a partition until `ended`, over all failures.
@@ -114,7 +117,13 @@ async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
     let budget = shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize;
     let host = PartitionHost::new(store, partition, claim.meta, budget, shared.seed);
     let ends = Ends::new(shared.tailer.clone(), partition);
-    let hosting = Arc::new(Hosting { host, epoch: claim.epoch, ends, persisting: Arc::default() });
+    let hosting = Arc::new(Hosting {
+        host,
+        epoch: claim.epoch,
+        ends,
+        persisting: Arc::default(),
+        aggregator: AggregatorGauges::default(),
+    });
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({
         let hosting = Arc::clone(&hosting);
         move || hosting.host.run(tail)
@@ -131,6 +140,7 @@ async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
         () = shared.persist_regularly(&hosting) => HostFailure::Superseded,
         () = shared.publish_regularly(&hosting) => HostFailure::Superseded,
         () = shared.sweep_regularly(&hosting) => HostFailure::Superseded,
+        () = shared.aggregate_regularly(&hosting) => HostFailure::Superseded,
     }
 }
 

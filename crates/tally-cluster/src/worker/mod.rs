@@ -1,5 +1,6 @@
 //! A worker: hosts partitions, publishes their totals, persists their state, and answers API nodes.
 
+mod aggregate;
 mod answer;
 mod broker_clock;
 mod ends;
@@ -24,6 +25,7 @@ pub use host::HostError;
 use hosting::{Hosting, Letting};
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
+use crate::policy::ShardPolicies;
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
 use crate::rpc::{ListenError, RpcServer, Secret};
@@ -48,6 +50,8 @@ pub struct WorkerSettings {
     pub rollup_every: Duration,
     /// How often changed records are persisted.
     pub persist_every: Duration,
+    /// How sub-counters work.
+    pub policies: ShardPolicies,
 }
 
 /// The services that a worker uses.
@@ -157,6 +161,14 @@ impl Worker {
     #[must_use]
     pub fn stopped(&self) -> BTreeMap<u32, String> {
         self.shared.stopped.lock().clone()
+    }
+
+    /// The most writes per second to one sub-counter, and how far the slowest aggregator is behind.
+    #[must_use]
+    pub fn shard_load(&self) -> (f64, Duration) {
+        let hosted = self.shared.hosted.lock();
+        let gauges = hosted.values().map(|hosting| &hosting.aggregator);
+        gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
     }
 
     /// Persists everything that is in the journal now.

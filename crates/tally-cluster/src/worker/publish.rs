@@ -35,15 +35,18 @@ impl WorkerShared {
         if !keys.is_empty() {
             let reading = tokio::task::spawn_blocking({
                 let (hosting, keys) = (Arc::clone(hosting), keys.clone());
-                move || hosting.host.read(&keys)
+                let policies = self.settings.policies.clone();
+                move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
             });
             let published = match reading.await {
                 Ok(Ok(reading)) => {
-                    let updates = keys.iter().zip(reading.records()).map(|(key, record)| TotalUpdate {
+                    let counters = keys.iter().zip(reading.records()).zip(&reading.summed);
+                    let updates = counters.map(|((key, record), summed)| TotalUpdate {
                         key: key.clone(),
                         position: reading.position,
                         at: reading.at,
                         record,
+                        summed: summed.clone(),
                         first: due.first.contains(key),
                     });
                     let updates: Vec<TotalUpdate> = updates.collect();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tally_cluster::api::Cluster;
 use tally_cluster::kafka::{KafkaSettings, topic};
+use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgSettings};
 use tally_cluster::redis::{RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerSettings};
@@ -64,6 +65,7 @@ impl TestServices {
             },
             postgres: format!("{base}/{name}"),
             redis: RedisSettings { prefix: name.clone(), ..RedisSettings::new(self.redis.addresses()) },
+            policies: ShardPolicies::default(),
         };
         self.runtime.block_on(async {
             let new = topic::NewJournal { partitions: PARTITIONS, replication, retention_ms: 3_600_000 };
@@ -82,6 +84,7 @@ pub struct TestPlace {
     pub kafka: KafkaSettings,
     pub postgres: String,
     pub redis: RedisSettings,
+    pub policies: ShardPolicies,
 }
 
 impl TestPlace {
@@ -102,11 +105,12 @@ impl TestPlace {
             partitions: PARTITIONS,
             rollup_every: Duration::from_millis(100),
             persist_every: Duration::from_millis(500),
+            policies: self.policies.clone(),
         };
         Worker::start(settings, self.services().await).await.unwrap()
     }
 
     pub async fn api(&self) -> Cluster {
-        Cluster::start(self.services().await, None).await.unwrap()
+        Cluster::start(self.services().await, None, self.policies.clone()).await.unwrap()
     }
 }

@@ -1,5 +1,7 @@
 //! The events of one call, filled by a protocol and combined as they are added.
 
+use std::ops::Range;
+
 use super::{Batch, HAS_REQUEST_ID, NONE, OPEN, Shape, UNSTORED, key_hash};
 use crate::event::{Change, Details, RequestId};
 use crate::key::KeyRef;
@@ -19,7 +21,8 @@ pub struct Events {
     marks: Vec<Mark>,
     /// Number of events of all marks.
     len: usize,
-    has_groups: bool,
+    /// Slots of each group.
+    groups: Vec<Range<usize>>,
     /// The slot last used, by the low bits of the key's hash. A hint: the key is always compared.
     recent: [u32; RECENT],
 }
@@ -55,7 +58,7 @@ impl Events {
             batch: Batch::default(),
             marks: Vec::new(),
             len: 0,
-            has_groups: false,
+            groups: Vec::new(),
             recent: [NONE; RECENT],
         }
     }
@@ -152,9 +155,18 @@ impl Events {
     /// is part of the outer one.
     pub fn group(&mut self, fill: impl FnOnce(&mut Events)) {
         let outside = std::mem::replace(&mut self.combining, Combining::Off);
-        self.has_groups = true;
+        let first = self.batch.slots.len();
         fill(self);
         self.combining = outside;
+        if outside == Combining::Allowed {
+            self.groups.push(first..self.batch.slots.len());
+        }
+    }
+
+    /// The slots of each group.
+    #[must_use]
+    pub fn groups(&self) -> &[Range<usize>] {
+        &self.groups
     }
 
     /// Removes all events, keeps the allocation.
@@ -162,7 +174,7 @@ impl Events {
         self.batch.clear();
         self.marks.clear();
         self.len = 0;
-        self.has_groups = false;
+        self.groups.clear();
         self.combining = Combining::Allowed;
         self.recent = [NONE; RECENT];
     }
@@ -171,7 +183,7 @@ impl Events {
     /// An engine may acknowledge other events before it knows their outcomes.
     #[must_use]
     pub fn depend_on_state(&self) -> bool {
-        self.has_groups || self.batch.iter().any(|event| event.depends_on_state())
+        !self.groups.is_empty() || self.batch.iter().any(|event| event.depends_on_state())
     }
 
     /// Divides the call by partition. All events of a group must be in one partition.
@@ -188,12 +200,17 @@ impl Events {
         let mut places: Vec<(u32, u32)> = Vec::with_capacity(partitions.len());
         for (slot, partition) in self.batch.slots.iter().zip(&partitions) {
             let part = parts.iter().position(|(known, _)| known == partition).unwrap_or_else(|| {
-                parts.push((*partition, Events { has_groups: self.has_groups, ..Events::new(self.seed) }));
+                parts.push((*partition, Events::new(self.seed)));
                 parts.len() - 1
             });
             let batch = &mut parts[part].1.batch;
             places.push((part as u32, batch.slots.len() as u32));
             batch.push_copy(&self.batch, slot);
+        }
+        for group in self.groups.iter().filter(|group| !group.is_empty()) {
+            let (part, first) = places[group.start];
+            let first = first as usize;
+            parts[part as usize].1.groups.push(first..first + group.len());
         }
         let mut outcomes = Vec::with_capacity(self.marks.len());
         for mark in &self.marks {

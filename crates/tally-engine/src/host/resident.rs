@@ -15,6 +15,7 @@ use tally_core::key::KeyRef;
 use tally_core::missing_keys::MissingKeys;
 use tally_core::partition::{Headroom, Partition};
 use tally_core::record;
+use tally_core::sub_counters::SummedShards;
 use tally_core::time::Position;
 
 /// Where a partition keeps the records that are not in memory.
@@ -173,6 +174,15 @@ impl Fetched {
             return Ok(None);
         };
         record::read_counter(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
+    }
+
+    /// What is summed of the counter's sub-counters, if it was fetched.
+    pub fn summed(&self, key: KeyRef<'_>) -> Result<Option<SummedShards>, MalformedRecord> {
+        let store_key = record::summed_key(key);
+        let Some(value) = self.passes.iter().find_map(|pass| pass.find(&store_key)) else {
+            return Ok(None);
+        };
+        record::read_summed(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
     }
 
     /// Puts every record into memory. The caller has made room.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use super::namespaces::NAMESPACE_KEYS;
 use super::{CLUSTER_KEYS, ConfigError, RawSettings, Setting, SettingSource};
 use crate::hint::did_you_mean;
 use crate::limits::CONFIG_BYTES_MAX;
@@ -23,7 +24,6 @@ const KEYS: [&str; 13] = [
     "roles",
     "cluster",
 ];
-const NAMESPACE_KEYS: [&str; 1] = ["consistency"];
 
 /// Reads the settings of a file.
 pub fn read(path: &Path) -> Result<RawSettings, ConfigError> {
@@ -110,7 +110,7 @@ impl File<'_> {
         }
     }
 
-    fn namespaces(&self, value: &Value) -> Result<Vec<(String, Setting)>, ConfigError> {
+    fn namespaces(&self, value: &Value) -> Result<Vec<(String, String, Setting)>, ConfigError> {
         let example = "a table such as [namespaces.likes]";
         let namespaces = value.as_table().ok_or_else(|| self.wrong_type("namespaces", value, example))?;
         let mut settings = Vec::new();
@@ -120,7 +120,13 @@ impl File<'_> {
             for (key, value) in policy {
                 let full = format!("{prefix}.{key}");
                 match key.as_str() {
-                    "consistency" => settings.push((name.clone(), self.text(&full, value)?)),
+                    "shards" if value.is_integer() => {
+                        settings.push((name.clone(), key.clone(), self.number(&full, value)?));
+                    }
+                    "shards_max" => settings.push((name.clone(), key.clone(), self.number(&full, value)?)),
+                    known if NAMESPACE_KEYS.contains(&known) => {
+                        settings.push((name.clone(), key.clone(), self.text(&full, value)?));
+                    }
                     unknown => return Err(self.unknown(&full, unknown, &NAMESPACE_KEYS)),
                 }
             }
@@ -177,7 +183,7 @@ mod tests {
         assert_eq!(settings.memory.unwrap().text, "134217728");
         assert_eq!(settings.insecure.unwrap().text, "true");
         assert_eq!(settings.allowed_hosts.iter().map(|host| &*host.text).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(settings.namespaces.first().unwrap().1.text, "best-effort");
+        assert_eq!(settings.namespaces.first().unwrap().2.text, "best-effort");
     }
 
     #[test]

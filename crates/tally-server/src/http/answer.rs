@@ -176,8 +176,12 @@ pub struct ReadAnswer<'a> {
     staleness_ms: u64,
     /// Whether the counter exists.
     exists: bool,
-    /// The number of sub-counters; always 1 in this version.
+    /// The number of sub-counters; 1 unless the namespace of a cluster is `best-effort`.
     shards: u32,
+    /// `true` if some sub-counters could not be reached, so that the value lacks what they counted; otherwise absent.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    partial: bool,
     /// The first change; `null` if there was none.
     #[schema(value_type = Option<String>, required, format = DateTime)]
     created_at: Option<Timestamp>,
@@ -206,6 +210,7 @@ impl<'a> ReadAnswer<'a> {
             staleness_ms: reading.staleness_ms,
             exists: reading.exists,
             shards: reading.shards,
+            partial: reading.partial,
             created_at: reading.created_at.map(Timestamp),
             updated_at: reading.updated_at.map(Timestamp),
             expires_at: reading.expires_at.map(Timestamp),
@@ -237,6 +242,10 @@ pub struct StatsAnswer<'a> {
     rate_1h: f64,
     /// The value of each sub-counter.
     shard_values: &'a [i64],
+    /// Writes per second to each sub-counter; absent where a counter has none.
+    #[serde(skip_serializing_if = "<[f64]>::is_empty")]
+    #[schema(required = false)]
+    shard_loads: &'a [f64],
 }
 
 impl<'a> StatsAnswer<'a> {
@@ -253,6 +262,7 @@ impl<'a> StatsAnswer<'a> {
             rate_1m: stats.rate_1m,
             rate_1h: stats.rate_1h,
             shard_values: &stats.shard_values,
+            shard_loads: &stats.shard_loads,
         }
     }
 }
@@ -383,6 +393,7 @@ mod tests {
             updated_at: Some(Millis(u64::MAX)),
             expires_at: None,
             shards: 1,
+            partial: false,
         };
         let shown = |key| serde_json::to_value(ReadAnswer::new(key, &reading, Consistency::Eventual)).unwrap();
         let odd = shown(b"a\xff");

@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn no_item_of_an_answer_is_larger_than_expected() {
         let refusals = [Refusal::Overflow, Refusal::Bound, Refusal::NotExpected, Refusal::PayloadMismatch];
-        let refusals = refusals.into_iter().map(Some).chain([Some(Refusal::NoRoom), None]);
+        let refusals = refusals.into_iter().map(Some).chain([Some(Refusal::NoRoom), Some(Refusal::BestEffort), None]);
         let bounds = Bounds { floor: Some(i64::MIN), ceiling: Some(i64::MIN), on_bound: OnBound::Refuse };
         let details = tally_core::event::Details { bounds: Some(bounds), ..Default::default() };
         let intent =

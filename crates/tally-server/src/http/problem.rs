@@ -147,6 +147,10 @@ kinds! {
     Overflow = "overflow", CONFLICT, "The value would leave the range of a 64-bit integer",
         "Values are between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is the current value.",
         "Count less, or correct the counter first.";
+    ConsistencyTooWeak = "consistency-too-weak", CONFLICT, "The namespace's consistency is too weak for the call",
+        "A `best-effort` namespace of a cluster counts in sub-counters, without looking at the value. Bounds, conditions, \
+         corrections and transactions need to know it. Nothing changed.",
+        "Give the namespace the consistency `eventual` or a stronger one.";
     Bound = "bound", CONFLICT, "The value would cross its floor or ceiling",
         "The change would have crossed the bound it was sent with. Nothing changed; `value` is the current value.",
         "Change less, or send `\"on_bound\":\"saturate\"` to apply the part that fits. The refusal is remembered with \
@@ -303,6 +307,9 @@ impl Problem {
                 let detail = "this request id was used before in this namespace, for another key, call, amount, \
                     bound, expected value or reason; use a new id for a new request";
                 return Some(Problem::new(Kind::IdempotencyMismatch, detail));
+            }
+            Refusal::BestEffort => {
+                return Some(Problem::new(Kind::ConsistencyTooWeak, Refusal::BEST_EFFORT_TEXT));
             }
             Refusal::NoRoom => return Some(Problem::from(Failure::Engine(EngineError::DiskFull))),
         };

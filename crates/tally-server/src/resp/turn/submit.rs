@@ -184,16 +184,22 @@ impl Share {
 
 #[inline]
 fn write_reply(plan: ReplyPlan, outcomes: &[Outcome], reply: &mut Reply<'_>) {
-    if outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
-        return write_failure(plan, &Failure::Engine(EngineError::DiskFull), reply);
+    let is_general = |refusal: &Refusal| matches!(refusal, Refusal::NoRoom | Refusal::BestEffort);
+    match outcomes.iter().find_map(|outcome| outcome.refusal.filter(is_general)) {
+        Some(Refusal::BestEffort) => return write_error(plan, &format!("ERR {}", Refusal::BEST_EFFORT_TEXT), reply),
+        Some(_) => return write_failure(plan, &Failure::Engine(EngineError::DiskFull), reply),
+        None => {}
     }
     plan.write(outcomes, reply);
 }
 
 /// Each request of the plan gets the error.
 fn write_failure(plan: ReplyPlan, error: &Failure, reply: &mut Reply<'_>) {
-    let text = failure(error);
-    (0..plan.replies()).for_each(|_| reply.error(&text));
+    write_error(plan, &failure(error), reply);
+}
+
+fn write_error(plan: ReplyPlan, text: &str, reply: &mut Reply<'_>) {
+    (0..plan.replies()).for_each(|_| reply.error(text));
 }
 
 /// A submission in progress.

@@ -1,0 +1,305 @@
+//! Calls to `best-effort` counters: increments go to sub-counters in Redis, which workers sum into the journal.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tally_core::batch::{Events, SlotOutcome};
+use tally_core::consistency::Consistency;
+use tally_core::event::{Change, ChangeRef, Condition, EventRef};
+use tally_core::key::{Key, KeyRef};
+use tally_core::outcome::{Outcome, Receipt, Refusal, Token};
+use tally_core::sub_counters::{ShardReports, SubCounter};
+use tally_core::surface::{EngineError, ReadOptions};
+use tally_core::time::Millis;
+use tokio::time::Instant;
+
+use super::Cluster;
+use crate::limits::{BY_TIME_MS, REGISTER_EVERY_MS, REGISTERED_MAX};
+use crate::policy::{ShardLayout, ShardPolicy};
+use crate::redis::{AddError, ShardAdd, ShardState};
+
+/// What an API node remembers of the counters it writes to.
+#[derive(Default)]
+pub struct Registrations {
+    known: Mutex<HashMap<Key, Registration>>,
+}
+
+#[derive(Clone, Copy)]
+struct Registration {
+    at: Instant,
+    shards: u32,
+}
+
+impl Registrations {
+    /// The number of sub-counters, if the counter was registered a short time ago.
+    fn recent(&self, key: &Key) -> Option<u32> {
+        let known = self.known.lock();
+        known
+            .get(key)
+            .filter(|known| known.at.elapsed() < Duration::from_millis(REGISTER_EVERY_MS))
+            .map(|known| known.shards)
+    }
+
+    fn put(&self, key: &Key, at: Instant, shards: u32) {
+        let mut known = self.known.lock();
+        if known.len() >= REGISTERED_MAX && !known.contains_key(key) {
+            // Whatever is forgotten is registered again.
+            known.retain(|_, known| known.at.elapsed() < Duration::from_millis(REGISTER_EVERY_MS));
+            if known.len() >= REGISTERED_MAX {
+                known.clear();
+            }
+        }
+        known.insert(key.clone(), Registration { at, shards });
+    }
+}
+
+/// How an event of a `best-effort` call is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Added to a sub-counter.
+    SubCounter,
+    /// Through the journal.
+    Journal,
+    /// Through the journal, after the sub-counters have been summed.
+    SumFirst,
+    /// Read.
+    Read,
+    /// Not at all: its answer would depend on the state.
+    Refused,
+}
+
+fn way(event: &EventRef<'_>) -> Way {
+    let conditional = event.details.is_some_and(|details| details.bounds.is_some() || details.expiry.is_some());
+    match event.change {
+        _ if conditional => Way::Refused,
+        ChangeRef::Add(delta) if delta != 0 && event.request_id.is_none() && event.details.is_none() => Way::SubCounter,
+        ChangeRef::Adds(adds) if adds.sum() != 0 => Way::SubCounter,
+        // Only the journal knows request ids.
+        ChangeRef::Add(_) | ChangeRef::Adds(_) => Way::Journal,
+        ChangeRef::Other(Change::Read(_)) => Way::Read,
+        ChangeRef::Other(
+            Change::Set { when: Condition::Always, .. } | Change::Reset(_) | Change::Delete(_) | Change::Expire { .. },
+        ) => Way::SumFirst,
+        ChangeRef::Other(_) => Way::Refused,
+    }
+}
+
+/// The sub-counters of a counter, as far as they can be reached.
+pub(super) struct LiveShards {
+    /// Those that exist.
+    pub found: Vec<ShardState>,
+    /// How many could not be reached, and why.
+    pub unreachable: Option<(usize, String)>,
+}
+
+impl Cluster {
+    /// Carries out a call to `best-effort` counters.
+    pub(super) async fn write_best_effort(&self, events: Events) -> Result<Receipt, EngineError> {
+        let batch: Vec<EventRef<'_>> = events.batch().iter().collect();
+        let mut ways: Vec<Way> = batch.iter().map(way).collect();
+        // Events that must be applied in a row depend on the state, unless they all only read or only remove.
+        for group in events.groups() {
+            let ways = &mut ways[group.clone()];
+            let is_uniform = |same: Way| ways.iter().all(|way| *way == same);
+            if !is_uniform(Way::Read) && !is_uniform(Way::SumFirst) {
+                ways.fill(Way::Refused);
+            }
+        }
+        let mut slots: Vec<Outcome> = Vec::with_capacity(batch.len());
+        let mut token = Token::default();
+        // In order: an increment after a deletion must not be deleted.
+        let mut rest = batch.as_slice();
+        for run in ways.chunk_by(|a, b| a == b) {
+            let (now, later) = rest.split_at(run.len());
+            rest = later;
+            match run[0] {
+                Way::SubCounter => slots.extend(self.add_to_shards(now).await?),
+                Way::Read => slots.extend(self.read_slots(now).await?),
+                Way::Refused => slots.extend(now.iter().map(|_| Outcome {
+                    refusal: Some(Refusal::BestEffort),
+                    exact: false,
+                    at: self.now(),
+                    ..Outcome::EMPTY
+                })),
+                way @ (Way::Journal | Way::SumFirst) => {
+                    let (outcomes, written) = self.journal(now, way == Way::SumFirst).await?;
+                    token.merge(&written);
+                    slots.extend(outcomes);
+                }
+            }
+        }
+        let outcomes = events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect();
+        Ok(Receipt { outcomes, as_of: self.now(), token })
+    }
+
+    async fn add_to_shards(&self, events: &[EventRef<'_>]) -> Result<Vec<Outcome>, EngineError> {
+        let added = join_all(events.iter().map(|event| self.add_to_shard(event))).await;
+        // A part of a call that failed may be retried by itself only if nothing else of it was done.
+        super::writes::all_or_unknown(added)
+    }
+
+    async fn add_to_shard(&self, event: &EventRef<'_>) -> Result<Outcome, EngineError> {
+        let sum = match event.change {
+            ChangeRef::Add(delta) => i128::from(delta),
+            ChangeRef::Adds(adds) => adds.sum(),
+            ChangeRef::Other(_) => 0,
+        };
+        let delta = super::writes::saturated(sum);
+        let key = event.key.to_key();
+        let at = self.now();
+        let amount = u64::try_from(sum.unsigned_abs()).unwrap_or(u64::MAX);
+        let add = if sum < 0 { ShardAdd::Down(amount) } else { ShardAdd::Up(amount) };
+        let partition = self.partition_of(event.key);
+        let policy = self.policies.of(event.key).copied().unwrap_or_default();
+        let shards = match self.registrations.recent(&key) {
+            Some(shards) => shards,
+            None => self.register(partition, &key, &policy, 1).await.map_err(|error| error.refused())?,
+        };
+        let shard = self.shard_for(&policy, shards);
+        let keys = std::collections::BTreeSet::from([key.clone()]);
+        let (added, ()) = tokio::join!(
+            self.services.totals.add_to_shard(event.key, shard, add),
+            self.refresh_estimates(partition, &keys)
+        );
+        match added {
+            Ok(()) => {}
+            Err(AddError::Overflow) => {
+                let refusal = Some(Refusal::Overflow);
+                return Ok(Outcome { refusal, exact: false, at, ..Outcome::EMPTY });
+            }
+            Err(AddError::NotAdded(error)) => return Err(EngineError::Unavailable(error.to_string())),
+            Err(AddError::Unknown(error)) => return Err(EngineError::OutcomeUnknown(error.to_string())),
+        }
+        // A write that took long may have come after the counter was removed from the list of active ones.
+        if self.registrations.recent(&key).is_none() {
+            self.register(partition, &key, &policy, shard + 1).await.map_err(|error| error.unknown())?;
+        }
+        let value = self.estimates.add_unplaced(&key, delta);
+        Ok(Outcome { value, applied: delta, exists: true, exact: false, duplicate: Some(false), refusal: None, at })
+    }
+
+    /// Enters the counter into the list of active ones. Sub-counters below `peak` are written to.
+    async fn register(&self, partition: u32, key: &Key, policy: &ShardPolicy, peak: u32) -> Result<u32, RegisterError> {
+        let at = Instant::now();
+        let registered = self.services.totals.register(partition, key.as_ref(), policy.first_shards(), peak).await;
+        match registered {
+            Ok(Some(shards)) => {
+                self.registrations.put(key, at, shards);
+                Ok(shards)
+            }
+            Ok(None) => Err(RegisterError("too many counters wait for the rollup".to_owned())),
+            Err(error) => Err(RegisterError(error.to_string())),
+        }
+    }
+
+    fn shard_for(&self, policy: &ShardPolicy, shards: u32) -> u32 {
+        let shards = u64::from(shards.max(1));
+        let number = match policy.layout {
+            ShardLayout::Random => fastrand::u64(..),
+            ShardLayout::ByClient => self.seed,
+            ShardLayout::ByTime => self.now().0 / BY_TIME_MS,
+        };
+        (number % shards) as u32
+    }
+
+    /// Makes changes through the journal.
+    async fn journal(&self, events: &[EventRef<'_>], sum_first: bool) -> Result<(Vec<Outcome>, Token), EngineError> {
+        let mut call = Events::new(self.seed);
+        let mut places = Vec::with_capacity(events.len());
+        for event in events {
+            if sum_first && let Some(reports) = self.reports(event.key).await? {
+                call.push(event.key, Change::Sum(reports), None, None);
+            }
+            places.push(call.outcomes_len());
+            let change = match event.change {
+                ChangeRef::Add(delta) => Change::Add(delta),
+                ChangeRef::Adds(adds) => Change::Add(super::writes::saturated(adds.sum())),
+                ChangeRef::Other(change) => change.clone(),
+            };
+            call.push(event.key, change, event.request_id, event.details.cloned());
+        }
+        let receipt = Box::pin(self.write(call, Consistency::Eventual)).await?;
+        let outcomes = places.iter().map(|&place| receipt.outcomes.get(place).copied());
+        let outcomes: Option<Vec<Outcome>> = outcomes.collect();
+        let outcomes = outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
+        Ok((outcomes, receipt.token))
+    }
+
+    async fn read_slots(&self, events: &[EventRef<'_>]) -> Result<Vec<Outcome>, EngineError> {
+        let mut call = Events::new(self.seed);
+        for event in events {
+            if let ChangeRef::Other(change) = event.change {
+                call.push(event.key, change.clone(), None, None);
+            }
+        }
+        let reads = Box::pin(self.read_batch(&call, &ReadOptions::new(Consistency::BestEffort))).await?;
+        Ok(reads.receipt.outcomes)
+    }
+
+    /// What the sub-counters of a counter have counted, to be summed; `None` if there are none.
+    async fn reports(&self, key: KeyRef<'_>) -> Result<Option<ShardReports>, EngineError> {
+        let live = self.live_shards(key).await?;
+        if let Some((_, why)) = live.unreachable {
+            return Err(EngineError::Unavailable(format!("a sub-counter cannot be reached: {why}")));
+        }
+        let counted: Vec<SubCounter> = live.found.iter().map(|shard| shard.counted).collect();
+        Ok(ShardReports::new(counted).filter(|reports| !reports.as_slice().is_empty()))
+    }
+
+    /// The sub-counters of a counter.
+    pub(super) async fn live_shards(&self, key: KeyRef<'_>) -> Result<LiveShards, EngineError> {
+        let totals = &self.services.totals;
+        let peak = totals.peak(self.partition_of(key), key).await;
+        let peak = peak.map_err(|error| EngineError::Unavailable(error.to_string()))?;
+        // One by one, because some may be reached and others not.
+        let asked = (0..peak.min(tally_core::limits::SHARDS_MAX))
+            .map(|shard| async move { totals.shards(&[(key, shard)]).await.map(|mut found| found.pop().flatten()) });
+        let mut live = LiveShards { found: Vec::new(), unreachable: None };
+        for answer in join_all(asked).await {
+            match answer {
+                Ok(found) => live.found.extend(found),
+                Err(error) => {
+                    let (count, _) = live.unreachable.unwrap_or_default();
+                    live.unreachable = Some((count + 1, error.to_string()));
+                }
+            }
+        }
+        Ok(live)
+    }
+
+    /// Sums the sub-counters of these counters into the journal, so that an exact read has them.
+    pub(super) async fn sum_now(&self, keys: &[Key]) -> Result<(), EngineError> {
+        let mut call = Events::new(self.seed);
+        for key in keys.iter().filter(|key| self.policies.of(key.as_ref()).is_some()) {
+            if let Some(reports) = self.reports(key.as_ref()).await? {
+                call.push(key.as_ref(), Change::Sum(reports), None, None);
+            }
+        }
+        if call.is_empty() {
+            return Ok(());
+        }
+        Box::pin(self.write(call, Consistency::Exact)).await.map(drop)
+    }
+
+    /// The time of the brokers.
+    pub(super) fn now(&self) -> Millis {
+        self.clock.now().unwrap_or_default()
+    }
+}
+
+/// A counter could not be registered.
+struct RegisterError(String);
+
+impl RegisterError {
+    /// Before anything was added.
+    fn refused(self) -> EngineError {
+        EngineError::Unavailable(self.0)
+    }
+
+    /// After something was added.
+    fn unknown(self) -> EngineError {
+        EngineError::OutcomeUnknown(self.0)
+    }
+}

@@ -1,0 +1,262 @@
+//! Sub-counters of best-effort counters, and the list of counters whose sub-counters are in use.
+//!
+//! A sub-counter is a hash with what it has counted since it was created: `i` is its incarnation, `p` and `n` are the sums of
+//! additions and subtractions, `w` is the number of writes and `r` the writes per second of late. A replica that takes over
+//! may lack the latest writes, but it has a prefix of them: never sums without their incarnation.
+
+use redis::Value;
+use tally_core::key::{Key, KeyRef};
+use tally_core::sub_counters::SubCounter;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::cluster::OnceError;
+use super::error::RedisError;
+use super::limits::{ACTIVE_COUNTERS_MAX, SCAN_COUNT};
+use super::scripts::{KeyCommand, KeyVerb, ShardScript};
+use super::totals::{Totals, unexpected};
+
+/// What to add to a sub-counter. One direction only, so that it is added whole or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShardAdd {
+    /// Additions.
+    Up(u64),
+    /// Subtractions.
+    Down(u64),
+}
+
+/// Why nothing was added, or nothing is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// The sums of the sub-counter would leave their range. Nothing was added.
+    #[error("the sub-counter would overflow")]
+    Overflow,
+    /// Nothing was added.
+    #[error(transparent)]
+    NotAdded(RedisError),
+    /// The addition may have been made.
+    #[error(transparent)]
+    Unknown(RedisError),
+}
+
+/// A sub-counter as it is in Redis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShardState {
+    /// What it has counted.
+    pub counted: SubCounter,
+    /// Number of writes.
+    pub writes: u64,
+    /// Writes per second, as the last rollup has seen it.
+    pub writes_per_second: f64,
+}
+
+/// A counter whose sub-counters are in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveCounter {
+    /// The counter.
+    pub key: Key,
+    /// When a writer has registered it last, in seconds by the clock of Redis.
+    pub registered_at: u64,
+    /// Number of sub-counters that are written to.
+    pub shards: u32,
+    /// Number of sub-counters that may exist.
+    pub peak: u32,
+    /// The entry as it is in Redis.
+    entry: Vec<u8>,
+}
+
+/// Fields of a hash and their values.
+type ScannedFields = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn shard_key(prefix: &str, key: KeyRef<'_>, shard: u32) -> Vec<u8> {
+    // The tag spreads sub-counters over all nodes, also those of a key that has a tag itself.
+    let tag = format!("{prefix}:s:{{{shard}:{:016x}}}:", xxh3_64(key.as_bytes()));
+    [tag.as_bytes(), key.as_bytes()].concat()
+}
+
+fn active_key(prefix: &str, partition: u32) -> Vec<u8> {
+    format!("{prefix}:a:{partition}").into_bytes()
+}
+
+impl ActiveCounter {
+    fn parse(key: &[u8], entry: Vec<u8>) -> Option<ActiveCounter> {
+        let text = std::str::from_utf8(&entry).ok()?;
+        let mut numbers = text.split(':');
+        let registered_at = numbers.next()?.parse().ok()?;
+        let (shards, peak) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+        Some(ActiveCounter { key: Key::new(key).ok()?, registered_at, shards, peak, entry })
+    }
+}
+
+impl Totals {
+    /// Adds to a sub-counter, once.
+    pub async fn add_to_shard(&self, key: KeyRef<'_>, shard: u32, add: ShardAdd) -> Result<(), AddError> {
+        let (field, amount) = match add {
+            ShardAdd::Up(amount) => ("p", amount),
+            ShardAdd::Down(amount) => ("n", amount),
+        };
+        let arguments = vec![field.as_bytes().to_vec(), text(amount)];
+        let command = self.shard_script(key, shard, ShardScript::Add, arguments);
+        match self.cluster.run_once(command, &self.hashes).await {
+            Ok(Value::Int(1)) => Ok(()),
+            Ok(other) => Err(AddError::Unknown(unexpected(&other))),
+            Err(OnceError::NotRun(error)) if is_overflow(&error) => Err(AddError::Overflow),
+            Err(OnceError::NotRun(error)) => Err(AddError::NotAdded(self.failed(&error))),
+            Err(OnceError::Unknown(error)) => Err(AddError::Unknown(self.failed(&error))),
+        }
+    }
+
+    /// Reads sub-counters, in order; `None` for those that do not exist.
+    pub async fn shards(&self, wanted: &[(KeyRef<'_>, u32)]) -> Result<Vec<Option<ShardState>>, RedisError> {
+        let command = |(key, shard): &(KeyRef<'_>, u32)| KeyCommand {
+            key: shard_key(&self.prefix, *key, *shard),
+            verb: KeyVerb::Fields(&["i", "p", "n", "w", "r"]),
+        };
+        let answers = self.run(&wanted.iter().map(command).collect::<Vec<_>>()).await?;
+        Ok(wanted.iter().zip(answers).map(|((_, shard), answer)| state(*shard, answer)).collect())
+    }
+
+    /// Removes sub-counters, each if it still has counted exactly this. Answers for each whether it is gone.
+    pub async fn close_shards(&self, closed: &[(KeyRef<'_>, SubCounter)]) -> Result<Vec<bool>, RedisError> {
+        let command = |(key, counted): &(KeyRef<'_>, SubCounter)| {
+            let numbers = [counted.incarnation, counted.increments, counted.decrements];
+            self.shard_script(*key, counted.shard, ShardScript::Close, numbers.map(text).into())
+        };
+        self.run_all(closed.iter().map(command)).await
+    }
+
+    /// Removes a sub-counter of this incarnation, whatever it has counted.
+    pub async fn discard_shard(&self, key: KeyRef<'_>, counted: &SubCounter) -> Result<bool, RedisError> {
+        let arguments = vec![text(counted.incarnation), Vec::new(), Vec::new()];
+        let command = self.shard_script(key, counted.shard, ShardScript::Close, arguments);
+        Ok(self.run_all([command]).await? == [true])
+    }
+
+    /// Notes the loads of sub-counters, in writes per second, for statistics.
+    pub async fn note_rates(&self, loads: &[(KeyRef<'_>, u32, f64)]) -> Result<(), RedisError> {
+        let command = |(key, shard, per_second): &(KeyRef<'_>, u32, f64)| {
+            let arguments = vec![format!("{per_second:.1}").into_bytes()];
+            self.shard_script(*key, *shard, ShardScript::Rate, arguments)
+        };
+        self.run_all(loads.iter().map(command)).await.map(drop)
+    }
+
+    fn shard_script(&self, key: KeyRef<'_>, shard: u32, script: ShardScript, arguments: Vec<Vec<u8>>) -> KeyCommand {
+        KeyCommand { key: shard_key(&self.prefix, key, shard), verb: KeyVerb::Shard { script, arguments } }
+    }
+
+    /// Enters a counter into the list of active ones of its partition. `shards` is its number of sub-counters if it is new, and
+    /// sub-counters below `peak` exist. Answers the number of sub-counters, or `None` if the list is full.
+    pub async fn register(
+        &self,
+        partition: u32,
+        key: KeyRef<'_>,
+        shards: u32,
+        peak: u32,
+    ) -> Result<Option<u32>, RedisError> {
+        let numbers = [u64::from(shards), u64::from(peak), ACTIVE_COUNTERS_MAX as u64];
+        let arguments = std::iter::once(key.as_bytes().to_vec()).chain(numbers.map(text));
+        let shards = self.run_active(partition, ShardScript::Register, arguments.collect()).await?;
+        Ok(u32::try_from(shards).ok().filter(|&shards| shards > 0))
+    }
+
+    /// The counters of a partition whose sub-counters are in use.
+    pub async fn active(&self, partition: u32) -> Result<Vec<ActiveCounter>, RedisError> {
+        let mut active = Vec::new();
+        let mut cursor = 0;
+        loop {
+            let verb = KeyVerb::Scan { cursor, count: SCAN_COUNT };
+            let answer = self.run(&[KeyCommand { key: active_key(&self.prefix, partition), verb }]).await?.pop();
+            let answer = answer.unwrap_or(Value::Nil);
+            let (next, entries): (u64, ScannedFields) =
+                redis::from_redis_value(answer).map_err(|error| RedisError::Unexpected(error.to_string()))?;
+            active.extend(entries.into_iter().filter_map(|(key, entry)| ActiveCounter::parse(&key, entry)));
+            cursor = next;
+            if cursor == 0 || active.len() >= 2 * ACTIVE_COUNTERS_MAX {
+                return Ok(active);
+            }
+        }
+    }
+
+    /// The number of sub-counters of a counter that may exist; none if it is not active.
+    pub async fn peak(&self, partition: u32, key: KeyRef<'_>) -> Result<u32, RedisError> {
+        let command =
+            KeyCommand { key: active_key(&self.prefix, partition), verb: KeyVerb::Field(key.as_bytes().to_vec()) };
+        match self.run(&[command]).await?.pop() {
+            Some(Value::BulkString(entry)) => {
+                Ok(ActiveCounter::parse(key.as_bytes(), entry).map_or(0, |active| active.peak))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Changes the number of sub-counters that are written to.
+    pub async fn reshard(&self, partition: u32, key: KeyRef<'_>, shards: u32) -> Result<(), RedisError> {
+        let arguments = vec![key.as_bytes().to_vec(), text(u64::from(shards))];
+        self.run_active(partition, ShardScript::Reshard, arguments).await.map(drop)
+    }
+
+    /// Removes counters from the list of active ones, unless a writer has registered them since. Answers for each whether it
+    /// is gone.
+    pub async fn retire(&self, partition: u32, retired: &[&ActiveCounter]) -> Result<Vec<bool>, RedisError> {
+        let command = |active: &&ActiveCounter| KeyCommand {
+            key: active_key(&self.prefix, partition),
+            verb: KeyVerb::Shard {
+                script: ShardScript::Retire,
+                arguments: vec![active.key.as_bytes().to_vec(), active.entry.clone()],
+            },
+        };
+        self.run_all(retired.iter().map(command)).await
+    }
+
+    /// Runs scripts that answer with 1 or 0.
+    async fn run_all(&self, commands: impl IntoIterator<Item = KeyCommand>) -> Result<Vec<bool>, RedisError> {
+        let commands: Vec<KeyCommand> = commands.into_iter().collect();
+        Ok(self.run(&commands).await?.into_iter().map(|answer| answer == Value::Int(1)).collect())
+    }
+
+    async fn run_active(
+        &self,
+        partition: u32,
+        script: ShardScript,
+        arguments: Vec<Vec<u8>>,
+    ) -> Result<i64, RedisError> {
+        let command =
+            KeyCommand { key: active_key(&self.prefix, partition), verb: KeyVerb::Shard { script, arguments } };
+        match self.run(&[command]).await?.pop() {
+            Some(Value::Int(answer)) => Ok(answer),
+            other => Err(unexpected(&other.unwrap_or(Value::Nil))),
+        }
+    }
+
+    /// The time of a node of Redis, in seconds.
+    pub async fn seconds(&self) -> Result<u64, RedisError> {
+        let (answer, _) = self.cluster.ask_any(&redis::cmd("TIME")).await.map_err(|error| self.failed(&error))?;
+        let (seconds, _micros): (u64, u64) =
+            redis::from_redis_value(answer).map_err(|error| RedisError::Unexpected(error.to_string()))?;
+        Ok(seconds)
+    }
+}
+
+fn text(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn state(shard: u32, answer: Value) -> Option<ShardState> {
+    let [i, p, n, w, r]: [Option<String>; 5] =
+        redis::from_redis_value::<Vec<Option<String>>>(answer).ok()?.try_into().ok()?;
+    let number = |field: Option<String>| field.map_or(Some(0), |field| field.parse().ok());
+    let counted = SubCounter {
+        shard,
+        incarnation: i?.parse().ok()?,
+        increments: number(p)?,
+        decrements: number(n)?,
+        is_closed: false,
+    };
+    Some(ShardState { counted, writes: number(w)?, writes_per_second: r.and_then(|r| r.parse().ok()).unwrap_or(0.0) })
+}
+
+fn is_overflow(error: &redis::RedisError) -> bool {
+    let said = error.to_string();
+    // The second is about an amount that is too large by itself.
+    said.contains("overflow") || said.contains("out of range")
+}

@@ -1,0 +1,298 @@
+//! The aggregator: sums the sub-counters of `best-effort` counters into the journal, and decides how many there are.
+//!
+//! It appends what each sub-counter has counted since it was created. The state machine adds what is new, so a sum that is
+//! appended twice, by this worker or by another one, counts once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tally_core::batch::{Events, encode};
+use tally_core::event::Change;
+use tally_core::key::{Key, KeyRef};
+use tally_core::sub_counters::{ShardReports, SubCounter};
+use tally_core::time::Millis;
+use tokio::time::Instant;
+
+use super::WorkerShared;
+use super::hosting::Hosting;
+use crate::limits::{SHARD_WRITES_PER_SECOND_MAX, SHARDS_COOL_MS, SHARDS_COOL_SHARE, SHARDS_IDLE_S, SUMS_BATCH_MAX};
+use crate::policy::{Aggregation, ShardCount, ShardPolicy};
+use crate::redis::{ActiveCounter, ShardState};
+
+/// What the aggregator remembers of a partition. All of it can be lost.
+#[derive(Default)]
+struct Aggregator {
+    counters: HashMap<Key, Known>,
+}
+
+/// What is known of one counter.
+struct Known {
+    /// What is in the journal and applied.
+    summed: Vec<SubCounter>,
+    summed_at: Instant,
+    /// Number of writes to each sub-counter, and when it was read.
+    writes: HashMap<(u32, u64), (u64, Instant)>,
+    /// Since when the counter has had more sub-counters than it needs.
+    cool_since: Option<Instant>,
+}
+
+/// How the aggregator is doing, for metrics.
+#[derive(Debug, Default)]
+pub struct AggregatorGauges {
+    /// Writes per second of the busiest sub-counter, times ten.
+    load_max: AtomicU64,
+    /// Length of the last round that summed everything, or the time since then, in milliseconds.
+    lag_ms: AtomicU64,
+}
+
+impl AggregatorGauges {
+    /// Writes per second of the busiest sub-counter.
+    pub fn load_max(&self) -> f64 {
+        self.load_max.load(Ordering::Relaxed) as f64 / 10.0
+    }
+
+    /// How old the oldest increment may be that is not summed yet.
+    pub fn lag(&self) -> Duration {
+        Duration::from_millis(self.lag_ms.load(Ordering::Relaxed))
+    }
+}
+
+impl WorkerShared {
+    /// Sums sub-counters every round, until the partition is let go.
+    pub async fn aggregate_regularly(&self, hosting: &Arc<Hosting>) {
+        let mut every = tokio::time::interval(self.settings.rollup_every);
+        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut aggregator = Aggregator::default();
+        let mut complete_at = Instant::now();
+        loop {
+            every.tick().await;
+            let started = Instant::now();
+            match self.aggregate(hosting, &mut aggregator).await {
+                Ok(()) => complete_at = started,
+                Err(error) => {
+                    let partition = hosting.host.partition;
+                    tracing::warn!(partition, %error, "sub-counters were not summed; trying again");
+                }
+            }
+            hosting.aggregator.lag_ms.store(complete_at.elapsed().as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    async fn aggregate(&self, hosting: &Arc<Hosting>, aggregator: &mut Aggregator) -> Result<(), String> {
+        let partition = hosting.host.partition;
+        let failed = |error: crate::redis::RedisError| error.to_string();
+        let active = self.services.totals.active(partition).await.map_err(failed)?;
+        let keys: HashSet<&Key> = active.iter().map(|active| &active.key).collect();
+        aggregator.counters.retain(|key, _| keys.contains(key));
+        if active.is_empty() {
+            hosting.aggregator.load_max.store(0, Ordering::Relaxed);
+            return Ok(());
+        }
+        let seconds = self.services.totals.seconds().await.map_err(failed)?;
+        let mut load_max = 0.0f64;
+        for slice in active.chunks(SUMS_BATCH_MAX) {
+            let due: Vec<(&ActiveCounter, ShardPolicy)> = slice
+                .iter()
+                .map(|active| (active, self.settings.policies.of(active.key.as_ref()).copied().unwrap_or_default()))
+                .filter(|(active, policy)| self.is_due(aggregator, active, policy))
+                .collect();
+            let shards = self.read_shards(&due).await?;
+            self.sum(hosting, aggregator, &due, &shards).await?;
+            let mut loads = Vec::new();
+            for ((active, policy), shards) in due.iter().zip(&shards) {
+                self.adapt(partition, aggregator, active, policy, shards, &mut loads).await?;
+            }
+            load_max = loads.iter().map(|(_, _, load)| *load).fold(load_max, f64::max);
+            self.services.totals.note_rates(&loads).await.map_err(failed)?;
+            let idle =
+                due.iter().zip(&shards).filter(|((active, _), _)| active.registered_at + SHARDS_IDLE_S < seconds);
+            let idle: Vec<(&ActiveCounter, &[ShardState])> =
+                idle.map(|((active, _), shards)| (*active, shards.as_slice())).collect();
+            self.close(hosting, aggregator, &idle).await?;
+        }
+        hosting.aggregator.load_max.store((load_max * 10.0) as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether it is time to sum the counter.
+    fn is_due(&self, aggregator: &Aggregator, active: &ActiveCounter, policy: &ShardPolicy) -> bool {
+        let every = match policy.aggregation {
+            Aggregation::Rollup | Aggregation::Hybrid => return true,
+            Aggregation::OnRead => self.settings.persist_every,
+        };
+        aggregator.counters.get(&active.key).is_none_or(|known| known.summed_at.elapsed() >= every)
+    }
+
+    async fn read_shards(&self, due: &[(&ActiveCounter, ShardPolicy)]) -> Result<Vec<Vec<ShardState>>, String> {
+        let peak = |active: &ActiveCounter| active.peak.min(tally_core::limits::SHARDS_MAX);
+        let wanted: Vec<(KeyRef<'_>, u32)> =
+            due.iter().flat_map(|(active, _)| (0..peak(active)).map(|shard| (active.key.as_ref(), shard))).collect();
+        let found = self.services.totals.shards(&wanted).await.map_err(|error| error.to_string())?;
+        let mut found = found.into_iter();
+        Ok(due.iter().map(|(active, _)| found.by_ref().take(peak(active) as usize).flatten().collect()).collect())
+    }
+
+    /// Appends what has changed, and waits until it is applied.
+    async fn sum(
+        &self,
+        hosting: &Arc<Hosting>,
+        aggregator: &mut Aggregator,
+        due: &[(&ActiveCounter, ShardPolicy)],
+        shards: &[Vec<ShardState>],
+    ) -> Result<(), String> {
+        let mut events = Events::new(self.seed);
+        let mut summed = Vec::new();
+        for ((active, _), shards) in due.iter().zip(shards) {
+            let counted: Vec<SubCounter> = shards.iter().map(|shard| shard.counted).collect();
+            let is_news = aggregator.counters.get(&active.key).is_none_or(|known| known.summed != counted);
+            if let Some(reports) = ShardReports::new(counted.clone()).filter(|_| is_news && !counted.is_empty()) {
+                events.push(active.key.as_ref(), Change::Sum(reports), None, None);
+                summed.push((&active.key, counted));
+            }
+        }
+        if summed.is_empty() {
+            return Ok(());
+        }
+        let refused = self.append_and_apply(hosting, &events).await?;
+        for ((key, counted), refused) in summed.into_iter().zip(refused) {
+            if refused {
+                tracing::warn!(partition = hosting.host.partition, "a counter would overflow by its sub-counters");
+                continue;
+            }
+            self.discard_outdated(hosting, key, &counted).await;
+            let known = aggregator.counters.entry(key.clone()).or_insert_with(|| Known {
+                summed: Vec::new(),
+                summed_at: Instant::now(),
+                writes: HashMap::new(),
+                cool_since: None,
+            });
+            known.summed = counted;
+            known.summed_at = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Answers for each event whether it was refused.
+    async fn append_and_apply(&self, hosting: &Arc<Hosting>, events: &Events) -> Result<Vec<bool>, String> {
+        let mut bytes = Vec::new();
+        encode(events.batch(), Millis(0), &mut bytes);
+        let appending = self.appender.append(hosting.host.partition, &bytes).map_err(|error| error.to_string())?;
+        let appended = appending.await.map_err(|error| error.to_string())?;
+        hosting.host.reach(appended.end).await.map_err(|error| error.to_string())?;
+        let record = hosting.host.outcomes(appended.end).ok_or("the outcomes of a sum are not kept any more")?;
+        Ok(record.outcomes.slots().iter().map(|outcome| outcome.refusal.is_some()).collect())
+    }
+
+    /// Removes sub-counters that came back with an older state of Redis. What they count is never summed.
+    async fn discard_outdated(&self, hosting: &Arc<Hosting>, key: &Key, counted: &[SubCounter]) {
+        let outdated: Vec<SubCounter> = {
+            let hosted = hosting.host.state().lock();
+            let Some(summed) = hosted.partition.summed(key) else { return };
+            counted.iter().filter(|counted| summed.is_outdated(counted)).copied().collect()
+        };
+        for counted in outdated {
+            tracing::warn!(
+                shard = counted.shard,
+                "a removed sub-counter came back after a failover; removing it again"
+            );
+            if let Err(error) = self.services.totals.discard_shard(key.as_ref(), &counted).await {
+                tracing::debug!(%error, "a sub-counter was not removed");
+            }
+        }
+    }
+
+    /// Changes the number of sub-counters if the load wants it. Adds the load of each to `loads`.
+    async fn adapt<'a>(
+        &self,
+        partition: u32,
+        aggregator: &mut Aggregator,
+        active: &'a ActiveCounter,
+        policy: &ShardPolicy,
+        shards: &[ShardState],
+        loads: &mut Vec<(KeyRef<'a>, u32, f64)>,
+    ) -> Result<(), String> {
+        let Some(known) = aggregator.counters.get_mut(&active.key) else { return Ok(()) };
+        let now = Instant::now();
+        let (mut busiest, mut all) = (0.0f64, 0.0);
+        let mut writes = HashMap::with_capacity(shards.len());
+        for shard in shards {
+            let id = (shard.counted.shard, shard.counted.incarnation);
+            let per_second = known.writes.get(&id).map_or(0.0, |(before, at)| {
+                let seconds = now.duration_since(*at).as_secs_f64().max(0.001);
+                shard.writes.saturating_sub(*before) as f64 / seconds
+            });
+            writes.insert(id, (shard.writes, now));
+            busiest = busiest.max(per_second);
+            all += per_second;
+            // What is noted already need not be noted again.
+            if per_second > 0.0 || shard.writes_per_second > 0.0 {
+                loads.push((active.key.as_ref(), shard.counted.shard, per_second));
+            }
+        }
+        known.writes = writes;
+        let ShardCount::Adaptive(most) = policy.count else { return Ok(()) };
+        let enough = f64::from(active.shards / 2) * SHARD_WRITES_PER_SECOND_MAX * SHARDS_COOL_SHARE;
+        let is_cool = active.shards > 1 && all < enough;
+        known.cool_since = if is_cool { known.cool_since.or(Some(now)) } else { None };
+        let cool_for = known.cool_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        let wanted = match () {
+            () if busiest > SHARD_WRITES_PER_SECOND_MAX => (2 * active.shards).min(most),
+            () if cool_for >= Duration::from_millis(SHARDS_COOL_MS) => {
+                known.cool_since = None;
+                active.shards / 2
+            }
+            () => active.shards,
+        };
+        if wanted.max(1) != active.shards {
+            let resharded = self.services.totals.reshard(partition, active.key.as_ref(), wanted.max(1)).await;
+            resharded.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Removes the sub-counters of counters that nobody writes to any more, and says so in the journal.
+    async fn close(
+        &self,
+        hosting: &Arc<Hosting>,
+        aggregator: &mut Aggregator,
+        idle: &[(&ActiveCounter, &[ShardState])],
+    ) -> Result<(), String> {
+        let counted = |shards: &[ShardState]| -> Vec<SubCounter> { shards.iter().map(|shard| shard.counted).collect() };
+        let is_summed = |active: &ActiveCounter, shards: &[ShardState]| {
+            shards.is_empty()
+                || aggregator.counters.get(&active.key).is_some_and(|known| known.summed == counted(shards))
+        };
+        let idle: Vec<_> = idle.iter().filter(|(active, shards)| is_summed(active, shards)).collect();
+        let closing: Vec<(KeyRef<'_>, SubCounter)> = idle
+            .iter()
+            .flat_map(|(active, shards)| counted(shards).into_iter().map(|counted| (active.key.as_ref(), counted)))
+            .collect();
+        let totals = &self.services.totals;
+        let gone = totals.close_shards(&closing).await.map_err(|error| error.to_string())?;
+        let mut gone = closing.iter().zip(gone);
+        let mut events = Events::new(self.seed);
+        let mut retired = Vec::new();
+        for (active, shards) in idle {
+            let of_counter: Vec<_> = gone.by_ref().take(shards.len()).collect();
+            let closed = of_counter.iter().filter(|(_, gone)| *gone);
+            let closed: Vec<SubCounter> =
+                closed.map(|((_, counted), _)| SubCounter { is_closed: true, ..*counted }).collect();
+            if closed.len() == shards.len() {
+                retired.push(*active);
+            }
+            if let Some(reports) = ShardReports::new(closed).filter(|reports| !reports.as_slice().is_empty()) {
+                events.push(active.key.as_ref(), Change::Sum(reports), None, None);
+            }
+        }
+        if !events.is_empty() {
+            self.append_and_apply(hosting, &events).await?;
+        }
+        let is_retired = totals.retire(hosting.host.partition, &retired).await.map_err(|error| error.to_string())?;
+        for (active, _) in retired.iter().zip(is_retired).filter(|(_, is_retired)| *is_retired) {
+            aggregator.counters.remove(&active.key);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,290 @@
+//! `best-effort` counters: sub-counters in Redis, summed into the journal.
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+
+use std::time::Duration;
+
+use cluster::{PARTITIONS, TestPlace, TestServices};
+use futures_util::future::join_all;
+use tally_cluster::api::Cluster;
+use tally_cluster::partitioner::partition_of;
+use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout, ShardPolicy};
+use tally_cluster::redis::ShardAdd;
+use tally_cluster::worker::Worker;
+use tally_core::consistency::Consistency;
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound};
+use tally_core::key::Key;
+use tally_core::outcome::{Outcome, Refusal};
+use tally_core::reading::Reading;
+use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
+
+const FIXED: ShardPolicy = ShardPolicy {
+    layout: ShardLayout::Random,
+    count: ShardCount::Fixed(8),
+    aggregation: Aggregation::Rollup,
+    on_unreachable: OnUnreachable::Fail,
+};
+
+/// A topic and a database with one `best-effort` namespace.
+fn place(services: &TestServices, policy: ShardPolicy) -> TestPlace {
+    let mut place = services.place(1);
+    place.policies.set(b"views", policy);
+    place
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+async fn hosted(worker: &Worker) {
+    while worker.hosted().len() < PARTITIONS as usize {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn submit(api: &Cluster, key: &Key, change: Change, details: Option<Details>) -> Result<Outcome, EngineError> {
+    let mut events = api.events();
+    events.push(key.as_ref(), change, None, details);
+    let receipt = api.submit(events, SubmitOptions::new(Consistency::BestEffort)).await?;
+    Ok(receipt.outcomes[0])
+}
+
+async fn add(api: &Cluster, key: &Key, delta: i64) -> Outcome {
+    submit(api, key, Change::Add(delta), None).await.unwrap()
+}
+
+async fn read(api: &Cluster, key: &Key, consistency: Consistency) -> Result<Reading, EngineError> {
+    Ok(api.read(vec![key.clone()], ReadOptions::new(consistency)).await?[0])
+}
+
+/// Reads until the value is there.
+async fn read_until(api: &Cluster, key: &Key, value: i64) {
+    let wait = async {
+        while read(api, key, Consistency::BestEffort).await.map(|reading| reading.value) != Ok(value) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let last = tokio::time::timeout(Duration::from_secs(30), wait).await;
+    assert!(last.is_ok(), "{:?}", read(api, key, Consistency::BestEffort).await);
+}
+
+fn why() -> Correction {
+    Correction::new("test", "because").unwrap()
+}
+
+#[test]
+fn increments_are_summed_from_sub_counters_and_persisted_exactly() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, other, worker) = (place.api().await, place.api().await, place.worker().await);
+        hosted(&worker).await;
+        let keys: Vec<Key> = (0..5).map(|number| key(&format!("views:{number}"))).collect();
+        let adds = keys.iter().flat_map(|key| (1..=20).map(move |delta| (key, delta)));
+        let added = join_all(adds.map(|(key, delta)| {
+            let api = if delta % 2 == 0 { &api } else { &other };
+            add(api, key, if delta % 5 == 0 { -delta } else { delta })
+        }));
+        for outcome in added.await {
+            assert!(!outcome.exact && outcome.refusal.is_none(), "{outcome:?}");
+        }
+        let expected = (1..=20).map(|delta| if delta % 5 == 0 { -delta } else { delta }).sum();
+        for key in &keys {
+            // Everything acknowledged, at once, through any node.
+            assert_eq!(read(&other, key, Consistency::Exact).await.unwrap().value, expected);
+            read_until(&api, key, expected).await;
+        }
+        worker.persist_all(Duration::from_secs(30)).await.unwrap();
+        worker.stop().await;
+    });
+    let query = |sql: &str| services.postgres.psql_at(&place.postgres, sql).unwrap();
+    assert_eq!(query("SELECT count(*), min(value), max(value) FROM counters").trim(), "5|110|110");
+    assert_eq!(query("SELECT sum(value) FROM counter_shards WHERE key = 'views:0'").trim(), "110");
+}
+
+#[test]
+fn an_aggregator_that_takes_over_counts_nothing_twice_and_a_flush_loses_only_what_was_not_summed() {
+    let services = TestServices::start(1);
+    let place = place(&services, FIXED);
+    services.runtime.block_on(async {
+        let (api, mut worker) = (place.api().await, place.worker().await);
+        hosted(&worker).await;
+        let hot = key("views:hot");
+        for round in 1..=3 {
+            join_all((0..50).map(|_| add(&api, &hot, 1))).await;
+            // Two aggregators for a moment, then one with nothing in memory.
+            let successor = place.worker().await;
+            worker.stop().await;
+            worker = successor;
+            hosted(&worker).await;
+            join_all((0..50).map(|_| add(&api, &hot, 1))).await;
+            assert_eq!(read(&api, &hot, Consistency::Exact).await.unwrap().value, round * 100);
+        }
+        services.redis.flush_all();
+        add(&api, &hot, 7).await;
+        // Registered again at the latest after a second.
+        let wait = async {
+            while read(&api, &hot, Consistency::Exact).await.unwrap().value != 307 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                add(&api, &hot, 1).await;
+                add(&api, &hot, -1).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap();
+        worker.stop().await;
+    });
+}
+
+#[test]
+fn a_live_read_has_what_was_counted_since_the_last_sum() {
+    let services = TestServices::shared();
+    for aggregation in [Aggregation::Hybrid, Aggregation::OnRead] {
+        let place = place(services, ShardPolicy { aggregation, ..FIXED });
+        services.runtime.block_on(async {
+            let (api, worker) = (place.api().await, place.worker().await);
+            hosted(&worker).await;
+            let live = key("views:live");
+            for expected in 1..=60 {
+                add(&api, &live, 1).await;
+                let reading = read(&api, &live, Consistency::BestEffort).await.unwrap();
+                assert_eq!(reading.value, expected, "{aggregation:?}");
+                assert!(reading.exists && !reading.exact && !reading.partial);
+            }
+            let stats = api.stats(live.clone(), ReadOptions::new(Consistency::BestEffort)).await.unwrap();
+            assert_eq!(stats.reading.value, 60);
+            assert_eq!(stats.shard_values.iter().sum::<i64>(), 60);
+            assert_eq!(stats.reading.shards as usize, stats.shard_values.len());
+            assert_eq!(stats.shard_loads.len(), stats.shard_values.len());
+            worker.stop().await;
+        });
+    }
+}
+
+#[test]
+fn what_depends_on_the_value_is_refused_and_removing_it_includes_the_sub_counters() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker).await;
+        let stock = key("views:stock");
+        add(&api, &stock, 5).await;
+        let bounds = Bounds { floor: Some(0), ceiling: None, on_bound: OnBound::Refuse };
+        let set = |when| Change::Set { value: 3, when, expiry: Expiry::Keep, why: why() };
+        for (change, details) in [
+            (Change::Add(-1), Some(Details { bounds: Some(bounds), ..Details::default() })),
+            (set(Condition::Equals(5)), None),
+            (Change::Adjust { delta: 1, why: why() }, None),
+        ] {
+            let outcome = submit(&api, &stock, change, details).await.unwrap();
+            assert_eq!(outcome.refusal, Some(Refusal::BestEffort));
+        }
+        let mut transaction = api.events();
+        transaction.group(|events| {
+            events.add(stock.as_ref(), 1);
+            events.add(stock.as_ref(), 1);
+        });
+        // Others in the same call are not refused with it.
+        transaction.add(stock.as_ref(), 2);
+        let options = SubmitOptions::new(Consistency::BestEffort);
+        let outcomes = api.submit(transaction, options).await.unwrap().outcomes;
+        let refusals: Vec<_> = outcomes.iter().map(|outcome| outcome.refusal).collect();
+        assert_eq!(refusals, [Some(Refusal::BestEffort), Some(Refusal::BestEffort), None]);
+        assert_eq!(read(&api, &stock, Consistency::Exact).await.unwrap().value, 7);
+
+        add(&api, &stock, 1).await;
+        let deleted = submit(&api, &stock, Change::Delete(why()), None).await.unwrap();
+        assert_eq!((deleted.applied, deleted.exact), (-8, true));
+        add(&api, &stock, 2).await;
+        assert_eq!(read(&api, &stock, Consistency::Exact).await.unwrap().value, 2);
+        submit(&api, &stock, set(Condition::Always), None).await.unwrap();
+        add(&api, &stock, 2).await;
+        assert_eq!(read(&api, &stock, Consistency::Exact).await.unwrap().value, 5);
+        submit(&api, &stock, Change::Reset(why()), None).await.unwrap();
+        assert_eq!(read(&api, &stock, Consistency::Exact).await.unwrap().value, 0);
+        worker.stop().await;
+    });
+}
+
+#[test]
+fn a_hot_counter_gets_more_sub_counters() {
+    let services = TestServices::shared();
+    let place = place(services, ShardPolicy { count: ShardCount::Adaptive(16), ..FIXED });
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker).await;
+        let totals = place.services().await.totals;
+        let hot = key("views:hot");
+        add(&api, &hot, 1).await;
+        let partition = partition_of(hot.as_ref(), PARTITIONS);
+        let mut shards = 1;
+        let mut added = 1;
+        let wait = async {
+            while shards < 4 {
+                // As many nodes would do it.
+                let adds = (0..512).map(|number| totals.add_to_shard(hot.as_ref(), number % shards, ShardAdd::Up(1)));
+                join_all(adds).await.into_iter().for_each(|added| added.unwrap());
+                added += 512;
+                shards = totals.register(partition, hot.as_ref(), 1, 1).await.unwrap().unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
+        assert!(worker.shard_load().0 > 1_000.0, "{:?}", worker.shard_load());
+        assert_eq!(read(&api, &hot, Consistency::Exact).await.unwrap().value, added);
+        worker.stop().await;
+    });
+}
+
+#[test]
+fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial() {
+    let services = TestServices::start(1);
+    let place =
+        |on_unreachable| place(&services, ShardPolicy { aggregation: Aggregation::Hybrid, on_unreachable, ..FIXED });
+    let (partial, failing) = (place(OnUnreachable::Partial), place(OnUnreachable::Fail));
+    services.runtime.block_on(async {
+        let (api, worker) = (partial.api().await, partial.worker().await);
+        hosted(&worker).await;
+        let live = key("views:live");
+        join_all((0..64).map(|_| add(&api, &live, 1))).await;
+        read_until(&api, &live, 64).await;
+        let mut strict = failing.clone();
+        strict.kafka = partial.kafka.clone();
+        strict.postgres.clone_from(&partial.postgres);
+        strict.redis = partial.redis.clone();
+        let strict = strict.api().await;
+        assert_eq!(read(&strict, &live, Consistency::BestEffort).await.unwrap().value, 64);
+
+        // One that has sub-counters, but neither the total nor the list of active counters.
+        let cli = |args: &[&str]| services.redis.cli(0, args).unwrap();
+        let name = &partial.redis.prefix;
+        let partition = partition_of(live.as_ref(), PARTITIONS);
+        let needed = [format!("{name}:t:views:live"), format!("{name}:a:{partition}")];
+        let needed: Vec<String> =
+            needed.iter().map(|key| cli(&["CLUSTER", "KEYSLOT", key]).trim().to_owned()).collect();
+        let paused = services.redis.masters().into_iter().find(|&node| {
+            let slots = services.redis.cli(node, &["CLUSTER", "NODES"]).unwrap();
+            let own = slots.lines().find(|line| line.contains("myself")).unwrap().to_owned();
+            let owns = |slot: &str| {
+                let slot: u32 = slot.parse().unwrap();
+                own.split_whitespace().skip(8).any(|range| {
+                    let (from, to) = range.split_once('-').unwrap_or((range, range));
+                    (from.parse().unwrap()..=to.parse::<u32>().unwrap()).contains(&slot)
+                })
+            };
+            needed.iter().all(|slot| !owns(slot))
+        });
+        let paused = paused.unwrap();
+        services.redis.pause(paused);
+        let reading = read(&api, &live, Consistency::BestEffort).await;
+        let failed = read(&strict, &live, Consistency::BestEffort).await;
+        services.redis.resume(paused);
+        let reading = reading.unwrap();
+        assert!(reading.partial && !reading.exact, "{reading:?}");
+        assert!(
+            matches!(&failed, Err(EngineError::Unavailable(why)) if why.contains("cannot be reached")),
+            "{failed:?}"
+        );
+        worker.stop().await;
+    });
+}
