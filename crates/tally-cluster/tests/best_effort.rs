@@ -237,6 +237,51 @@ fn a_hot_counter_gets_more_sub_counters() {
 }
 
 #[test]
+fn idle_sub_counters_are_removed_and_one_that_comes_back_after_a_failover_counts_no_more() {
+    let services = TestServices::shared();
+    let mut place = place(services, FIXED);
+    place.shards_idle_s = 1;
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker).await;
+        let totals = place.services().await.totals;
+        let idle = key("views:idle");
+        let partition = partition_of(idle.as_ref(), PARTITIONS);
+        join_all((0..40).map(|_| add(&api, &idle, 1))).await;
+        let wanted: Vec<_> = (0..8).map(|shard| (idle.as_ref(), shard)).collect();
+        let before = totals.shards(&wanted).await.unwrap();
+        let gone = async || {
+            let wait = async {
+                while totals.peak(partition, idle.as_ref()).await.unwrap() > 0
+                    || totals.shards(&wanted).await.unwrap().iter().any(Option::is_some)
+                {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap();
+        };
+        gone().await;
+        assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 40);
+
+        // A replica that lacks the removals takes over.
+        for state in before.iter().flatten() {
+            let counted = state.counted;
+            let (shard, hash) = (counted.shard, xxhash_rust::xxh3::xxh3_64(idle.as_bytes()));
+            let hash_key = format!("{}:s:{{{shard}:{hash:016x}}}:views:idle", place.redis.prefix);
+            let (i, p) = (counted.incarnation.to_string(), counted.increments.to_string());
+            services.redis.cli(0, &["-c", "HSET", &hash_key, "i", &i, "p", &p, "w", "1"]).unwrap();
+        }
+        totals.register(partition, idle.as_ref(), 8, 8).await.unwrap();
+        assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 40);
+        gone().await;
+        // And counting goes on.
+        add(&api, &idle, 2).await;
+        assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 42);
+        worker.stop().await;
+    });
+}
+
+#[test]
 fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial() {
     let services = TestServices::start(1);
     let place =

@@ -1,8 +1,10 @@
 //! Starting what this process does in a cluster.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tally_cluster::api::{ApiError, Cluster};
+use tally_cluster::limits::SHARDS_IDLE_S;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
@@ -55,6 +57,7 @@ impl ClusterNode {
                 rollup_every: policies.rollup_every(config.rollup_every),
                 persist_every: policies.persist_every(config.persist_every),
                 policies: policies.shards().clone(),
+                shards_idle: Duration::from_secs(SHARDS_IDLE_S),
             };
             Some(Worker::start(settings, services).await?)
         } else {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::WorkerShared;
 use super::hosting::Hosting;
-use crate::limits::{SHARD_WRITES_PER_SECOND_MAX, SHARDS_COOL_MS, SHARDS_COOL_SHARE, SHARDS_IDLE_S, SUMS_BATCH_MAX};
+use crate::limits::{SHARD_WRITES_PER_SECOND_MAX, SHARDS_COOL_MS, SHARDS_COOL_SHARE, SUMS_BATCH_MAX};
 use crate::policy::{Aggregation, ShardCount, ShardPolicy};
 use crate::redis::{ActiveCounter, ShardState};
 
@@ -106,8 +106,10 @@ impl WorkerShared {
             }
             load_max = loads.iter().map(|(_, _, load)| *load).fold(load_max, f64::max);
             self.services.totals.note_rates(&loads).await.map_err(failed)?;
-            let idle =
-                due.iter().zip(&shards).filter(|((active, _), _)| active.registered_at + SHARDS_IDLE_S < seconds);
+            let idle = due
+                .iter()
+                .zip(&shards)
+                .filter(|((active, _), _)| active.registered_at + self.settings.shards_idle.as_secs() < seconds);
             let idle: Vec<(&ActiveCounter, &[ShardState])> =
                 idle.map(|((active, _), shards)| (*active, shards.as_slice())).collect();
             self.close(hosting, aggregator, &idle).await?;

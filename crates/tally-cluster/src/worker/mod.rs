@@ -52,6 +52,8 @@ pub struct WorkerSettings {
     pub persist_every: Duration,
     /// How sub-counters work.
     pub policies: ShardPolicies,
+    /// Sub-counters that nobody has written to for this long are removed.
+    pub shards_idle: Duration,
 }
 
 /// The services that a worker uses.

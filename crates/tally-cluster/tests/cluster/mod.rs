@@ -66,6 +66,7 @@ impl TestServices {
             postgres: format!("{base}/{name}"),
             redis: RedisSettings { prefix: name.clone(), ..RedisSettings::new(self.redis.addresses()) },
             policies: ShardPolicies::default(),
+            shards_idle_s: 60,
         };
         self.runtime.block_on(async {
             let new = topic::NewJournal { partitions: PARTITIONS, replication, retention_ms: 3_600_000 };
@@ -85,6 +86,7 @@ pub struct TestPlace {
     pub postgres: String,
     pub redis: RedisSettings,
     pub policies: ShardPolicies,
+    pub shards_idle_s: u64,
 }
 
 impl TestPlace {
@@ -106,6 +108,7 @@ impl TestPlace {
             rollup_every: Duration::from_millis(100),
             persist_every: Duration::from_millis(500),
             policies: self.policies.clone(),
+            shards_idle: Duration::from_secs(self.shards_idle_s),
         };
         Worker::start(settings, self.services().await).await.unwrap()
     }
