@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -90,6 +90,11 @@ bench-redis: redis-tools ## Tally compared with Redis, loaded by redis-benchmark
 	$(call say,benchmarks: Tally and Redis)
 	@cargo build --release --locked
 	@cargo run --release -p tally-bench --locked -- --only redis --seconds 3 $(ARGS)
+
+bench-cluster: cluster-tools redis-tools ## A cluster compared with sub-counters in Redis and a row in PostgreSQL; takes ARGS like bench
+	$(call say,benchmarks: a cluster)
+	@cargo build --release --locked
+	@cargo run --release -p tally-bench --locked -- --only cluster --rounds 3 --seconds 5 $(ARGS)
 
 lint: rust-tools ## Format, tree rules and clippy, without running the tests
 	$(call say,format)

@@ -1,5 +1,6 @@
 //! `tally-bench`: throughput, latency and memory of Tally on this machine.
 
+mod cluster;
 mod engine;
 mod http;
 mod in_process;
@@ -38,7 +39,7 @@ struct BenchArgs {
 /// Options of a run.
 #[derive(Clone, Debug, clap::Args)]
 struct Options {
-    /// Suites to run; all except redis by default, which needs Redis installed.
+    /// Suites to run; all except redis and cluster by default, which need other servers installed.
     #[arg(long, value_enum)]
     only: Vec<Suite>,
     /// Run only engine loads whose name contains this.
@@ -71,6 +72,8 @@ enum Suite {
     Scale,
     /// Tally compared with Redis, loaded by redis-benchmark.
     Redis,
+    /// A cluster compared with sub-counters in Redis and a row in PostgreSQL.
+    Cluster,
 }
 
 #[derive(Debug, Subcommand)]
@@ -85,7 +88,7 @@ enum Hidden {
 
 impl Options {
     fn includes(&self, suite: Suite) -> bool {
-        if self.only.is_empty() { suite != Suite::Redis } else { self.only.contains(&suite) }
+        if self.only.is_empty() { !matches!(suite, Suite::Redis | Suite::Cluster) } else { self.only.contains(&suite) }
     }
 
     fn steps(&self) -> u64 {
@@ -94,6 +97,7 @@ impl Options {
             Suite::Http => 4 * self.rounds as u64,
             Suite::Scale => 5,
             Suite::Redis => redis::steps(self),
+            Suite::Cluster => cluster::steps(self),
         };
         Suite::value_variants().iter().filter(|suite| self.includes(**suite)).map(|suite| steps_of(*suite)).sum()
     }
@@ -139,6 +143,7 @@ fn measure(options: &Options) -> Result<(), BenchError> {
             Suite::Http => http::run(options, &progress)?,
             Suite::Scale => scale::run(options, &progress)?,
             Suite::Redis => redis::run(options, &progress)?,
+            Suite::Cluster => cluster::run(options, &progress)?,
         });
     }
     progress.finish();

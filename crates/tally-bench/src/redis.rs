@@ -4,10 +4,10 @@
 //! Within a round every load runs against each server in turn; the order rotates from round to round.
 
 mod baseline;
-mod client;
+pub mod client;
 mod counting;
 mod load;
-mod paced;
+pub mod paced;
 mod servers;
 
 use std::path::Path;

@@ -32,10 +32,18 @@ pub struct Tally {
 impl Tally {
     /// Starts it on a data directory and waits until it is ready.
     pub fn start(data: &Path) -> Result<Tally, BenchError> {
+        Tally::start_with(|command| {
+            command.arg("--data").arg(data);
+        })
+    }
+
+    /// Starts it with these arguments and waits until it is ready.
+    pub fn start_with(arguments: impl FnOnce(&mut Command)) -> Result<Tally, BenchError> {
         let binary = server_binary()?;
-        let process = Command::new(&binary)
-            .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--data"])
-            .arg(data)
+        let mut command = Command::new(&binary);
+        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
+        arguments(&mut command);
+        let process = command
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -58,7 +66,7 @@ impl Tally {
 }
 
 /// `make bench` builds the server into the same directory as this program.
-fn server_binary() -> Result<PathBuf, BenchError> {
+pub fn server_binary() -> Result<PathBuf, BenchError> {
     let here = std::env::current_exe().map_err(|error| BenchError::new(&error))?;
     let binary = here.with_file_name("tally");
     if binary.exists() {

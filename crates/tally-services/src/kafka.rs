@@ -44,13 +44,15 @@ pub struct KafkaOptions {
     pub credentials: Option<(String, String)>,
     /// Heap of each broker.
     pub heap_mb: usize,
+    /// With all of Java's compilers, for benchmarks: slower to start.
+    pub optimized: bool,
     /// More settings of the brokers, such as `("log.retention.check.interval.ms", "1000")`.
     pub properties: Vec<(String, String)>,
 }
 
 impl Default for KafkaOptions {
     fn default() -> KafkaOptions {
-        KafkaOptions { brokers: 1, credentials: None, heap_mb: 256, properties: Vec::new() }
+        KafkaOptions { brokers: 1, credentials: None, heap_mb: 256, optimized: false, properties: Vec::new() }
     }
 }
 
@@ -107,6 +109,7 @@ impl Kafka {
             let format = java(&jars, dir.path(), "warn").args(["kafka.tools.StorageTool", "format", "--cluster-id"]);
             formats.push(format.args([CLUSTER_ID, "--config"]).arg(&config));
             let heap = format!("-Xmx{}m", settings.heap_mb);
+            let java = if settings.optimized { optimized_java } else { java };
             let broker = java(&jars, dir.path(), "info").args([&heap, "kafka.Kafka"]).arg(&config);
             let process = ServiceProcess::new(format!("kafka-{node}"), broker, &dir);
             brokers.push(Broker { process, ports: *own });
@@ -280,14 +283,20 @@ fn properties(settings: &KafkaOptions, ports: &[BrokerPorts], node: usize, data:
 
 /// A Java of its own kind: the first compiler only and one thread for garbage, because it shares few cores.
 fn java(jars: &Path, dir: &Path, log_level: &str) -> Tool {
-    Tool::new(java_program(), dir)
-        .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-cp"])
-        .arg(jars.join("*"))
-        .args([
-            &format!("-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}"),
-            "-Dorg.slf4j.simpleLogger.showDateTime=true",
-            "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-        ])
+    java_with(&["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"], jars, dir, log_level)
+}
+
+/// Java as it comes.
+fn optimized_java(jars: &Path, dir: &Path, log_level: &str) -> Tool {
+    java_with(&[], jars, dir, log_level)
+}
+
+fn java_with(options: &[&str], jars: &Path, dir: &Path, log_level: &str) -> Tool {
+    Tool::new(java_program(), dir).args(options).arg("-cp").arg(jars.join("*")).args([
+        &format!("-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}"),
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+    ])
 }
 
 /// Debian's Java 17 if it is there, because `java` may be an older one.

@@ -175,6 +175,12 @@ impl Postgres {
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, url]).run()
     }
 
+    /// Runs `pgbench` with these options and this script, and returns what it prints.
+    pub fn pgbench(&self, options: &[&str], seconds: u64, script: &Path) -> Result<String, String> {
+        let pgbench = Tool::new(self.bin.join("pgbench"), self.dir.path()).args(options);
+        pgbench.args(["-T", &seconds.to_string(), "-f"]).arg(script).arg(self.url()).run()
+    }
+
     /// The id of its main process while it runs.
     pub fn pids(&self) -> Vec<u32> {
         self.process.pid().into_iter().collect()

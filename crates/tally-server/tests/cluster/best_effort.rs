@@ -22,9 +22,9 @@ fn workers_killed_while_they_sum_sub_counters_lose_and_double_nothing() {
         for client in 0..6usize {
             let server = [&first, &second][client % 2];
             let (counted, stop) = (&counted, &stop);
+            let mut redis = Resp::to(server);
+            let connection = Client::new(&server.base);
             scope.spawn(move || {
-                let mut redis = Resp::to(server);
-                let connection = Client::new(&server.base);
                 while !stop.load(Ordering::Relaxed) {
                     // Neither waits for a worker, so none fails.
                     assert!(matches!(redis.say("INCRBY views:hot 2"), Reply::Integer(_)));

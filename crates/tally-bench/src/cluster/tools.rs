@@ -1,0 +1,93 @@
+//! Runs of redis-benchmark and pgbench.
+
+use std::process::Command;
+
+use super::nodes::BenchCluster;
+use crate::BenchError;
+
+/// What a tool reports.
+#[derive(Clone, Copy, Debug)]
+pub struct ToolResult {
+    /// Operations per second.
+    pub per_second: f64,
+    /// 50th percentile of the latency; of pgbench the mean.
+    pub p50_ms: f64,
+    /// 99th percentile; of pgbench nothing.
+    pub p99_ms: f64,
+}
+
+/// Requests of the run that finds out how many to send.
+const FEW: u64 = 5_000;
+
+/// Sends a command for about this long.
+pub fn redis_benchmark(
+    port: u16,
+    connections: u64,
+    pipeline: u64,
+    seconds: f64,
+    options: &[&str],
+    command: &[&str],
+) -> Result<ToolResult, BenchError> {
+    let run = |requests: u64| {
+        let output = Command::new("redis-benchmark")
+            .args(["-h", "127.0.0.1", "-p", &port.to_string(), "--csv", "--threads", "2"])
+            .args(["-c", &connections.to_string(), "-n", &requests.to_string(), "-P", &pipeline.to_string()])
+            .args(options)
+            .args(command)
+            .output()
+            .map_err(|error| BenchError::new(&format!("cannot start redis-benchmark: {error}")))?;
+        let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let field = |name| column(&out, name).filter(|_| output.status.success());
+        let result = (|| {
+            Some(ToolResult {
+                per_second: field("rps")?,
+                p50_ms: field("p50_latency_ms")?,
+                p99_ms: field("p99_latency_ms")?,
+            })
+        })();
+        result.ok_or_else(|| BenchError::new(&format!("redis-benchmark failed: {out}{errors}")))
+    };
+    let few = run(FEW * pipeline.min(16))?;
+    run((few.per_second * seconds) as u64)
+}
+
+/// A field of the last line.
+fn column(csv: &str, name: &str) -> Option<f64> {
+    let mut lines = csv.lines().filter(|line| line.starts_with('"'));
+    let at = lines.next()?.split("\",\"").position(|field| field.trim_matches('"') == name)?;
+    lines.next_back()?.split("\",\"").nth(at)?.trim_matches('"').parse().ok()
+}
+
+/// The pattern that people build: a row that does not fall below zero.
+pub fn pgbench(cluster: &BenchCluster, connections: u64, seconds: f64) -> Result<ToolResult, BenchError> {
+    let sql = |sql: &str| cluster.postgres.psql(sql).map_err(|error| BenchError::new(&error));
+    sql("CREATE TABLE IF NOT EXISTS stock (id int PRIMARY KEY, v bigint NOT NULL)")?;
+    sql("INSERT INTO stock VALUES (1, 1000000000) ON CONFLICT (id) DO UPDATE SET v = excluded.v")?;
+    let script = cluster.postgres.dir().join("decrement.sql");
+    std::fs::write(&script, "UPDATE stock SET v = v - 1 WHERE id = 1 AND v >= 1;\n")
+        .map_err(|error| BenchError::new(&error))?;
+    let output = cluster
+        .postgres
+        .pgbench(&["-n", "-M", "prepared", "-c", &connections.to_string(), "-j", "2"], seconds.ceil() as u64, &script)
+        .map_err(|error| BenchError::new(&error))?;
+    let number = |prefix: &str| {
+        let line = output.lines().find_map(|line| line.trim().strip_prefix(prefix))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    match (number("tps = "), number("latency average = ")) {
+        (Some(per_second), Some(mean)) => Ok(ToolResult { per_second, p50_ms: mean, p99_ms: f64::NAN }),
+        _ => Err(BenchError::new(&format!("pgbench: {output}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::column;
+
+    #[test]
+    fn a_field_is_found_by_the_name_of_its_column() {
+        let csv = "\"test\",\"rps\",\"p50_latency_ms\"\n\"INCR hot\",\"49701.79\",\"0.736\"\n";
+        assert_eq!((column(csv, "rps"), column(csv, "p50_latency_ms")), (Some(49701.79), Some(0.736)));
+        assert_eq!(column("Error from server: ERR\n", "rps"), None);
+    }
+}
