@@ -96,6 +96,12 @@ impl ShardPolicies {
         self.namespaces.insert(namespace.into(), policy);
     }
 
+    /// Whether no namespace is `best-effort`.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
     /// The policy of a counter's namespace, if that is `best-effort`.
     #[must_use]
     pub fn of(&self, key: KeyRef<'_>) -> Option<&ShardPolicy> {

@@ -59,11 +59,11 @@ fn record(state: &CounterState) -> Option<Vec<u8>> {
 /// A total whose value is its position, for counters that exist.
 fn update(key: &Key, position: u64, first: bool) -> TotalUpdate {
     let record = record(&state(position as i64));
-    TotalUpdate { key: key.clone(), position: Position(position), at: Millis(position), record, first }
+    TotalUpdate { key: key.clone(), position: Position(position), at: Millis(position), record, summed: None, first }
 }
 
 fn total(position: u64) -> Total {
-    Total { position: Position(position), at: Millis(position), state: Some(state(position as i64)) }
+    Total { position: Position(position), at: Millis(position), state: Some(state(position as i64)), summed: None }
 }
 
 async fn read(totals: &Totals, key: &Key) -> Option<Total> {

@@ -1,8 +1,7 @@
 //! Sub-counters: counts that are kept outside the journal and summed into it from time to time.
 //!
 //! A sub-counter reports everything it has counted since it was created, not what is new. The state keeps the largest
-//! report of each and adds the difference. So a report that arrives twice, late or out of order counts once, whoever
-//! sends it.
+//! report of each and adds the difference. So a report that arrives twice, late or out of order counts once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

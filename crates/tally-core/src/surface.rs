@@ -9,7 +9,7 @@ use crate::batch::Events;
 use crate::consistency::Consistency;
 use crate::key::Key;
 use crate::ledger::LedgerEntry;
-use crate::outcome::{Reads, Receipt, Token};
+use crate::outcome::{Reads, Receipt, Refusal, Token};
 use crate::reading::{Reading, Stats};
 
 /// How events are submitted.
@@ -79,6 +79,17 @@ pub struct Page {
     pub next: Option<Key>,
 }
 
+/// Whether events of some keys can be submitted as one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    /// They can.
+    Possible,
+    /// They are in different partitions.
+    AcrossPartitions,
+    /// Some are counted in sub-counters, so that nobody knows their value at one moment.
+    BestEffort,
+}
+
 /// The health of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
@@ -112,6 +123,9 @@ pub enum EngineError {
     /// The engine did not reach the token or the freshness that a read asked for in time.
     #[error("the requested reading is not available yet: {0}")]
     TooStale(String),
+    /// The answer depends on a value that a `best-effort` namespace does not know at one moment. Nothing changed.
+    #[error("{}", Refusal::BEST_EFFORT_TEXT)]
+    ConsistencyTooWeak,
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]
     Closing,
@@ -190,9 +204,9 @@ pub trait Engine: Send + Sync + 'static {
     }
 
     /// Whether events of these keys can be submitted as one group.
-    fn together(&self, keys: &[&[u8]]) -> bool {
+    fn grouping(&self, keys: &[&[u8]]) -> Grouping {
         let _ = keys;
-        true
+        Grouping::Possible
     }
 
     /// The current health.

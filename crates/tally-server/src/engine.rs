@@ -8,7 +8,9 @@ use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Engine, EngineError, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions};
+use tally_core::surface::{
+    Engine, EngineError, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+};
 use tally_engine::Embedded;
 
 /// The configured engine. An enum and not a trait object: calls on the hot path stay direct.
@@ -75,8 +77,8 @@ impl Engine for ServerEngine {
         either!(self.keeps_all_together())
     }
 
-    fn together(&self, keys: &[&[u8]]) -> bool {
-        either!(self.together(keys))
+    fn grouping(&self, keys: &[&[u8]]) -> Grouping {
+        either!(self.grouping(keys))
     }
 
     fn health(&self) -> Health {

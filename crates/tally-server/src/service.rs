@@ -13,7 +13,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Outcome, Reads, Receipt, Refusal, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    Engine, EngineError, FlushBy, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
 use tally_core::time::Millis;
 
@@ -205,8 +205,8 @@ impl<E: Engine> Service<E> {
     }
 
     /// Whether events of these keys can be submitted as one group.
-    pub fn together(&self, keys: &[&[u8]]) -> bool {
-        self.engine.get().is_none_or(|engine| engine.together(keys))
+    pub fn grouping(&self, keys: &[&[u8]]) -> Grouping {
+        self.engine.get().map_or(Grouping::Possible, |engine| engine.grouping(keys))
     }
 
     /// Whether any keys can be submitted as one group.

@@ -134,6 +134,21 @@ impl Cluster {
         Ok(Receipt { outcomes, as_of: self.now(), token })
     }
 
+    /// For each outcome of a call to several namespaces, whether its counter is `best-effort`.
+    pub(super) fn best_effort_outcomes(&self, events: &Events) -> Result<Vec<bool>, EngineError> {
+        let slots: Vec<bool> = events.batch().iter().map(|event| self.policies.of(event.key).is_some()).collect();
+        let needs_value = |event: &EventRef<'_>| {
+            way(event) == Way::Refused
+                && !matches!(event.change, ChangeRef::Other(Change::Sum(_) | Change::Sweep { .. }))
+        };
+        if events.batch().iter().zip(&slots).any(|(event, is_sharded)| *is_sharded && needs_value(&event)) {
+            return Err(EngineError::ConsistencyTooWeak);
+        }
+        let of_slot = |slot: usize| Outcome { exists: slots[slot], ..Outcome::EMPTY };
+        let outcomes = events.outcomes(|slot| SlotOutcome { outcome: of_slot(slot), split: None, base: 0 });
+        Ok(outcomes.map(|outcome| outcome.exists).collect())
+    }
+
     async fn add_to_shards(&self, events: &[EventRef<'_>]) -> Result<Vec<Outcome>, EngineError> {
         let added = join_all(events.iter().map(|event| self.add_to_shard(event))).await;
         // A part of a call that failed may be retried by itself only if nothing else of it was done.

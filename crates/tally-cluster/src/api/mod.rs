@@ -22,7 +22,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, Figure, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    Engine, EngineError, Figure, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
 };
 use tokio::sync::watch;
 
@@ -219,13 +219,20 @@ impl Engine for Cluster {
     }
 
     fn keeps_all_together(&self) -> bool {
-        self.partitions == 1
+        self.partitions == 1 && self.policies.is_empty()
     }
 
-    fn together(&self, keys: &[&[u8]]) -> bool {
+    fn grouping(&self, keys: &[&[u8]]) -> Grouping {
+        let is_sharded = |key: &&[u8]| KeyRef::new(key).is_ok_and(|key| self.policies.of(key).is_some());
+        if keys.iter().any(is_sharded) {
+            return Grouping::BestEffort;
+        }
         let mut partitions = keys.iter().filter_map(|key| Some(self.partition_of(KeyRef::new(key).ok()?)));
         let first = partitions.next();
-        partitions.all(|partition| Some(partition) == first)
+        match partitions.all(|partition| Some(partition) == first) {
+            true => Grouping::Possible,
+            false => Grouping::AcrossPartitions,
+        }
     }
 
     fn health(&self) -> Health {

@@ -33,12 +33,12 @@ pub struct ReadCounter {
     as_of: Millis,
     now: Millis,
     /// What sub-counters have counted that is not in the counter yet.
-    tail: Tail,
+    tail: UnsummedTail,
 }
 
 /// What sub-counters have counted since they were last summed.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tail {
+struct UnsummedTail {
     value: i64,
     /// Number of sub-counters; none if they were not asked.
     shards: u32,
@@ -159,7 +159,7 @@ impl Cluster {
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
             let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
-                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail: Tail::default() });
+                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() });
             }
         }
         Ok(())
@@ -173,7 +173,7 @@ impl Cluster {
     }
 
     /// What sub-counters have counted beyond what is summed.
-    async fn tail(&self, key: &Key, summed: Option<&SummedShards>) -> Result<Tail, EngineError> {
+    async fn tail(&self, key: &Key, summed: Option<&SummedShards>) -> Result<UnsummedTail, EngineError> {
         let policy = self.policies.of(key.as_ref()).copied().unwrap_or_default();
         let live = self.live_shards(key.as_ref()).await?;
         if let Some((count, why)) = &live.unreachable
@@ -185,7 +185,7 @@ impl Cluster {
         let summed = summed.unwrap_or(&nothing);
         let gains = live.found.iter().map(|shard| summed.gain(&shard.counted));
         let value: i128 = gains.map(|gain| gain.increments as i128 - gain.decrements as i128).sum();
-        Ok(Tail {
+        Ok(UnsummedTail {
             value: super::writes::saturated(value),
             shards: live.found.len() as u32,
             partial: live.unreachable.is_some(),
@@ -262,9 +262,9 @@ impl Cluster {
         self.clock.observe(at);
         let now = self.now().max(at);
         let counters = records.iter().map(|bytes| match bytes {
-            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail: Tail::default() }),
+            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail: UnsummedTail::default() }),
             Some(bytes) => record::read_counter(bytes)
-                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail: Tail::default() })
+                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail: UnsummedTail::default() })
                 .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
         });
         counters.collect()
@@ -285,10 +285,10 @@ impl Cluster {
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
-            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail: Tail::default() }),
+            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail: UnsummedTail::default() }),
             Some(value) => record::read_counter(value)
                 .map(|held| Some(held).filter(|held| !held.is_expired(now)))
-                .map(|held| ReadCounter { held, exact: false, as_of, now, tail: Tail::default() })
+                .map(|held| ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() })
                 .ok_or_else(|| EngineError::Unreadable("a stored counter is of a newer version".to_owned())),
         };
         keys.iter().map(counter).collect()
@@ -375,7 +375,7 @@ impl Cluster {
         let now = self.now();
         let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
             let (held, as_of) = (Some(counter.state), counter.clock);
-            let read = ReadCounter { held, exact: false, as_of, now, tail: Tail::default() };
+            let read = ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() };
             (counter.key, read.reading())
         });
         Ok(Page { items: items.collect(), next })

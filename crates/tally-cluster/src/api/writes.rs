@@ -32,6 +32,7 @@ impl Cluster {
             // Boxed, so that the others do not have its size.
             return Box::pin(self.write_best_effort(events)).await;
         }
+        let sharded = if self.policies.is_empty() { Vec::new() } else { self.best_effort_outcomes(&events)? };
         let waits = consistency == Consistency::Exact || events.depend_on_state();
         let call = events.divide(|key| self.partition_of(key));
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
@@ -45,7 +46,11 @@ impl Cluster {
             outcomes.push(part.outcomes);
         }
         let outcomes = call.join(outcomes);
-        let outcomes = outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
+        let mut outcomes =
+            outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
+        // What sub-counters have counted since the last sum is not in the value.
+        let of_sharded = outcomes.iter_mut().zip(sharded).filter(|(_, is_sharded)| *is_sharded);
+        of_sharded.for_each(|(outcome, _)| outcome.exact = false);
         Ok(Receipt { outcomes, as_of, token })
     }
 

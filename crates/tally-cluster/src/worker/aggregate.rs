@@ -24,11 +24,11 @@ use crate::redis::{ActiveCounter, ShardState};
 /// What the aggregator remembers of a partition. All of it can be lost.
 #[derive(Default)]
 struct Aggregator {
-    counters: HashMap<Key, Known>,
+    counters: HashMap<Key, SummedCounter>,
 }
 
 /// What is known of one counter.
-struct Known {
+struct SummedCounter {
     /// What is in the journal and applied.
     summed: Vec<SubCounter>,
     summed_at: Instant,
@@ -164,7 +164,7 @@ impl WorkerShared {
                 continue;
             }
             self.discard_outdated(hosting, key, &counted).await;
-            let known = aggregator.counters.entry(key.clone()).or_insert_with(|| Known {
+            let known = aggregator.counters.entry(key.clone()).or_insert_with(|| SummedCounter {
                 summed: Vec::new(),
                 summed_at: Instant::now(),
                 writes: HashMap::new(),

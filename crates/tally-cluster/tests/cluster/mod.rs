@@ -79,6 +79,12 @@ impl TestServices {
     }
 }
 
+/// Waits, on a thread of the runtime, until the attempt succeeds.
+pub fn wait_until<F: Future<Output = Result<(), String>>>(what: &str, mut attempt: impl FnMut() -> F) {
+    let wait = || tally_services::wait_for(what, || tokio::runtime::Handle::current().block_on(attempt()));
+    tokio::task::block_in_place(wait);
+}
+
 /// A topic and a database.
 #[derive(Clone)]
 pub struct TestPlace {

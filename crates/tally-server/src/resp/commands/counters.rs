@@ -1,6 +1,8 @@
 //! Plain counting: increments, decrements, reads, and setting or deleting a value.
 
+use tally_core::batch::Events;
 use tally_core::event::{Change, Condition, Expiry, Field};
+use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Refusal};
 
 use super::call::{CommandCall, CommandError};
@@ -176,13 +178,16 @@ fn set_value(
     let (key, value) = (call.key(Action::Correct)?, call.integer(2)?);
     let why = call.correction("SET")?;
     let events = call.writes(key)?;
-    if answer == SetReply::Before {
-        events.push(key, Change::Read(Field::Value), None, None);
-    }
-    events.push(key, Change::Set { value, when, expiry, why }, None, None);
+    let set = Change::Set { value, when, expiry, why };
     Ok(match answer {
-        SetReply::Done => ReplyPlan::of_one(write_set),
-        SetReply::Before => ReplyPlan::of_many(2, write_before),
+        SetReply::Done => {
+            events.push(key, set, None, None);
+            ReplyPlan::of_one(write_set)
+        }
+        SetReply::Before => {
+            read_and_change(events, key, set);
+            ReplyPlan::of_many(2, write_before)
+        }
     })
 }
 
@@ -193,6 +198,14 @@ fn write_set(outcomes: &[Outcome], reply: &mut Reply<'_>) {
         Some(Some(_)) => reply.null(),
         None => reply.error(NO_OUTCOME),
     }
+}
+
+/// Reads the value that the change replaces: with nothing in between.
+fn read_and_change(events: &mut Events, key: KeyRef<'_>, change: Change) {
+    events.group(|events| {
+        events.push(key, Change::Read(Field::Value), None, None);
+        events.push(key, change, None, None);
+    });
 }
 
 /// A read followed by a change: replies with the value read.
@@ -215,7 +228,6 @@ fn getdel(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let key = call.key(Action::Delete)?;
     let why = call.correction("GETDEL")?;
     let events = call.writes(key)?;
-    events.push(key, Change::Read(Field::Value), None, None);
-    events.push(key, Change::Delete(why), None, None);
+    read_and_change(events, key, Change::Delete(why));
     Ok(ReplyPlan::of_many(2, write_before))
 }

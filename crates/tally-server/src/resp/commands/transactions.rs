@@ -1,5 +1,8 @@
 //! Transactions: `MULTI`, `EXEC` and `DISCARD`, and the queue between them.
 
+use tally_core::outcome::Refusal;
+use tally_core::surface::Grouping;
+
 use super::call::{CallContext, CommandCall, CommandError, EventTarget};
 use super::counters;
 use super::spec::{CommandTable, Execution, ImmediateCall, NextStep, SessionCall, Spec};
@@ -115,8 +118,13 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
         known: Vec::new(),
         replies: Vec::with_capacity(transaction.commands),
     };
-    if !is_together(call.context, &transaction, new_queue()) {
-        call.reply(|reply| reply.error(CROSS_SLOT));
+    let refusal = match grouping(call.context, &transaction, new_queue()) {
+        Grouping::Possible => None,
+        Grouping::AcrossPartitions => Some(CROSS_SLOT.to_owned()),
+        Grouping::BestEffort => Some(format!("ERR {}", Refusal::BEST_EFFORT_TEXT)),
+    };
+    if let Some(text) = refusal {
+        call.reply(|reply| reply.error(text));
         return NextStep::Continue;
     }
     let mut queue = new_queue();
@@ -133,12 +141,14 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
 }
 
 /// Whether the engine can apply the events of a transaction in a row.
-fn is_together(context: &CallContext<'_>, transaction: &Transaction, mut queue: QueuedCommands<'_>) -> bool {
+fn grouping(context: &CallContext<'_>, transaction: &Transaction, mut queue: QueuedCommands<'_>) -> Grouping {
     let service = &context.server.service;
-    let Some(mut events) = service.events().ok().filter(|_| !service.keeps_all_together()) else { return true };
+    let Some(mut events) = service.events().ok().filter(|_| !service.keeps_all_together()) else {
+        return Grouping::Possible;
+    };
     queue.run(transaction, &mut events);
     let keys: Vec<&[u8]> = events.batch().iter().map(|event| event.key.as_bytes()).collect();
-    service.together(&keys)
+    service.grouping(&keys)
 }
 
 /// The commands of a transaction and their replies.
