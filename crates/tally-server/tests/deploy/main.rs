@@ -49,9 +49,15 @@ fn succeed(command: &mut Command) -> String {
 
 /// The documents of a YAML file.
 fn yaml(path: &Path) -> Vec<Value> {
-    let script = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))";
-    let Ran { code, out, err } = run(python(&["-c", script]).arg(path));
-    assert_eq!(code, 0, "{}: {err}", path.display());
+    yaml_files(&[path.to_owned()])
+}
+
+/// The documents of several, read at once because Python starts slowly.
+fn yaml_files(paths: &[PathBuf]) -> Vec<Value> {
+    let script = "import json, sys, yaml; \
+                  print(json.dumps([document for path in sys.argv[1:] for document in yaml.safe_load_all(open(path))]))";
+    let Ran { code, out, err } = run(python(&["-c", script]).args(paths));
+    assert_eq!(code, 0, "{paths:?}: {err}");
     serde_json::from_str(&out).unwrap()
 }
 

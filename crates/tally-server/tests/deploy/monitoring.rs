@@ -91,7 +91,7 @@ fn every_alert_fires_on_a_sick_cluster_and_none_on_a_healthy_one() {
     let cases: Vec<&Value> =
         tests.as_array().unwrap().iter().flat_map(|test| test["alert_rule_test"].as_array().unwrap()).collect();
     let tested = |fires: bool| -> BTreeSet<String> {
-        let cases = cases.iter().filter(|case| !case["exp_alerts"].as_array().unwrap().is_empty() == fires);
+        let cases = cases.iter().filter(|case| case["exp_alerts"].as_array().unwrap().is_empty() != fires);
         cases.map(|case| case["alertname"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(tested(true), alerts());

@@ -22,7 +22,7 @@ impl Loopback {
     pub fn choose() -> Loopback {
         // Not 127.0.x.x, which people use.
         let random = RandomState::new().build_hasher().finish() as u32;
-        Loopback(0x7f01_0000 + (random % 0xfe_0000 & !0xf))
+        Loopback(0x7f01_0000 + ((random % 0xfe_0000) & !0xf))
     }
 
     /// The address with this number, up to 14.
