@@ -80,3 +80,5 @@ pub const BY_TIME_MS: u64 = 1_000;
 
 const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
 const _: () = assert!(SHARDS_MAX_DEFAULT <= tally_core::limits::SHARDS_MAX);
+/// Longest wait for a worker to persist a partition before an export.
+pub const SETTLE_WAIT_MS: u64 = 60_000;

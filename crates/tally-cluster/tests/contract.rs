@@ -15,7 +15,10 @@ use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Engine, EngineError, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions};
+use tally_core::surface::{
+    CounterSnapshot, Engine, EngineError, Health, KeyPage, Measure, Page, PageRequest, ReadOptions, RequestCursor,
+    RequestPage, SubmitOptions,
+};
 use tokio::runtime::Handle;
 
 tally_contract::contract!(OneNode);
@@ -115,6 +118,26 @@ impl Engine for OnRuntime {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         self.on_runtime(self.cluster.sample(number)).await
+    }
+
+    async fn settle(&self) -> Result<(), EngineError> {
+        self.on_runtime(self.cluster.settle()).await
+    }
+
+    async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
+        self.on_runtime(self.cluster.all_keys(after, limit)).await
+    }
+
+    async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, EngineError> {
+        self.on_runtime(self.cluster.snapshots(keys)).await
+    }
+
+    async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+        self.on_runtime(self.cluster.requests(after, limit)).await
+    }
+
+    fn routes(&self) -> Vec<Key> {
+        self.cluster.routes()
     }
 
     fn health(&self) -> Health {

@@ -76,7 +76,7 @@ impl RpcHandler for Shared {
                 Ok(RpcResponse::Read { position: Position(1), at: Millis(1), records })
             }
             RpcRequest::Ledger { .. } => Err(RpcError::NotHosted { owner: Some("elsewhere:1".to_owned()) }),
-            RpcRequest::Status => pending().await,
+            RpcRequest::Status | RpcRequest::Persist { .. } | RpcRequest::Snapshots { .. } => pending().await,
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod edges;
 pub mod expiry;
 pub mod groups;
 pub mod listing;
+pub mod moving;
 pub mod order;
 pub mod reads;
 pub mod requests;
@@ -156,6 +157,11 @@ macro_rules! each_behaviour {
             listing::a_listing_shows_created_counters_and_no_deleted_ones,
             listing::a_listing_survives_a_restart,
             listing::old_and_new_counters_are_listed_together,
+            moving::an_imported_counter_is_as_it_was_exported,
+            moving::importing_twice_changes_nothing,
+            moving::an_import_replaces_only_if_asked_to,
+            moving::a_long_ledger_is_imported_in_parts,
+            moving::a_retry_after_a_move_counts_once,
             statistics::statistics_cover_every_change,
             statistics::corrections_count_towards_sums_and_extremes,
             statistics::the_times_of_creation_and_last_change_are_kept,

@@ -11,6 +11,7 @@
 mod codec;
 mod combine;
 mod events;
+mod import_codec;
 
 pub(crate) use codec::put_payload;
 pub use codec::{CodecError, decode, encode, encode_with_reads};
@@ -43,6 +44,8 @@ pub struct Batch {
     mixes: Vec<Mix>,
     parts: Vec<Part>,
     reads: usize,
+    /// Whether there are imports, which need a newer format.
+    has_imports: bool,
     resets_clock: bool,
     /// The position of the store that slots marked `UNSTORED` were checked against.
     checked_at: Option<Position>,
@@ -175,6 +178,7 @@ impl Batch {
         self.parts.clear();
         self.extra_bytes = 0;
         self.reads = 0;
+        self.has_imports = false;
         self.resets_clock = false;
         self.checked_at = None;
     }
@@ -291,6 +295,7 @@ impl Batch {
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
         self.reads += usize::from(matches!(extra.change, Some(Change::Read(_))));
+        self.has_imports |= matches!(extra.change, Some(Change::Import(_) | Change::ImportRequest(_)));
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
     }

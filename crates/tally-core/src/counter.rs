@@ -51,6 +51,25 @@ pub(crate) fn is_due(expires_at: Option<Millis>, now: Millis) -> bool {
     expires_at.is_some_and(|at| at <= now)
 }
 
+/// Everything that a counter consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterParts {
+    /// Sum of all additions.
+    pub increments: u128,
+    /// Sum of all subtractions, as a positive number.
+    pub decrements: u128,
+    /// Lowest value ever, including the initial zero.
+    pub min: i64,
+    /// Highest value ever, including the initial zero.
+    pub max: i64,
+    /// First change.
+    pub created: Millis,
+    /// Last change.
+    pub updated: Millis,
+    /// The sums of [`Rates`].
+    pub rates: [i64; 6],
+}
+
 const SUM_MAX: u128 = (1 << 80) - 1;
 const TIME_MAX: u64 = (1 << 48) - 1;
 
@@ -89,6 +108,34 @@ impl Counter {
     #[must_use]
     pub fn extremes(&self) -> (i64, i64) {
         (self.min, self.max)
+    }
+
+    /// Everything it consists of.
+    #[must_use]
+    pub fn parts(&self) -> CounterParts {
+        CounterParts {
+            increments: self.plus,
+            decrements: self.minus,
+            min: self.min,
+            max: self.max,
+            created: self.created,
+            updated: self.updated,
+            rates: self.rates.to_sums(),
+        }
+    }
+
+    /// The counter with these parts; `None` if no counter can have them.
+    #[must_use]
+    pub fn from_parts(parts: &CounterParts) -> Option<Counter> {
+        let CounterParts { increments: plus, decrements: minus, min, max, created, updated, rates } = *parts;
+        let sums_fit = plus <= SUM_MAX && minus <= SUM_MAX;
+        let value = i64::try_from(plus as i128 - minus as i128).ok().filter(|_| sums_fit)?;
+        let is_possible = min <= value.min(0) && max >= value.max(0) && created <= updated && updated.0 <= TIME_MAX;
+        let counter = Counter { plus, minus, min, max, created, updated, rates: Rates::from_sums(rates) };
+        // Sums of rates have fewer bits than their type.
+        let mut packed = [0; PACKED_BYTES];
+        counter.pack(&mut packed);
+        (is_possible && Counter::unpack(&packed) == counter).then_some(counter)
     }
 
     /// Net change per second over the last second, minute and hour.

@@ -4,8 +4,10 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::batch::Runs;
+use crate::import::ImportedCounter;
 use crate::key::KeyRef;
 use crate::limits::{DIMENSION_BYTES_MAX, DIMENSIONS_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::request_ids::FirstOutcome;
 use crate::sub_counters::ShardReports;
 use crate::time::Millis;
 
@@ -57,6 +59,12 @@ pub enum Change {
     /// the journal. Writes no ledger entry. `applied` is the change of the value. If the value would leave its range, the
     /// event is refused and a later sum adds it.
     Sum(ShardReports),
+    /// Puts a counter of another server here, with its ledger. `applied` is 1 if anything changed, and 0 if everything
+    /// was here already.
+    Import(Box<ImportedCounter>),
+    /// Remembers a request that another server answered: the event's request id gets this first outcome, unless it is
+    /// known here. The key only says in which partition. `applied` is 1 if it was not known.
+    ImportRequest(FirstOutcome),
 }
 
 /// When something expires. A duration counts from the time of the batch, so only the partition's clock matters.
@@ -403,14 +411,16 @@ impl<'a> Adds<'a> {
 }
 
 impl ChangeRef<'_> {
-    /// Whether it writes a ledger entry.
+    /// Whether it may write a ledger entry.
     pub(crate) fn is_correction(self) -> bool {
         match self {
             ChangeRef::Add(_) | ChangeRef::Adds(_) => false,
             ChangeRef::Other(
                 Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_),
             ) => false,
+            ChangeRef::Other(Change::ImportRequest(_)) => false,
             ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
+            ChangeRef::Other(Change::Import(_)) => true,
         }
     }
 }

@@ -48,7 +48,7 @@ impl LedgerHeads {
         why: &Correction,
         (before, after): (i64, i64),
     ) {
-        let head = self.heads.entry(key.to_key()).or_default();
+        let head = self.head(key);
         let mut entry = LedgerEntry {
             seq: head.seq + 1,
             at,
@@ -61,10 +61,20 @@ impl LedgerHeads {
             hash: head.hash,
         };
         entry.hash = entry.expected_hash(key);
-        *head = ChainHead { seq: entry.seq, hash: entry.hash };
+        self.push(key, entry);
+    }
+
+    /// Appends an entry that continues the chain.
+    pub(crate) fn push(&mut self, key: KeyRef<'_>, entry: LedgerEntry) {
+        self.heads.insert(key.to_key(), ChainHead { seq: entry.seq, hash: entry.hash });
         self.current_bytes +=
-            size_of::<LedgerEntry>() + why.actor().len() + why.reason().len() + 2 * key.as_bytes().len() + 64;
+            size_of::<LedgerEntry>() + entry.actor.len() + entry.reason.len() + 2 * key.as_bytes().len() + 64;
         self.current.entry(key.to_key()).or_default().push(entry);
+    }
+
+    /// The head of the key's chain, as far as it is resident.
+    pub(crate) fn head(&self, key: KeyRef<'_>) -> ChainHead {
+        self.heads.get(key.as_bytes()).copied().unwrap_or_default()
     }
 
     /// The entries of `key` that may not be in the store, oldest first.

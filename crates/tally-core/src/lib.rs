@@ -9,6 +9,7 @@ pub mod consistency;
 pub mod counter;
 mod counter_table;
 pub mod event;
+pub mod import;
 pub mod key;
 pub mod ledger;
 pub mod ledger_heads;

@@ -57,6 +57,12 @@ pub const EVENT_BYTES_MAX: usize = 512
     + MEMBER_BYTES_MAX
     + 2 * DIMENSIONS_MAX * (DIMENSION_BYTES_MAX + 2)
     + 2 * REASON_BYTES_MAX;
+/// Most ledger entries of one import event. A longer ledger takes several events.
+pub const IMPORT_ENTRIES_MAX: usize = 256;
+/// Largest encoded ledger entry: actor, reason, two hashes and all numbers.
+pub const LEDGER_ENTRY_BYTES_MAX: usize = 2 * REASON_BYTES_MAX + 256;
+/// Largest encoded counter: all its numbers.
+pub const COUNTER_BYTES_MAX: usize = 256;
 /// Bytes of events in an open batch at which the submitter seals it.
 pub const BATCH_BYTES_SEAL: usize = 4 << 20;
 /// Most bytes of an encoded batch.
@@ -112,6 +118,8 @@ pub const MEMORY_BYTES_MIN: u64 = PROCESS_BYTES + (64 << 20);
 const _: () = assert!(KEY_BYTES_MAX + 64 + SHARDS_MAX as usize * REPORT_BYTES_MAX <= EVENT_BYTES_MAX);
 const _: () = assert!(SEGMENT_BYTES as usize > 2 * BATCH_BYTES_MAX);
 const _: () = assert!(CALL_BYTES_MAX >= CALL_EVENTS_MAX * (KEY_BYTES_MAX + 2 * REQUEST_ID_BYTES_MAX));
+const _: () =
+    assert!(IMPORT_ENTRIES_MAX * LEDGER_ENTRY_BYTES_MAX + COUNTER_BYTES_MAX + EVENT_BYTES_MAX <= BATCH_BYTES_SEAL);
 const _: () = assert!(SWEEP_SLICE <= SWEEP_MAX);
 const _: () = assert!((SWEEP_MAX * 4 * KEY_BYTES_MAX) as u64 <= (MEMORY_BYTES_MIN - PROCESS_BYTES) / 4);
 const _: () = assert!(UNFLUSHED_BYTES_MAX >= BATCH_BYTES_SEAL);

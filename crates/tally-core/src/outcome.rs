@@ -188,12 +188,14 @@ pub enum Refusal {
     PayloadMismatch = 2,
     /// The value would cross the floor or ceiling.
     Bound = 3,
-    /// The condition of a set was not met.
+    /// The condition of a set was not met, or the counter of an import exists with another content.
     NotExpected = 4,
     /// The disk is full. Never stored: a change that cannot be journalled is not applied.
     NoRoom = 5,
     /// Its answer depends on the state, which a `best-effort` namespace does not wait for. Never stored.
     BestEffort = 6,
+    /// The counter's ledger here is not the beginning of the imported one. A ledger is never rewritten.
+    LedgerDiffers = 7,
 }
 
 impl Refusal {
@@ -204,7 +206,8 @@ impl Refusal {
     /// The refusal with this stored number.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Refusal> {
-        [Refusal::Overflow, Refusal::PayloadMismatch, Refusal::Bound, Refusal::NotExpected]
+        use Refusal::{Bound, LedgerDiffers, NotExpected, Overflow, PayloadMismatch};
+        [Overflow, PayloadMismatch, Bound, NotExpected, LedgerDiffers]
             .into_iter()
             .find(|refusal| *refusal as u8 == code)
     }

@@ -158,8 +158,8 @@ mod tests {
     use super::*;
 
     fn refusal() -> impl Strategy<Value = Refusal> {
-        use Refusal::{Bound, NoRoom, NotExpected, Overflow, PayloadMismatch};
-        prop::sample::select(vec![Overflow, PayloadMismatch, Bound, NotExpected, NoRoom])
+        use Refusal::{Bound, LedgerDiffers, NoRoom, NotExpected, Overflow, PayloadMismatch};
+        prop::sample::select(vec![Overflow, PayloadMismatch, Bound, NotExpected, NoRoom, LedgerDiffers])
     }
 
     fn number() -> impl Strategy<Value = i64> {
@@ -289,7 +289,7 @@ mod tests {
         };
         assert!(changed(refusal, Refusal::Overflow as u8).is_some());
         assert_eq!(changed(version, VERSION + 1), None);
-        assert_eq!(changed(refusal, 6), None);
+        assert_eq!(changed(refusal, 8), None);
         assert_eq!(changed(flags, bytes[flags] | UNUSED), None);
         assert_eq!(changed(flags, REFUSED | DUPLICATE), None);
     }

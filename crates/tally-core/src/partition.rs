@@ -9,6 +9,7 @@
 mod capture;
 mod change;
 mod deletions;
+mod import;
 mod residency;
 mod sweep;
 
@@ -26,7 +27,7 @@ use crate::counter::CounterState;
 use crate::counter_table::{CellId, CounterTable};
 use crate::event::{Change, ChangeRef, EventRef, RequestId};
 use crate::key::{Key, KeyRef};
-use crate::ledger::LedgerEntry;
+use crate::ledger::{ChainHead, LedgerEntry};
 use crate::ledger_heads::LedgerHeads;
 use crate::outcome::{Outcome, Outcomes, Refusal};
 use crate::record::Meta;
@@ -227,6 +228,18 @@ impl Partition {
         self.summed.is_unknown(key)
     }
 
+    /// The head of the key's ledger chain, unless it [must be looked up](Self::is_head_missing) in the store.
+    #[must_use]
+    pub fn ledger_head(&self, key: KeyRef<'_>) -> ChainHead {
+        self.ledger_heads.head(key)
+    }
+
+    /// Whether the head of the key's ledger chain must be looked up in the store.
+    #[must_use]
+    pub fn is_head_missing(&self, key: KeyRef<'_>) -> bool {
+        self.ledger_heads.is_head_unknown(key)
+    }
+
     /// Counters in memory.
     #[must_use]
     pub fn resident_counters(&self) -> usize {
@@ -265,7 +278,11 @@ impl Partition {
         };
         let fingerprint = event.fingerprint();
         let first = self.request_ids.get_current(id).copied().or(hint.first);
-        match first.filter(|first| !first.is_expired(self.clock)) {
+        let first = first.filter(|first| !first.is_expired(self.clock));
+        if let ChangeRef::Other(Change::ImportRequest(imported)) = event.change {
+            return outcomes.push(self.import_request(event, id, *imported, first));
+        }
+        match first {
             Some(first) if first.fingerprint == fingerprint => outcomes.push(first.replay()),
             Some(_) => outcomes.push(self.refused(event, Refusal::PayloadMismatch)),
             None => {

@@ -44,6 +44,9 @@ pub const META_KEY: &[u8] = &[META];
 /// Prefix of the store keys of expiries, which sort by time.
 pub const EXPIRY_PREFIX: &[u8] = &[EXPIRY];
 
+/// Prefix of the store keys of the heads of ledger chains.
+pub const HEAD_PREFIX: &[u8] = &[HEAD];
+
 /// Prefix of the store keys of request ids.
 pub const REQUEST_PREFIX: &[u8] = &[REQUEST];
 
@@ -118,6 +121,12 @@ pub fn is_ledger_of(store_key: &[u8], key: KeyRef<'_>) -> bool {
 #[must_use]
 pub fn head_key(key: KeyRef<'_>) -> Vec<u8> {
     [&[HEAD], key.as_bytes()].concat()
+}
+
+/// The counter whose ledger chain has this head, if this is the store key of one.
+#[must_use]
+pub fn head_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
+    store_key.strip_prefix(&[HEAD]).and_then(|key| KeyRef::new(key).ok())
 }
 
 /// Store key of what is summed of a counter's sub-counters.

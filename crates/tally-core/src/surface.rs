@@ -7,10 +7,13 @@ use std::future::Future;
 
 use crate::batch::Events;
 use crate::consistency::Consistency;
+use crate::counter::CounterState;
+use crate::event::RequestId;
 use crate::key::Key;
-use crate::ledger::LedgerEntry;
+use crate::ledger::{ChainHead, LedgerEntry};
 use crate::outcome::{Reads, Receipt, Refusal, Token};
 use crate::reading::{Reading, Stats};
+use crate::request_ids::FirstOutcome;
 
 /// How events are submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +91,42 @@ pub enum Grouping {
     AcrossPartitions,
     /// Some are counted in sub-counters, so that nobody knows their value at one moment.
     BestEffort,
+}
+
+/// A counter and the end of its ledger, as of one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterSnapshot {
+    /// The counter, if it exists.
+    pub state: Option<CounterState>,
+    /// The last entry of its ledger. All entries up to it can be read at any time: a ledger only grows.
+    pub head: ChainHead,
+}
+
+/// One page of keys in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyPage {
+    /// The keys.
+    pub keys: Vec<Key>,
+    /// The key to continue after, if there are more.
+    pub next: Option<Key>,
+}
+
+/// A place in the request ids of an engine. They are ordered by partition, then by id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestCursor {
+    /// The partition.
+    pub partition: u32,
+    /// The last id that was returned; `None` is before the first.
+    pub after: Option<RequestId>,
+}
+
+/// One page of request ids and their first outcomes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestPage {
+    /// Ids that have not expired. An id may be in several partitions.
+    pub requests: Vec<(RequestId, FirstOutcome)>,
+    /// Where to continue, if there are more.
+    pub next: Option<RequestCursor>,
 }
 
 /// The health of an engine.
@@ -197,6 +236,27 @@ pub trait Engine: Send + Sync + 'static {
 
     /// An existing counter chosen by `number`, or `None` if there are no counters.
     fn sample(&self, number: u64) -> impl Future<Output = Result<Option<Key>, EngineError>> + Send;
+
+    /// Resolves once everything acknowledged before is in the store, which [`Engine::all_keys`] and
+    /// [`Engine::requests`] read.
+    fn settle(&self) -> impl Future<Output = Result<(), EngineError>> + Send;
+
+    /// The keys of all counters in the store, and of those that do not exist any more and have a ledger, in order.
+    fn all_keys(&self, after: Option<Key>, limit: usize) -> impl Future<Output = Result<KeyPage, EngineError>> + Send;
+
+    /// Counters with the ends of their ledgers, in the order of the keys. Each is consistent by itself and includes
+    /// everything acknowledged before the call.
+    fn snapshots(&self, keys: Vec<Key>) -> impl Future<Output = Result<Vec<CounterSnapshot>, EngineError>> + Send;
+
+    /// The request ids in the store that have not expired, after `after`.
+    fn requests(
+        &self,
+        after: RequestCursor,
+        limit: usize,
+    ) -> impl Future<Output = Result<RequestPage, EngineError>> + Send;
+
+    /// A key in each partition. The counters of imported request ids are not known, so an id must be known everywhere.
+    fn routes(&self) -> Vec<Key>;
 
     /// Whether any keys can be submitted as one group.
     fn keeps_all_together(&self) -> bool {

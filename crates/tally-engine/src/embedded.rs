@@ -6,10 +6,12 @@
 
 mod mark;
 
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -24,7 +26,8 @@ use tally_core::limits::{
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, FlushBy, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    CounterSnapshot, Engine, EngineError, FlushBy, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    RequestCursor, RequestPage, SubmitOptions,
 };
 
 use crate::checkpoint::Step;
@@ -32,7 +35,7 @@ use crate::clock::SystemClock;
 use crate::disk::Disk;
 use crate::lock::{DirLock, Purpose};
 use crate::machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
-use crate::signal::{Signal, lock};
+use crate::signal::{Signal, WakerList, lock};
 use crate::store::StoreError;
 
 /// How to open an embedded engine.
@@ -78,6 +81,8 @@ struct Shared {
     checkpointer: Signal,
     /// A checkpoint is due, however short the journal is.
     checkpoint_now: AtomicBool,
+    /// Calls that wait for a checkpoint.
+    checkpointed: WakerList,
     /// Runs may be worth merging.
     merger: Signal,
     /// The journal was flushed. The checkpointer waits for it.
@@ -185,6 +190,7 @@ impl Shared {
             flusher: Signal::default(),
             checkpointer: Signal::default(),
             checkpoint_now: AtomicBool::new(false),
+            checkpointed: WakerList::default(),
             merger: Signal::default(),
             flushed: Signal::default(),
             unmarked: Signal::default(),
@@ -210,6 +216,7 @@ impl Shared {
         {
             signal.set();
         }
+        self.checkpointed.wake_all();
     }
 
     fn nudge(&self, nudge: Nudge) {
@@ -293,6 +300,26 @@ impl Shared {
         }
     }
 
+    /// Resolves once a checkpoint has everything that is applied now.
+    async fn settle(&self) -> Result<(), EngineError> {
+        let Some(position) = self.machine.unsettled() else { return Ok(()) };
+        poll_fn(|context| {
+            self.checkpointed.register(context.waker());
+            if self.machine.store.position() >= position {
+                return Poll::Ready(Ok(()));
+            }
+            match self.machine.health() {
+                Health::Poisoned(reason) => return Poll::Ready(Err(EngineError::Poisoned(reason))),
+                Health::Closing => return Poll::Ready(Err(EngineError::Closing)),
+                Health::DiskFull => return Poll::Ready(Err(EngineError::DiskFull)),
+                Health::Ready | Health::Recovering => {}
+            }
+            self.request_checkpoint();
+            Poll::Pending
+        })
+        .await
+    }
+
     fn checkpoint_until_stopped(&self) {
         self.sweep();
         while !self.is_stopping() {
@@ -306,8 +333,10 @@ impl Shared {
                 break;
             }
             self.checkpoint();
+            self.checkpointed.wake_all();
             self.sweep();
         }
+        self.checkpointed.wake_all();
     }
 
     fn checkpoint(&self) {
@@ -471,6 +500,26 @@ impl Engine for Embedded {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         self.shared.machine.sample(number).await
+    }
+
+    async fn settle(&self) -> Result<(), EngineError> {
+        self.shared.settle().await
+    }
+
+    async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
+        self.shared.machine.all_keys(after.as_ref(), limit)
+    }
+
+    async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, EngineError> {
+        self.shared.machine.snapshots(&keys).await
+    }
+
+    async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+        self.shared.machine.requests(after, limit)
+    }
+
+    fn routes(&self) -> Vec<Key> {
+        Key::new("route").into_iter().collect()
     }
 
     fn health(&self) -> Health {

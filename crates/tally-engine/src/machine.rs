@@ -10,6 +10,7 @@
 //! Lock order: flushing, sealing, state, open batch. The store is never read with the state locked.
 
 mod count;
+mod export;
 mod flush;
 mod in_flight;
 mod read;

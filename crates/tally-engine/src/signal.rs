@@ -48,6 +48,23 @@ impl Signal {
     }
 }
 
+/// Tasks that wait for something that happens again and again.
+#[derive(Debug, Default)]
+pub(crate) struct WakerList(Mutex<Vec<Waker>>);
+
+impl WakerList {
+    /// Wakes the task at the next [`WakerList::wake_all`]. Register first, then look whether to wait at all.
+    pub(crate) fn register(&self, waker: &Waker) {
+        let mut waiting = lock(&self.0);
+        waiting.retain(|known| !known.will_wake(waker));
+        waiting.push(waker.clone());
+    }
+
+    pub(crate) fn wake_all(&self) {
+        lock(&self.0).drain(..).for_each(Waker::wake);
+    }
+}
+
 /// Why the engine stopped acknowledging. Once set, it stays.
 #[derive(Debug, Default)]
 pub(crate) struct Poison {

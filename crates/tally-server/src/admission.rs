@@ -93,6 +93,8 @@ pub enum Action {
     Expire,
     /// Removes it.
     Delete,
+    /// Writes it as another server had it.
+    Import,
 }
 
 /// Decides who may do what to which counters. Today it only knows what a key is.

@@ -9,7 +9,8 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    CounterSnapshot, Engine, EngineError, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    RequestCursor, RequestPage, SubmitOptions,
 };
 use tally_engine::Embedded;
 
@@ -71,6 +72,26 @@ impl Engine for ServerEngine {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         either!(self.sample(number).await)
+    }
+
+    async fn settle(&self) -> Result<(), EngineError> {
+        either!(self.settle().await)
+    }
+
+    async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
+        either!(self.all_keys(after, limit).await)
+    }
+
+    async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, EngineError> {
+        either!(self.snapshots(keys).await)
+    }
+
+    async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+        either!(self.requests(after, limit).await)
+    }
+
+    fn routes(&self) -> Vec<Key> {
+        either!(self.routes())
     }
 
     fn keeps_all_together(&self) -> bool {

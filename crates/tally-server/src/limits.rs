@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tally_core::limits::{
-    BODY_BYTES_MAX, CALL_EVENTS_MAX, KEY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SEGMENT_BYTES,
+    BODY_BYTES_MAX, CALL_EVENTS_MAX, IMPORT_ENTRIES_MAX, KEY_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX,
+    SEGMENT_BYTES,
 };
 
 /// Most open connections per protocol. Further ones get an error and are closed.
@@ -31,6 +32,22 @@ pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
 pub const BATCH_STEP_BYTES_MIN: usize = 4 << 10;
 /// Most bytes of corrections in one page of a ledger, before JSON encoding.
 pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of a page of an export.
+pub const EXPORT_PAGE_BYTES_MAX: usize = 4 << 20;
+/// Most bytes of actors and reasons in one item of an export, before JSON encoding. The rest is in the next item.
+pub const EXPORT_ITEM_TEXT_BYTES_MAX: usize = 64 << 10;
+/// Most items of one import.
+pub const IMPORT_ITEMS_MAX: usize = 1_000;
+/// Bytes of items that the command line sends at once, unless one has more.
+pub const IMPORT_SEND_BYTES: usize = 256 << 10;
+/// Longest line of an export file.
+pub const EXPORT_LINE_BYTES_MAX: usize = EXPORT_PAGE_BYTES_MAX;
+/// Timeout of a call that moves counters. The first one waits until the server has stored everything.
+pub const MOVE_WAIT_MAX: Duration = Duration::from_secs(120);
+/// How often such a call is repeated while the server answers that it is not available.
+pub const MOVE_RETRIES_MAX: u32 = 20;
+/// Pause before it is repeated.
+pub const MOVE_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of HTTP answers that clients have not taken, all connections together. Further ones wait, then get a 503.
 pub const ANSWERS_BYTES_MAX: usize = 64 << 20;
 /// HTTP answers up to this size do not count towards the shared limit.
@@ -126,6 +143,12 @@ pub const RESP_CURSORS_MAX: usize = 16_384;
 pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
+// A control character takes one byte in a text and six in JSON. A reason more than fits may be in an item.
+const _: () = assert!(
+    6 * (EXPORT_ITEM_TEXT_BYTES_MAX + 2 * REASON_BYTES_MAX + KEY_BYTES_MAX) + 512 * (IMPORT_ENTRIES_MAX + 2)
+        <= EXPORT_PAGE_BYTES_MAX / 2
+);
+const _: () = assert!(IMPORT_SEND_BYTES + EXPORT_LINE_BYTES_MAX + (1 << 10) <= BODY_BYTES_MAX);
 const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
 // Applied one by one, they still fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);

@@ -47,13 +47,17 @@ pub enum Verb {
     Delete,
     /// Set or clear an expiry.
     Expire,
+    /// Read everything.
+    Export,
+    /// Take what another server exported.
+    Import,
     /// Health, documentation, and unknown paths.
     Other,
 }
 
 impl Verb {
     /// Every verb, in order of declaration.
-    pub const ALL: [Verb; 15] = [
+    pub const ALL: [Verb; 17] = [
         Verb::Increment,
         Verb::Decrement,
         Verb::BatchIncrement,
@@ -68,6 +72,8 @@ impl Verb {
         Verb::Ledger,
         Verb::Delete,
         Verb::Expire,
+        Verb::Export,
+        Verb::Import,
         Verb::Other,
     ];
 
@@ -87,6 +93,8 @@ impl Verb {
             Verb::Ledger => "ledger",
             Verb::Delete => "delete",
             Verb::Expire => "expire",
+            Verb::Export => "export",
+            Verb::Import => "import",
             Verb::Other => "other",
         }
     }

@@ -6,8 +6,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar for work measured in bytes.
 pub fn bytes(doing: &'static str) -> ProgressBar {
+    bar(doing, "{msg} {wide_bar} {bytes} of {total_bytes} ({eta} left)")
+}
+
+/// A bar for work measured in counters.
+pub fn counters(doing: &'static str) -> ProgressBar {
+    bar(doing, "{msg} {wide_bar} {human_pos} of {human_len} counters ({eta} left)")
+}
+
+fn bar(doing: &'static str, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(doing);
-    let template = "{msg} {wide_bar} {bytes} of {total_bytes} ({eta} left)";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }

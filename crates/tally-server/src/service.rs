@@ -13,7 +13,8 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Outcome, Reads, Receipt, Refusal, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, FlushBy, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    CounterSnapshot, Engine, EngineError, FlushBy, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    RequestCursor, RequestPage, SubmitOptions,
 };
 use tally_core::time::Millis;
 
@@ -239,6 +240,41 @@ impl<E: Engine> Service<E> {
     /// Lists counters in key order.
     pub async fn list(&self, page: PageRequest) -> Result<Page, Failure> {
         Ok(self.engine()?.list(page).await?)
+    }
+
+    /// Resolves once everything acknowledged is in the store.
+    pub async fn settle(&self) -> Result<(), Failure> {
+        Ok(self.engine()?.settle().await?)
+    }
+
+    /// The keys of all counters and ledgers in the store, in order.
+    pub async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, Failure> {
+        Ok(self.engine()?.all_keys(after, limit).await?)
+    }
+
+    /// Counters with the ends of their ledgers.
+    pub async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, Failure> {
+        let expected = keys.len();
+        let snapshots = self.engine()?.snapshots(keys).await?;
+        if snapshots.len() == expected { Ok(snapshots) } else { Err(no_outcome().into()) }
+    }
+
+    /// The request ids in the store.
+    pub async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, Failure> {
+        Ok(self.engine()?.requests(after, limit).await?)
+    }
+
+    /// A key in each partition.
+    pub fn routes(&self) -> Vec<Key> {
+        self.engine.get().map(Engine::routes).unwrap_or_default()
+    }
+
+    /// Applies imports, and returns one outcome per event.
+    pub async fn import(&self, events: Events) -> Result<Vec<Outcome>, Failure> {
+        let expected = events.outcomes_len();
+        let receipt = self.engine()?.submit(events, SubmitOptions::new(Consistency::Exact)).await?;
+        refuse_if_disk_full(&receipt.outcomes)?;
+        if receipt.outcomes.len() == expected { Ok(receipt.outcomes) } else { Err(no_outcome().into()) }
     }
 
     /// The corrections of one counter.

@@ -9,6 +9,7 @@ use tally_core::counter::CounterState;
 use tally_core::event::{
     Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Field, OnBound, RequestId,
 };
+use tally_core::import::{Existing, ImportPart, ImportedCounter};
 use tally_core::key::Key;
 use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
@@ -64,6 +65,7 @@ impl Event {
                 *why = Correction::new("", why.reason()).unwrap_or_default();
             }
             Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_) => {}
+            Change::Import(_) | Change::ImportRequest(_) => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -309,6 +311,9 @@ impl Model {
             // The model removes expired counters by itself.
             Change::Sweep { .. } => self.unchanged(event),
             Change::Sum(reports) => self.sum(event, reports.as_slice()),
+            Change::Import(imported) => self.import(event, imported),
+            // The model knows requests by their payload, which an imported one does not have.
+            Change::ImportRequest(_) => self.unchanged(event),
         }
     }
 
@@ -344,6 +349,42 @@ impl Model {
             }
         }
         outcome
+    }
+
+    fn import(&mut self, event: &Event, imported: &ImportedCounter) -> Outcome {
+        let here = self.ledger.get(&event.key).map_or(&[][..], Vec::as_slice);
+        let entries = imported.entries();
+        let before = entries.first().map_or(0, |first| first.seq as usize - 1);
+        let whole: Vec<LedgerEntry> = here.iter().take(before).chain(entries).cloned().collect();
+        let is_chain = entries.first().is_none_or(|first| {
+            whole.get(before.wrapping_sub(1)).map_or(CHAIN_START, |last| last.hash) == first.previous
+        });
+        let is_part = imported.part() == ImportPart::Ledger;
+        let longer_here = is_part && here.len() > whole.len();
+        if here.len() < before || !longer_here && (!is_chain || !whole.starts_with(here)) {
+            return self.refused(event, Refusal::LedgerDiffers);
+        }
+        let mut changes = !longer_here && whole.len() > here.len();
+        if let ImportPart::Last(state) = imported.part() {
+            let brought = state.map(|state| ModelCounter::of(&state)).filter(|counter| counter.exists(self.clock()));
+            let found = self.counters.get(&event.key);
+            let same = match (&brought, found) {
+                (Some(brought), Some(found)) => brought.is_same(found),
+                (brought, found) => brought.is_none() && found.is_none(),
+            };
+            if !same && found.is_some() && imported.existing() == Existing::Refuse {
+                return self.refused(event, Refusal::NotExpected);
+            }
+            if !same {
+                self.counters.remove(&event.key);
+                self.counters.extend(brought.map(|counter| (event.key.clone(), counter)));
+                changes = true;
+            }
+        }
+        if !longer_here && !whole.is_empty() {
+            self.ledger.insert(event.key.clone(), whole);
+        }
+        Outcome { applied: i64::from(changes), ..self.unchanged(event) }
     }
 
     /// The outcome of a read at `now`.
@@ -488,6 +529,28 @@ fn allowed(bounds: Bounds, value: i64, delta: i64) -> Option<i128> {
 }
 
 impl ModelCounter {
+    /// A counter of another engine. It must have no rates: the model derives them from increments.
+    fn of(state: &CounterState) -> ModelCounter {
+        let parts = state.counter.parts();
+        ModelCounter {
+            value: state.counter.value(),
+            plus: parts.increments,
+            minus: parts.decrements,
+            min: parts.min,
+            max: parts.max,
+            created: parts.created.0,
+            updated: parts.updated.0,
+            increments: Vec::new(),
+            expires: state.expires_at.map(|at| at.0),
+        }
+    }
+
+    /// Whether both are the same import. Every change moves `updated` or the expiry.
+    fn is_same(&self, other: &ModelCounter) -> bool {
+        let same_times = (self.created, self.updated, self.expires) == (other.created, other.updated, other.expires);
+        same_times && (self.plus, self.minus, self.min, self.max) == (other.plus, other.minus, other.min, other.max)
+    }
+
     fn exists(&self, now: Millis) -> bool {
         self.expires.is_none_or(|at| at > now.0)
     }

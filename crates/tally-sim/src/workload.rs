@@ -1,9 +1,12 @@
 //! Random submissions of simulated callers.
 
+use tally_core::counter::{Counter, CounterParts, CounterState};
 use tally_core::event::{
     AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound,
 };
+use tally_core::import::{Existing, ImportPart, ImportedCounter};
 use tally_core::key::Key;
+use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
 
@@ -74,6 +77,12 @@ impl Workload {
         if rng.one_in(10) {
             return self.read(rng);
         }
+        if rng.one_in(24) {
+            let key = self.key(rng);
+            if let Some(change) = import(rng, &key, now) {
+                return Event { change, grouped: rng.one_in(6), ..Event::add(&key, 0) };
+            }
+        }
         let id = rng.one_in(4).then(|| rng.below(self.ids).to_string().into_bytes());
         let change = change(rng, now);
         let detailed = matches!(change, Change::Add(_)) && rng.one_in(6);
@@ -132,6 +141,48 @@ fn reports(rng: &mut Rng) -> Change {
         }
     }
     Change::Sum(ShardReports::new(reports).unwrap_or_default())
+}
+
+/// A counter of another engine, or a part of its ledger. It was last changed long ago, so it differs from every counter
+/// that was changed here.
+fn import(rng: &mut Rng, key: &Key, now: Millis) -> Option<Change> {
+    let len = rng.below(5) as usize;
+    let from = if rng.one_in(3) { rng.below(len as u64 + 1) as usize } else { 0 };
+    let entries = foreign_ledger(key, len).split_off(from);
+    let value = rng.below(3) as i64;
+    let parts = CounterParts {
+        increments: value as u128 + 1,
+        decrements: 1,
+        min: -1,
+        max: value,
+        created: Millis(1),
+        updated: Millis(1 + rng.below(2)),
+        rates: [0; 6],
+    };
+    let expires_at = rng.one_in(3).then(|| deadline(rng, now).resolve(now));
+    let state = Counter::from_parts(&parts).map(|counter| CounterState { counter, expires_at });
+    let part = match rng.below(5) {
+        0 => ImportPart::Ledger,
+        1 => ImportPart::Last(None),
+        _ => ImportPart::Last(state),
+    };
+    let existing = if rng.one_in(2) { Existing::Replace } else { Existing::Refuse };
+    ImportedCounter::new(key.as_ref(), part, existing, entries).ok().map(|imported| Change::Import(Box::new(imported)))
+}
+
+/// The first entries of a ledger that is always the same for a key.
+fn foreign_ledger(key: &Key, len: usize) -> Vec<LedgerEntry> {
+    let mut entries: Vec<LedgerEntry> = Vec::new();
+    for number in 1..=len as u64 {
+        let previous = entries.last().map_or(CHAIN_START, |last| last.hash);
+        let (actor, reason) = ("elsewhere".into(), "imported".into());
+        let (at, kind) = (Millis(number), CorrectionKind::Set);
+        let (before, after) = (number as i64 - 1, number as i64);
+        let mut entry = LedgerEntry { seq: number, at, kind, actor, reason, before, after, previous, hash: previous };
+        entry.hash = entry.expected_hash(key.as_ref());
+        entries.push(entry);
+    }
+    entries
 }
 
 fn condition(rng: &mut Rng) -> Condition {

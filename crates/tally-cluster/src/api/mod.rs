@@ -3,6 +3,7 @@
 mod ask;
 mod best_effort;
 mod estimate;
+mod export;
 mod lane;
 mod reads;
 mod routes;
@@ -22,7 +23,8 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    Engine, EngineError, Figure, Grouping, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions,
+    CounterSnapshot, Engine, EngineError, Figure, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    RequestCursor, RequestPage, SubmitOptions,
 };
 use tokio::sync::watch;
 
@@ -216,6 +218,30 @@ impl Engine for Cluster {
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let _call = self.begin()?;
         self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
+    }
+
+    async fn settle(&self) -> Result<(), EngineError> {
+        let _call = self.begin()?;
+        self.persist_all().await
+    }
+
+    async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
+        let _call = self.begin()?;
+        self.stored_keys(after.as_ref(), limit).await
+    }
+
+    async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, EngineError> {
+        let _call = self.begin()?;
+        self.read_snapshots(&keys).await
+    }
+
+    async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+        let _call = self.begin()?;
+        self.stored_requests(after, limit).await
+    }
+
+    fn routes(&self) -> Vec<Key> {
+        self.route_keys()
     }
 
     fn keeps_all_together(&self) -> bool {

@@ -1,9 +1,12 @@
 //! Reading what is stored: listings, the ledger, expired counters, samples.
 
 use tally_core::counter::CounterState;
+use tally_core::event::RequestId;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::{KEY_BYTES_MAX, SWEEP_MAX};
+use tally_core::record;
+use tally_core::request_ids::FirstOutcome;
 use tally_core::time::Millis;
 use tokio_postgres::Row;
 
@@ -35,6 +38,13 @@ const EXPIRED: &str = "SELECT key, record FROM counters WHERE partition = $1 AND
 
 const LEDGER: &str = "SELECT key, seq, record FROM counter_ledger WHERE key = $1 AND seq > $2 ORDER BY seq LIMIT $3";
 
+/// A chain begins with entry 1, so each ledger is found once.
+const ALL_KEYS: &str = "(SELECT key FROM counters WHERE key > $1 ORDER BY key LIMIT $2) \
+    UNION (SELECT key FROM counter_ledger WHERE key > $1 AND seq = 1 ORDER BY key LIMIT $2) ORDER BY key LIMIT $2";
+
+const REQUESTS: &str = "SELECT id, record FROM idempotent_requests \
+    WHERE partition = $1 AND id > $2 AND expires_at > $3 ORDER BY id LIMIT $4";
+
 const COUNT: &str = "SELECT coalesce(sum(counters), 0)::bigint FROM partitions";
 
 /// Blocks of the table.
@@ -55,6 +65,28 @@ impl Pg {
         let (before, limit) = (prefix_end(prefix), limit.min(LIST_ROWS_MAX) as i64);
         let rows = self.reading().await?.query(LIST, &[&from, &before, &limit]).await?;
         rows.iter().map(listed).collect()
+    }
+
+    /// The keys of counters and of ledgers after `after`, in order. Returns at most `limit`, and never more than two pages.
+    pub async fn all_keys(&self, after: Option<&Key>, limit: usize) -> Result<Vec<Key>, PgError> {
+        let (after, limit) = (after.map_or(&[][..], Key::as_bytes), limit.min(LIST_ROWS_MAX) as i64);
+        let rows = self.reading().await?.query(ALL_KEYS, &[&after, &limit]).await?;
+        rows.iter().map(|row| columns::key(column(row, 0)?)).collect()
+    }
+
+    /// The request ids of a partition after `after` that have not expired at `at`, in order, and their first outcomes.
+    /// Returns at most `limit`, and never more than two pages.
+    pub async fn requests(
+        &self,
+        partition: u32,
+        after: Option<RequestId>,
+        at: Millis,
+        limit: usize,
+    ) -> Result<Vec<(RequestId, FirstOutcome)>, PgError> {
+        let after = after.map(|id| id.0.to_vec()).unwrap_or_default();
+        let limit = limit.min(LIST_ROWS_MAX) as i64;
+        let rows = self.reading().await?.query(REQUESTS, &[&int(partition), &after, &timestamp(at), &limit]).await?;
+        rows.iter().map(|row| request(column(row, 0)?, column(row, 1)?)).collect()
     }
 
     /// Counters of a partition that have expired at `at`, and when, the oldest expiry first. Returns at most `limit`.
@@ -115,6 +147,11 @@ fn listed(row: &Row) -> Result<ListedCounter, PgError> {
         partition: columns::partition(column(row, 2)?)?,
         clock: Millis(number(column(row, 3)?)?),
     })
+}
+
+fn request(id: &[u8], value: &[u8]) -> Result<(RequestId, FirstOutcome), PgError> {
+    let first = id.try_into().ok().map(RequestId).zip(record::read_request(value));
+    first.ok_or_else(|| PgError::malformed(&[record::REQUEST_PREFIX, id].concat()))
 }
 
 /// The first bytes that sort after everything that starts with `prefix`.

@@ -9,10 +9,11 @@
 //! cannot cause a large allocation.
 
 use tally_core::key::{Key, KeyRef};
-use tally_core::ledger::LedgerEntry;
+use tally_core::ledger::{ChainHead, LedgerEntry};
 use tally_core::limits::{CALL_KEYS_MAX, KEY_BYTES_MAX, PAGE_ITEMS_MAX, REASON_BYTES_MAX};
 use tally_core::outcome::Outcomes;
-use tally_core::record::{Records, read_ledger};
+use tally_core::record::{Records, read_counter, read_ledger, write_counter};
+use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
 use tally_core::varint::{Cursor, put_bytes, put_u64};
 
@@ -28,6 +29,8 @@ mod kind {
     pub const LEDGER: u8 = 3;
     pub const COUNT: u8 = 4;
     pub const STATUS: u8 = 5;
+    pub const PERSIST: u8 = 6;
+    pub const SNAPSHOTS: u8 = 7;
     pub const NOT_HOSTED: u8 = 64;
     pub const GONE: u8 = 65;
     pub const OVERLOADED: u8 = 66;
@@ -67,6 +70,16 @@ pub fn encode_request(request: &RpcRequest) -> Vec<u8> {
             out.extend([VERSION, kind::COUNT]);
             put_u64(&mut out, u64::from(*partition));
         }
+        RpcRequest::Persist { partition } => {
+            out.extend([VERSION, kind::PERSIST]);
+            put_u64(&mut out, u64::from(*partition));
+        }
+        RpcRequest::Snapshots { partition, keys } => {
+            out.extend([VERSION, kind::SNAPSHOTS]);
+            put_u64(&mut out, u64::from(*partition));
+            put_u64(&mut out, keys.len() as u64);
+            keys.iter().for_each(|key| put_bytes(&mut out, key.as_bytes()));
+        }
         RpcRequest::Status => out.extend([VERSION, kind::STATUS]),
     }
     out
@@ -89,6 +102,10 @@ pub fn decode_request(message: &[u8]) -> Option<RpcRequest> {
             limit: number(&mut cursor).filter(|limit| *limit as usize <= PAGE_ITEMS_MAX)?,
         },
         kind::COUNT => RpcRequest::Count { partition: number(&mut cursor)? },
+        kind::PERSIST => RpcRequest::Persist { partition: number(&mut cursor)? },
+        kind::SNAPSHOTS => {
+            RpcRequest::Snapshots { partition: number(&mut cursor)?, keys: items(&mut cursor, CALL_KEYS_MAX, 2, key)? }
+        }
         kind::STATUS => RpcRequest::Status,
         _ => return None,
     };
@@ -121,6 +138,8 @@ pub fn decode_response(message: &[u8]) -> Option<Result<RpcResponse, RpcError>> 
         }),
         kind::LEDGER => Ok(RpcResponse::Ledger { entries: items(&mut cursor, PAGE_ITEMS_MAX, 64, entry)? }),
         kind::COUNT => Ok(RpcResponse::Count { counters: cursor.u64()?, at: Millis(cursor.u64()?) }),
+        kind::PERSIST => Ok(RpcResponse::Persisted { position: Position(cursor.u64()?) }),
+        kind::SNAPSHOTS => Ok(RpcResponse::Snapshots { snapshots: items(&mut cursor, CALL_KEYS_MAX, 2, snapshot)? }),
         kind::STATUS => Ok(RpcResponse::Status { partitions: items(&mut cursor, STATUS_PARTITIONS_MAX, 6, status)? }),
         kind::NOT_HOSTED => Err(RpcError::NotHosted { owner: owner(&mut cursor)? }),
         kind::GONE => Err(RpcError::Gone),
@@ -157,6 +176,15 @@ fn put_response(out: &mut Vec<u8>, response: &RpcResponse) {
             out.extend([VERSION, kind::COUNT]);
             put_u64(out, *counters);
             put_u64(out, at.0);
+        }
+        RpcResponse::Persisted { position } => {
+            out.extend([VERSION, kind::PERSIST]);
+            put_u64(out, position.0);
+        }
+        RpcResponse::Snapshots { snapshots } => {
+            out.extend([VERSION, kind::SNAPSHOTS]);
+            put_u64(out, snapshots.len() as u64);
+            snapshots.iter().for_each(|snapshot| put_snapshot(out, snapshot));
         }
         RpcResponse::Status { partitions } => {
             out.extend([VERSION, kind::STATUS]);
@@ -257,6 +285,30 @@ fn put_entry(out: &mut Vec<u8>, entry: &LedgerEntry) {
 
 fn entry(cursor: &mut Cursor<'_>) -> Option<LedgerEntry> {
     read_ledger(cursor.bytes(ENTRY_BYTES_MAX)?)
+}
+
+fn put_snapshot(out: &mut Vec<u8>, snapshot: &CounterSnapshot) {
+    let mut record = Vec::new();
+    if let Some(state) = &snapshot.state {
+        write_counter(state, &mut record);
+    }
+    put_bytes(out, &record);
+    put_u64(out, snapshot.head.seq);
+    if snapshot.head.seq > 0 {
+        out.extend_from_slice(&snapshot.head.hash);
+    }
+}
+
+fn snapshot(cursor: &mut Cursor<'_>) -> Option<CounterSnapshot> {
+    let state = match record(cursor)? {
+        Some(record) => Some(read_counter(&record)?),
+        None => None,
+    };
+    let head = match cursor.u64()? {
+        0 => ChainHead::default(),
+        seq => ChainHead { seq, hash: cursor.array()? },
+    };
+    Some(CounterSnapshot { state, head })
 }
 
 fn put_status(out: &mut Vec<u8>, status: &PartitionStatus) {

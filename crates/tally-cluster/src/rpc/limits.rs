@@ -68,5 +68,6 @@ const _: () = assert!(
 );
 const _: () = assert!(PAGE_ITEMS_MAX * (2 * REASON_BYTES_MAX + 256) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + NUMBER_BYTES_MAX) + 64 <= RESPONSE_BYTES_MAX);
+const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + 32 + 2 * NUMBER_BYTES_MAX) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(STATUS_PARTITIONS_MAX * (5 * NUMBER_BYTES_MAX + 2) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(CONNECTION_REQUESTS_MAX as usize <= SERVER_REQUESTS_MAX);

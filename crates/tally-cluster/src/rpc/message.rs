@@ -3,6 +3,7 @@
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::Outcomes;
+use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
 
 /// A question to a worker.
@@ -39,6 +40,19 @@ pub enum RpcRequest {
     Count {
         /// The partition.
         partition: u32,
+    },
+    /// Sum all sub-counters into the journal, and persist everything that is in it then.
+    Persist {
+        /// The partition.
+        partition: u32,
+    },
+    /// What are these counters, and where do their ledgers end? With everything that is in the journal when the request
+    /// arrives.
+    Snapshots {
+        /// The partition of all of them.
+        partition: u32,
+        /// At most `CALL_KEYS_MAX`.
+        keys: Vec<Key>,
     },
     /// Which partitions does the worker host, and how far are they?
     Status,
@@ -87,6 +101,16 @@ pub enum RpcResponse {
         counters: u64,
         /// The partition's time.
         at: Millis,
+    },
+    /// To [`RpcRequest::Persist`].
+    Persisted {
+        /// What is in the store.
+        position: Position,
+    },
+    /// To [`RpcRequest::Snapshots`].
+    Snapshots {
+        /// In the order of the keys.
+        snapshots: Vec<CounterSnapshot>,
     },
     /// To [`RpcRequest::Status`].
     Status {

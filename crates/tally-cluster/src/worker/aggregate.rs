@@ -118,6 +118,18 @@ impl WorkerShared {
         Ok(())
     }
 
+    /// Sums all sub-counters of the partition now, whatever their policy.
+    pub async fn sum_now(&self, hosting: &Arc<Hosting>) -> Result<(), String> {
+        let active = self.services.totals.active(hosting.host.partition).await.map_err(|error| error.to_string())?;
+        for slice in active.chunks(SUMS_BATCH_MAX) {
+            let due: Vec<(&ActiveCounter, ShardPolicy)> =
+                slice.iter().map(|active| (active, ShardPolicy::default())).collect();
+            let shards = self.read_shards(&due).await?;
+            self.sum(hosting, &mut Aggregator::default(), &due, &shards).await?;
+        }
+        Ok(())
+    }
+
     /// Whether it is time to sum the counter.
     fn is_due(&self, aggregator: &Aggregator, active: &ActiveCounter, policy: &ShardPolicy) -> bool {
         let every = match policy.aggregation {

@@ -61,6 +61,21 @@ impl RpcHandler for Arc<WorkerShared> {
                 let (counters, at) = hosting.host.count();
                 Ok(RpcResponse::Count { counters, at })
             }
+            RpcRequest::Persist { partition } => {
+                let hosting = self.hosting(partition)?;
+                self.sum_now(&hosting).await.map_err(RpcError::Failed)?;
+                reach_end(&hosting).await?;
+                self.persist(&hosting).await.map_err(|error| RpcError::Failed(error.to_string()))?;
+                Ok(RpcResponse::Persisted { position: hosting.host.persisted() })
+            }
+            RpcRequest::Snapshots { partition, keys } => {
+                let hosting = self.hosting(partition)?;
+                reach_end(&hosting).await?;
+                let snapshots = tokio::task::spawn_blocking(move || hosting.host.snapshots(&keys)).await;
+                let snapshots = snapshots.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let snapshots = snapshots.map_err(|error| RpcError::Failed(error.to_string()))?;
+                Ok(RpcResponse::Snapshots { snapshots })
+            }
             RpcRequest::Status => {
                 let hosted: Vec<Arc<Hosting>> = self.hosted.lock().values().cloned().collect();
                 let mut partitions = Vec::with_capacity(hosted.len());

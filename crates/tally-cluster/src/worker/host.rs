@@ -14,8 +14,9 @@ use tally_core::outcome::Outcomes;
 use tally_core::partition::{Headroom, Partition};
 use tally_core::record::{Meta, write_counter};
 use tally_core::sub_counters::SummedShards;
+use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
-use tally_engine::host::{Hosted, ResidentPartition};
+use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
 use super::broker_clock::BrokerClock;
@@ -313,6 +314,14 @@ impl PartitionHost {
         }
         fetched.restore_within(&mut hosted.partition, self.budget_bytes)?;
         Ok(HostReading { position, at, counters, summed })
+    }
+
+    /// Counters with the ends of their ledgers, as of now. Blocks if some must be fetched.
+    pub fn snapshots(&self, keys: &[Key]) -> Result<Vec<CounterSnapshot>, StoreFailure> {
+        let list = |partition: &Partition, _, missing: &mut MissingKeys| list_snapshots(partition, keys, missing);
+        let (hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let at = self.now_at(&hosted.partition);
+        keys.iter().map(|key| Ok(fetched.snapshot(&hosted.partition, key.as_ref(), at)?)).collect()
     }
 
     /// Ledger entries that are not persisted yet.

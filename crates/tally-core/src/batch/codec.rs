@@ -9,7 +9,9 @@
 //! change  = Add delta | combined adds: runs:varint, then delta, times:varint of each
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
 //!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at, or Sum count, then of each
-//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements
+//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements, or Import import, or ImportRequest record:bytes
+//! import  = parts:u8  [counter record:bytes]  entries:varint  (ledger entry record:bytes)*
+//! parts   = bit 0 replaces · bit 1 is the last part · bit 2 has a counter
 //! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry keep, never, at, after
 //!           of Expire: bits 0-2 condition · bit 3 has a deadline · bit 4 the deadline is a duration
 //! why     = actor:bytes reason:bytes
@@ -17,11 +19,15 @@
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
 //!
+//! Version 3 is version 2 with imports. A batch without any is written as version 2, so that a journal without imports can
+//! be read by versions of Tally that do not know them.
+//!
 //! Version 1 is still read. It has no flags, has the sum of combined adds instead of their runs, and sets bit 6 of the
 //! head if an event is in the same group as the previous one.
 //!
 //! An unknown version, flag, kind or tag makes the whole batch unreadable: stopping is better than guessing at counts.
 
+use super::import_codec::{put_import, put_import_request, read_import, read_import_request};
 use super::{BARE_SUM, Batch, Extra, HAS_REQUEST_ID, OPEN, Shape, Slot};
 use crate::event::{
     AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field,
@@ -36,8 +42,10 @@ use crate::sub_counters::{ShardReports, decode_reports, encode_reports};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
-/// The version that is written.
+/// The version that is written, unless there are imports.
 const VERSION: u8 = 2;
+/// The version of a batch with imports.
+const VERSION_IMPORTS: u8 = 3;
 /// The previous version: no flags, and sums instead of runs for combined adds.
 const VERSION_BARE_SUMS: u8 = 1;
 
@@ -61,6 +69,8 @@ const HEAD_FOLLOWS: u8 = 1 << 6;
 
 const MORE_SWEEP: u8 = 0;
 const MORE_SUM: u8 = 1;
+const MORE_IMPORT: u8 = 2;
+const MORE_IMPORT_REQUEST: u8 = 3;
 
 const TERMS_CONDITION: u8 = 0b11;
 const TERMS_NEVER: u8 = 1 << 2;
@@ -95,7 +105,7 @@ pub enum CodecError {
     #[error("the checksum of the batch does not match")]
     Checksum,
     /// Written by a newer version.
-    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION})")]
+    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION_IMPORTS})")]
     Version(u8),
     /// The checksum matches but the content is invalid.
     #[error("the batch is malformed at event {0}")]
@@ -124,7 +134,7 @@ pub fn encode_with_reads(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
 fn put_batch(batch: &Batch, at: Millis, len: usize, is_written: impl Fn(&Slot) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
-    out.push(VERSION);
+    out.push(if batch.has_imports { VERSION_IMPORTS } else { VERSION });
     out.push(if batch.resets_clock { FLAG_RESETS_CLOCK } else { 0 });
     put_u64(out, at.0);
     put_u64(out, len as u64);
@@ -205,7 +215,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     let version = cursor.u8().ok_or(CodecError::Malformed(0))?;
     let flags = match version {
         VERSION_BARE_SUMS => Some(0),
-        VERSION => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
+        VERSION | VERSION_IMPORTS => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
         other => return Err(CodecError::Version(other)),
     };
     batch.resets_clock = flags.ok_or(CodecError::Malformed(0))? & FLAG_RESETS_CLOCK != 0;
@@ -214,7 +224,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     for event in 0..count as usize {
         read_event(&mut cursor, version, seed, batch).ok_or(CodecError::Malformed(event))?;
     }
-    if !cursor.is_done() {
+    if !cursor.is_done() || batch.has_imports && version != VERSION_IMPORTS {
         return Err(CodecError::Malformed(count as usize));
     }
     Ok(Millis(at))
@@ -230,7 +240,7 @@ fn read_event(cursor: &mut Cursor<'_>, version: u8, seed: u64, batch: &mut Batch
     }
     let key = KeyRef::new(cursor.bytes(KEY_BYTES_MAX)?).ok()?;
     let hash = super::key_hash(seed, key.as_bytes());
-    if is_combined && version == VERSION {
+    if is_combined && version != VERSION_BARE_SUMS {
         read_runs(cursor, key, hash, batch)?;
     } else {
         let change = read_change(cursor, head & KIND_MASK)?;
@@ -278,7 +288,7 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Delete(_)) => KIND_DELETE,
         Some(Change::Expire { .. }) => KIND_EXPIRE,
         Some(Change::Read(_)) => KIND_READ,
-        Some(Change::Sweep { .. } | Change::Sum(_)) => KIND_MORE,
+        Some(Change::Sweep { .. } | Change::Sum(_) | Change::Import(_) | Change::ImportRequest(_)) => KIND_MORE,
     }
 }
 
@@ -315,6 +325,14 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
         Change::Sum(reports) => {
             out.push(MORE_SUM);
             encode_reports(reports.as_slice(), out);
+        }
+        Change::Import(imported) => {
+            out.push(MORE_IMPORT);
+            put_import(out, imported);
+        }
+        Change::ImportRequest(first) => {
+            out.push(MORE_IMPORT_REQUEST);
+            put_import_request(out, first);
         }
     }
 }
@@ -402,6 +420,8 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
         KIND_MORE => match cursor.u8()? {
             MORE_SWEEP => Change::Sweep { expires_at: Millis(cursor.u64()?) },
             MORE_SUM => Change::Sum(ShardReports::new(decode_reports(cursor)?)?),
+            MORE_IMPORT => Change::Import(Box::new(read_import(cursor)?)),
+            MORE_IMPORT_REQUEST => Change::ImportRequest(read_import_request(cursor)?),
             _ => return None,
         },
         _ => return None,
@@ -529,7 +549,15 @@ impl Extra {
                 why.actor().len() + why.reason().len()
             }
             Some(Change::Sum(reports)) => reports.as_slice().len() * REPORT_BYTES_MAX,
-            Some(Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. }) | None => 0,
+            Some(Change::Import(imported)) => imported.encoded_len_max(),
+            Some(
+                Change::Add(_)
+                | Change::Expire { .. }
+                | Change::Read(_)
+                | Change::Sweep { .. }
+                | Change::ImportRequest(_),
+            )
+            | None => 0,
         };
         let details = self.details.as_ref().map_or(0, |details| {
             let dimensions: usize = details.dimensions.iter().map(|(name, of)| name.len() + of.len() + 4).sum();

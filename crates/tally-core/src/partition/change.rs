@@ -52,6 +52,9 @@ impl Partition {
             Change::Read(field) => read_field(self.live_state(event).as_ref(), *field, self.clock),
             Change::Sweep { expires_at } => self.sweep(event, *expires_at),
             Change::Sum(reports) => self.sum(event, reports, hint),
+            Change::Import(imported) => self.import(event, imported),
+            // `apply_event` handles it. Without a request id there is nothing to remember.
+            Change::ImportRequest(_) => self.unchanged(event),
         }
     }
 
@@ -202,13 +205,13 @@ impl Partition {
         found.filter(|&id| !is_due(self.table.expiry(id), self.clock))
     }
 
-    fn live_state(&self, event: &EventRef<'_>) -> Option<CounterState> {
+    pub(super) fn live_state(&self, event: &EventRef<'_>) -> Option<CounterState> {
         self.live(event).map(|id| self.table.state(id))
     }
 
     /// The state an event starts from, which is a new counter if there is none or if it has expired, and the expiry in
     /// the cell, which saves `write_cell` a second lookup.
-    fn state_in(&self, found: Option<CellId>) -> (CounterState, Option<Millis>) {
+    pub(super) fn state_in(&self, found: Option<CellId>) -> (CounterState, Option<Millis>) {
         let Some(state) = found.map(|id| self.table.state(id)) else {
             return (CounterState::new(self.clock), None);
         };
@@ -217,7 +220,7 @@ impl Partition {
     }
 
     /// Writes a changed counter to its cell, which is allocated if there is none.
-    fn write_cell(
+    pub(super) fn write_cell(
         &mut self,
         found: Option<CellId>,
         expiry_before: Option<Millis>,

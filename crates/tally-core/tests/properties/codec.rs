@@ -3,14 +3,17 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tally_core::batch::{Batch, CodecError, Combiner, Events, decode, encode};
+use tally_core::counter::{Counter, CounterState};
 use tally_core::event::{
     AddExpiry, Bounds, Change, ChangeRef, Condition, Correction, Deadline, Details, Dimensions, EventRef, Expiry,
     ExpiryCondition, Field, Member, OnBound, RequestId,
 };
+use tally_core::import::{Existing, ImportError, ImportPart, ImportedCounter};
 use tally_core::key::Key;
+use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{
     BATCH_EVENTS_MAX, BATCH_EVENTS_SEAL, CALL_EVENTS_MAX, CALL_PARTS_MAX, DIMENSION_BYTES_MAX, DIMENSIONS_MAX,
-    KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SHARDS_MAX,
+    IMPORT_ENTRIES_MAX, KEY_BYTES_MAX, MEMBER_BYTES_MAX, REASON_BYTES_MAX, REQUEST_ID_BYTES_MAX, SHARDS_MAX,
 };
 use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
@@ -147,6 +150,78 @@ fn the_largest_event_of_every_kind_survives_a_round_trip() {
 fn largest_report(shard: u32) -> SubCounter {
     let (incarnation, increments, decrements) = (u64::MAX, u64::MAX, u64::MAX);
     SubCounter { shard, incarnation, increments, decrements, is_closed: true }
+}
+
+fn import_of(key: &Key, entries: usize) -> Change {
+    let mut ledger: Vec<LedgerEntry> = Vec::new();
+    for seq in 1..=entries as u64 {
+        let previous = ledger.last().map_or(CHAIN_START, |last| last.hash);
+        let text: Box<str> = "x".repeat(REASON_BYTES_MAX).into();
+        let mut entry = LedgerEntry {
+            seq,
+            at: Millis(u64::MAX),
+            kind: CorrectionKind::Set,
+            actor: text.clone(),
+            reason: text,
+            before: i64::MIN,
+            after: i64::MAX,
+            previous,
+            hash: previous,
+        };
+        entry.hash = entry.expected_hash(key.as_ref());
+        ledger.push(entry);
+    }
+    let mut counter = Counter::new(Millis(1));
+    counter.correct(Millis(u64::MAX), i64::MIN).unwrap();
+    let state = CounterState { counter, expires_at: Some(Millis(u64::MAX)) };
+    let part = ImportPart::Last(Some(state));
+    Change::Import(Box::new(ImportedCounter::new(key.as_ref(), part, Existing::Replace, ledger).unwrap()))
+}
+
+#[test]
+fn the_largest_import_survives_a_round_trip_and_a_larger_one_is_refused() {
+    let key = Key::new(vec![0xff; KEY_BYTES_MAX]).unwrap();
+    let mut call = Events::new(SEED);
+    call.push(key.as_ref(), import_of(&key, IMPORT_ENTRIES_MAX), None, None);
+    assert!(call.batch().fits_call());
+    let bytes = encoded(call.batch(), Millis(5));
+    assert!(bytes.len() <= call.batch().bytes());
+    let mut back = Batch::default();
+    assert_eq!(decode(&bytes, SEED, &mut back), Ok(Millis(5)));
+    assert_eq!(events_of(&back), events_of(call.batch()));
+    let Change::Import(import) = import_of(&key, IMPORT_ENTRIES_MAX) else { unreachable!() };
+    let mut entries = import.entries().to_vec();
+    let check = |entries: &[LedgerEntry]| {
+        ImportedCounter::new(key.as_ref(), ImportPart::Ledger, Existing::Refuse, entries.to_vec()).map(|_| ())
+    };
+    assert_eq!(check(&entries[7..]), Ok(()));
+    assert_eq!(check(&[&entries[..3], &entries[4..]].concat()), Err(ImportError::BrokenChain(5)));
+    entries[9].after = 0;
+    assert_eq!(check(&entries), Err(ImportError::BrokenChain(10)));
+    entries.push(entries[0].clone());
+    let many = ImportError::TooManyEntries(IMPORT_ENTRIES_MAX + 1);
+    entries[9].after = i64::MAX;
+    assert_eq!(check(&entries), Err(many));
+}
+
+/// So that a version that does not know imports reads every journal without them, and names the format of the others.
+#[test]
+fn only_batches_with_imports_have_format_3() {
+    let key = Key::new("k").unwrap();
+    let mut call = Events::new(SEED);
+    call.add(key.as_ref(), 1);
+    assert_eq!(encoded(call.batch(), Millis(5))[0], 2);
+    call.push(key.as_ref(), import_of(&key, 1), None, None);
+    let mut bytes = encoded(call.batch(), Millis(5));
+    assert_eq!(bytes[0], 3);
+    let mut combiner = Combiner::default();
+    combiner.gather(&call, &mut Vec::new());
+    assert_eq!(encoded(combiner.batch(), Millis(5))[0], 3);
+    bytes[0] = 2;
+    let content = bytes.len() - 4;
+    let crc = crc32fast::hash(&bytes[..content]);
+    bytes[content..].copy_from_slice(&crc.to_le_bytes());
+    assert!(matches!(decode(&bytes, SEED, &mut Batch::default()), Err(CodecError::Malformed(_))));
 }
 
 /// Bytes as version 1 wrote them: two sets, an increment of 2, and increments that sum up to 7.

@@ -19,5 +19,5 @@ mod ticket;
 
 pub use capture::{CaptureDriver, CaptureProgress, CapturedRequests, RecordSink};
 pub use open_batch::{JoinedBatch, OpenBatch};
-pub use resident::{Fetched, Hosted, MalformedRecord, RecordSnapshot, RecordStore, ResidentPartition};
+pub use resident::{Fetched, Hosted, MalformedRecord, RecordSnapshot, RecordStore, ResidentPartition, list_snapshots};
 pub use ticket::{Stage, Ticket, Wait};

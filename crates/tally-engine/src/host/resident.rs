@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 use tally_core::counter::CounterState;
-use tally_core::key::KeyRef;
+use tally_core::key::{Key, KeyRef};
+use tally_core::ledger::ChainHead;
 use tally_core::missing_keys::MissingKeys;
 use tally_core::partition::{Headroom, Partition};
 use tally_core::record;
 use tally_core::sub_counters::SummedShards;
-use tally_core::time::Position;
+use tally_core::surface::CounterSnapshot;
+use tally_core::time::{Millis, Position};
 
 /// Where a partition keeps the records that are not in memory.
 pub trait RecordStore {
@@ -129,6 +131,18 @@ impl<J> ResidentPartition<J> {
     }
 }
 
+/// Lists the records that snapshots of these counters need and that memory lacks.
+pub fn list_snapshots(partition: &Partition, keys: &[Key], missing: &mut MissingKeys) {
+    for key in keys {
+        if partition.is_missing(key.as_ref()) {
+            missing.push(&record::counter_key(key.as_bytes()));
+        }
+        if partition.is_head_missing(key.as_ref()) {
+            missing.push(&record::head_key(key.as_ref()));
+        }
+    }
+}
+
 /// Records fetched from the store, not yet in memory.
 #[derive(Default)]
 pub struct Fetched {
@@ -170,7 +184,7 @@ impl Fetched {
             return Ok(None);
         }
         let store_key = record::counter_key(key.as_bytes());
-        let Some(value) = self.passes.iter().find_map(|pass| pass.find(&store_key)) else {
+        let Some(value) = self.find(&store_key) else {
             return Ok(None);
         };
         record::read_counter(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
@@ -179,10 +193,36 @@ impl Fetched {
     /// What is summed of the counter's sub-counters, if it was fetched.
     pub fn summed(&self, key: KeyRef<'_>) -> Result<Option<SummedShards>, MalformedRecord> {
         let store_key = record::summed_key(key);
-        let Some(value) = self.passes.iter().find_map(|pass| pass.find(&store_key)) else {
+        let Some(value) = self.find(&store_key) else {
             return Ok(None);
         };
         record::read_summed(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
+    }
+
+    /// The head of the key's ledger chain, if it was fetched.
+    fn ledger_head(&self, key: KeyRef<'_>) -> Result<ChainHead, MalformedRecord> {
+        let store_key = record::head_key(key);
+        let Some(value) = self.find(&store_key) else {
+            return Ok(ChainHead::default());
+        };
+        record::read_head(value).ok_or_else(|| MalformedRecord::new(&store_key))
+    }
+
+    fn find(&self, store_key: &[u8]) -> Option<&[u8]> {
+        self.passes.iter().find_map(|pass| pass.find(store_key))
+    }
+
+    /// The counter and the end of its ledger, as of `now`. The partition must be locked by [`ResidentPartition::lock_with`]
+    /// and [`list_snapshots`].
+    pub fn snapshot(
+        &self,
+        partition: &Partition,
+        key: KeyRef<'_>,
+        now: Millis,
+    ) -> Result<CounterSnapshot, MalformedRecord> {
+        let state = if partition.is_missing(key) { self.counter(key)? } else { partition.state_of(key) };
+        let head = if partition.is_head_missing(key) { self.ledger_head(key)? } else { partition.ledger_head(key) };
+        Ok(CounterSnapshot { state: state.filter(|state| !state.is_expired(now)), head })
     }
 
     /// Puts every record into memory. The caller has made room.

@@ -15,7 +15,10 @@ use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Engine, EngineError, Health, Measure, Page, PageRequest, ReadOptions, SubmitOptions};
+use tally_core::surface::{
+    CounterSnapshot, Engine, EngineError, Health, KeyPage, Measure, Page, PageRequest, ReadOptions, RequestCursor,
+    RequestPage, SubmitOptions,
+};
 use tally_engine::clock::SystemClock;
 use tally_engine::disk::RealDisk;
 use tally_engine::{Machine, Nudge, Seal, Settings, Step, Sweep};
@@ -166,6 +169,34 @@ impl Engine for Driven {
         // If memory holds only the filler, the store is not sampled.
         let first = PageRequest { prefix: Vec::new(), after: None, limit: 1 };
         Ok(found.and(self.list(first).await?.items.pop().map(|(key, _)| key)))
+    }
+
+    async fn settle(&self) -> Result<(), EngineError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        Driven::settle(self);
+        self.checkpoint();
+        Ok(())
+    }
+
+    async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
+        let mut page = self.machine.all_keys(after.as_ref(), limit)?;
+        if let Some(end) = page.keys.iter().position(|key| key.as_bytes().starts_with(FILLER)) {
+            page.keys.truncate(end);
+            page.next = None;
+        }
+        Ok(page)
+    }
+
+    async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, EngineError> {
+        self.machine.snapshots(&keys).await
+    }
+
+    async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+        self.machine.requests(after, limit)
+    }
+
+    fn routes(&self) -> Vec<Key> {
+        Key::new("route").into_iter().collect()
     }
 
     fn health(&self) -> Health {

@@ -12,6 +12,7 @@ const EXAMPLES: &str = "Examples:
   tally incr likes:post:42            add 1
   tally get likes:post:42             read it
   tally stats likes:post:42           read its rates, minimum and maximum
+  tally export -o counters.jsonl      write every counter to a file
   tally check ./tally-data            verify a data directory
 
 The HTTP API is documented at http://127.0.0.1:7300/docs. Any Redis client works too:
@@ -37,6 +38,10 @@ pub enum CliCommand {
     Get(GetArgs),
     /// Read one counter with its statistics.
     Stats(StatsArgs),
+    /// Write every counter of a running server to a file.
+    Export(ExportArgs),
+    /// Load counters that another server exported.
+    Import(ImportArgs),
     /// Verify a data directory without changing it.
     Check(CheckArgs),
     /// Create and inspect a cluster.
@@ -209,6 +214,52 @@ const STATS_EXAMPLES: &str = "Examples:
 pub struct StatsArgs {
     /// Key of the counter
     pub key: String,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const EXPORT_EXAMPLES: &str = "Examples:
+  tally export -o counters.jsonl
+  tally export --server http://10.0.0.7:7300 | gzip > counters.jsonl.gz
+  tally export --server old:7300 | tally import --server new:7300 --replace -
+
+The server goes on serving. Every counter is exported with its statistics, times, expiry and ledger, as of one moment; also
+the request ids of the last 24 hours, so that a retry at the new server does not count twice. The file has one JSON
+object per line and ends with totals and a checksum. To move while writes go on: export and import once, stop the writers,
+do both again with --replace, then point the writers to the new server.";
+
+#[derive(Args)]
+#[command(after_help = EXPORT_EXAMPLES)]
+pub struct ExportArgs {
+    /// Server as host and port; the default port is 7300
+    #[arg(long, value_name = "URL", env = "TALLY_SERVER", default_value = "http://127.0.0.1:7300",
+        value_parser = super::server::parse)]
+    pub server: ServerUrl,
+    /// File to write; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub output: String,
+}
+
+const IMPORT_EXAMPLES: &str = "Examples:
+  tally import counters.jsonl
+  tally import --server http://10.0.0.7:7300 --replace counters.jsonl
+  gunzip -c counters.jsonl.gz | tally import -
+
+The server goes on serving. Importing the same file again changes nothing, so an import that was interrupted can be run
+again. A counter that exists with another content is left as it is and reported, unless --replace is given. A file is checked
+to its end before anything is imported; from standard input, counters are imported as they arrive.
+
+Exit codes: 0 if everything is there, 1 if counters were refused or the import failed, 65 if the file is unfinished or
+damaged, 69 if no server answers.";
+
+#[derive(Args)]
+#[command(after_help = IMPORT_EXAMPLES)]
+pub struct ImportArgs {
+    /// File that `tally export` wrote; - is standard input
+    pub file: PathBuf,
+    /// Replace counters that exist with another content
+    #[arg(long)]
+    pub replace: bool,
     #[command(flatten)]
     pub client: ClientArgs,
 }

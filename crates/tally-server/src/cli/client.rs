@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
@@ -9,6 +10,7 @@ use ureq::http::{Request, Response};
 use ureq::{Agent, Body};
 
 use super::args::{ClientArgs, Output};
+use super::server::ServerUrl;
 use super::{EXIT_FAILED, EXIT_UNAVAILABLE, output};
 use crate::limits::CLIENT_WAIT_MAX;
 
@@ -50,13 +52,18 @@ pub enum CallError {
 impl ApiClient {
     /// A client of the server in the arguments.
     pub fn new(args: &ClientArgs) -> Self {
+        ApiClient::with_wait(&args.server, args.output, CLIENT_WAIT_MAX)
+    }
+
+    /// A client that waits this long for each answer.
+    pub fn with_wait(server: &ServerUrl, output: Output, wait: Duration) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            .timeout_global(Some(CLIENT_WAIT_MAX))
+            .timeout_global(Some(wait))
             .proxy(None)
             .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
             .build();
-        ApiClient { agent: config.into(), base: args.server.0.clone(), output: args.output }
+        ApiClient { agent: config.into(), base: server.0.clone(), output }
     }
 
     /// Sends a GET.
@@ -66,7 +73,12 @@ impl ApiClient {
 
     /// Sends a POST.
     pub fn post(&self, path: &str, body: &Value) -> Result<Answer, CallError> {
-        self.call(Request::post(self.url(path)).header("content-type", "application/json").body(body.to_string()))
+        self.post_text(path, body.to_string())
+    }
+
+    /// Sends a POST with a body that is JSON already.
+    pub fn post_text(&self, path: &str, body: String) -> Result<Answer, CallError> {
+        self.call(Request::post(self.url(path)).header("content-type", "application/json").body(body))
     }
 
     fn url(&self, path: &str) -> String {
@@ -108,7 +120,8 @@ fn parse_answer(mut response: Response<Body>) -> Result<Answer, CallError> {
     if response.status().is_success() { Ok(answer) } else { Err(CallError::Refused { problem: answer }) }
 }
 
-fn fail(error: &CallError, output: Output) -> ExitCode {
+/// Prints the error, and returns the exit code.
+pub fn fail(error: &CallError, output: Output) -> ExitCode {
     match (error, output) {
         (CallError::Refused { problem }, Output::Json) => output::error_json(&problem.text.trim_end()),
         (CallError::Unreachable { base, why }, Output::Json) => {

@@ -6,6 +6,8 @@ mod client;
 mod cluster;
 mod completions;
 mod counters;
+mod export_file;
+mod moving;
 mod output;
 mod serve;
 mod server;
@@ -44,6 +46,8 @@ pub fn run() -> ExitCode {
         CliCommand::Decr(args) => counters::decr(&args),
         CliCommand::Get(args) => counters::get(&args),
         CliCommand::Stats(args) => counters::stats(&args),
+        CliCommand::Export(args) => moving::export(&args),
+        CliCommand::Import(args) => moving::import(&args),
         CliCommand::Check(args) => check::run(&args),
         CliCommand::Cluster(args) => cluster::run(&args, matches.subcommand_matches("cluster")),
         CliCommand::Completions(args) => completions::run(&args),

@@ -29,6 +29,11 @@ pub fn error(error: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "tally: {error}");
 }
 
+/// Prints a remark where it does not mix with output.
+pub fn note(text: &dyn Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
 /// Prints an error as JSON.
 pub fn error_json(problem: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "{problem}");

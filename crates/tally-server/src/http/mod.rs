@@ -14,6 +14,8 @@ mod health;
 mod idempotency;
 mod listen;
 mod listing;
+mod moved;
+mod moving;
 mod openapi;
 mod parse_errors;
 mod problem;

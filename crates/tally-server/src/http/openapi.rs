@@ -113,6 +113,23 @@ pub struct LedgerQuery {
     limit: Option<u64>,
 }
 
+/// Which part of an export.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[allow(dead_code, reason = "only described: `address` reads the query")]
+pub struct ExportQuery {
+    /// `next_cursor` of the previous page.
+    #[param(
+        nullable = false,
+        max_length = 1050,
+        pattern = "^(k([0-9a-f]{2}){1,512}(-[0-9]{1,19})?|r[0-9]{1,5}(-[0-9a-f]{32})?)$"
+    )]
+    cursor: Option<String>,
+    /// Most counters of a page; 100 by default. Pages with long ledgers have fewer.
+    #[param(nullable = false, minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u64>,
+}
+
 /// Why a counter is removed.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]

@@ -158,6 +158,16 @@ kinds! {
     UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not have the expected value",
         "The counter was changed since it was read. Nothing changed; `value` is the current value.",
         "Check `value`, and retry with it as `expected` and a new request id.";
+    InvalidItem = "invalid-item", BAD_REQUEST, "The item is not one of an export",
+        "An item of an import is as `/export` returned it, or as a line of an export file. `detail` says what is wrong.",
+        "Send items unchanged.";
+    ImportConflict = "import-conflict", CONFLICT, "The counter exists with another content",
+        "An import does not overwrite a counter unless `replace` is set. Nothing changed.",
+        "Check which one is right; to replace the one here, import it again with `replace`.";
+    LedgerDiffers = "ledger-differs", CONFLICT, "The counter has another ledger here",
+        "A ledger is extended and never rewritten, also with `replace`. The one here must be the beginning of the imported \
+         one. Nothing changed.",
+        "Import into a server without the counter's ledger, or use another key.";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open",
         "The limit depends on the file descriptors of the server and is at most 16384 per protocol. Nothing changed.",
         "Close some, or reuse them; raise `ulimit -n` of the server.";
@@ -311,6 +321,7 @@ impl Problem {
             Refusal::BestEffort => {
                 return Some(Problem::new(Kind::ConsistencyTooWeak, Refusal::BEST_EFFORT_TEXT));
             }
+            Refusal::LedgerDiffers => (Kind::LedgerDiffers, "the counter has another ledger here".to_owned()),
             Refusal::NoRoom => return Some(Problem::from(Failure::Engine(EngineError::DiskFull))),
         };
         let detail = if outcome.is_duplicate() { detail + REFUSED_BEFORE } else { detail };

@@ -1,6 +1,7 @@
 //! Messages survive encoding, and malformed ones are refused without a panic.
 
 use tally_core::batch::{Batch, Events};
+use tally_core::counter::CounterState;
 use tally_core::key::KeyRef;
 use tally_core::ledger::CorrectionKind;
 use tally_core::limits::{BATCH_EVENTS_MAX, BATCH_EVENTS_SEAL, CALL_EVENTS_MAX};
@@ -39,6 +40,17 @@ fn entry_of(text: &str) -> LedgerEntry {
     }
 }
 
+/// A counter without a ledger, a ledger without a counter, and many of both.
+fn snapshots() -> Vec<CounterSnapshot> {
+    let expiring = CounterState { expires_at: Some(Millis(u64::MAX)), ..CounterState::new(Millis(5)) };
+    let head = ChainHead { seq: u64::MAX, hash: [9; 32] };
+    let both = CounterSnapshot { state: Some(expiring), head };
+    let mut snapshots = vec![both.clone(); CALL_KEYS_MAX];
+    snapshots[0] = CounterSnapshot { head: ChainHead::default(), ..both };
+    snapshots[1] = CounterSnapshot { state: None, head };
+    snapshots
+}
+
 fn requests() -> Vec<RpcRequest> {
     let (partition, key_a) = (u32::MAX, key(b"a"));
     let read = |need, keys| RpcRequest::Read { partition, need, keys };
@@ -49,6 +61,8 @@ fn requests() -> Vec<RpcRequest> {
         read(Need::Position(Position(u64::MAX)), vec![key(&[0xff; KEY_BYTES_MAX]); CALL_KEYS_MAX]),
         RpcRequest::Ledger { partition, key: key_a, after: u64::MAX, limit: PAGE_ITEMS_MAX as u32 },
         RpcRequest::Count { partition },
+        RpcRequest::Persist { partition },
+        RpcRequest::Snapshots { partition, keys: vec![key(&[0xff; KEY_BYTES_MAX]); CALL_KEYS_MAX] },
         RpcRequest::Status,
     ]
 }
@@ -74,6 +88,8 @@ fn responses() -> Vec<Result<RpcResponse, RpcError>> {
         Ok(RpcResponse::Ledger { entries }),
         Ok(RpcResponse::Ledger { entries: vec![entry_of(&"x".repeat(REASON_BYTES_MAX)); PAGE_ITEMS_MAX] }),
         Ok(RpcResponse::Count { counters: u64::MAX, at }),
+        Ok(RpcResponse::Persisted { position }),
+        Ok(RpcResponse::Snapshots { snapshots: snapshots() }),
         Ok(RpcResponse::Status { partitions }),
         Ok(RpcResponse::Status { partitions: vec![status(Role::Owner, Some(position)); STATUS_PARTITIONS_MAX] }),
         Err(RpcError::NotHosted { owner: None }),
