@@ -9,6 +9,7 @@ pub mod policy;
 pub mod postgres;
 pub mod redis;
 pub mod rpc;
+pub mod tls;
 pub mod worker;
 
 /// Random, so that clients cannot craft colliding keys.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tally_cluster::api::{ApiError, Cluster};
 use tally_cluster::limits::SHARDS_IDLE_S;
-use tally_cluster::postgres::{Pg, PgError, PgSettings};
+use tally_cluster::postgres::{Pg, PgError};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
 
@@ -44,13 +44,13 @@ impl ClusterNode {
         memory_bytes: u64,
     ) -> Result<ClusterNode, ClusterError> {
         let services = services(config).await?;
-        let secret = config.secret.clone();
-        let cluster = Arc::new(Cluster::start(services.clone(), secret.clone(), policies.shards().clone()).await?);
+        let cluster =
+            Arc::new(Cluster::start(services.clone(), config.to_workers.clone(), policies.shards().clone()).await?);
         let worker = if config.roles.worker {
             let settings = WorkerSettings {
                 listen: config.worker,
                 advertised: config.advertise.clone(),
-                secret,
+                security: config.from_api_nodes.clone(),
                 // The rest is for connections, buffers and what the allocator keeps.
                 memory_bytes: (memory_bytes / 2) as usize,
                 partitions: cluster.partitions(),
@@ -80,12 +80,13 @@ pub async fn services(config: &ClusterConfig) -> Result<Services, ClusterError> 
     let redis = RedisSettings {
         username: config.redis_user.clone(),
         password: config.redis_password.clone(),
+        tls: config.redis_tls.clone(),
         prefix: config.kafka.topic.clone(),
         ..RedisSettings::new(config.redis.clone())
     };
     Ok(Services {
         kafka: config.kafka.clone(),
-        pg: Arc::new(Pg::new(&PgSettings::new(&config.postgres))?),
+        pg: Arc::new(Pg::new(&config.postgres)?),
         totals: Arc::new(Totals::connect(&redis).await?),
     })
 }

@@ -33,7 +33,8 @@ use crate::limits::CLOSE_WAIT_MS;
 use crate::partitioner::partition_of;
 use crate::policy::ShardPolicies;
 use crate::postgres::PgError;
-use crate::rpc::{RpcClient, Secret};
+use crate::rpc::{LinkSecurity, RpcClient};
+use crate::tls::TlsClient;
 use crate::worker::{BrokerClock, Services};
 
 /// Why an API node did not start.
@@ -90,7 +91,7 @@ impl Cluster {
     /// Connects to the services on the current runtime.
     pub async fn start(
         services: Services,
-        secret: Option<Secret>,
+        security: impl Into<LinkSecurity<TlsClient>>,
         policies: ShardPolicies,
     ) -> Result<Cluster, ApiError> {
         services.pg.check_schema().await?;
@@ -108,7 +109,7 @@ impl Cluster {
             partitions,
             seed: crate::seed(),
             lanes: lanes.collect(),
-            workers: Arc::new(RpcClient::new(secret)),
+            workers: Arc::new(RpcClient::new(security)),
             routes,
             estimates: Estimates::default(),
             registrations: Registrations::default(),

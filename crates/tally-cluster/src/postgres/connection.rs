@@ -21,6 +21,7 @@ use super::limits::{
     ANSWER_MS_MAX, CONNECT_MS_MAX, IDLE_IN_TRANSACTION_MS_MAX, KEEPALIVE_IDLE_MS, KEEPALIVE_INTERVAL_MS,
     KEEPALIVE_PROBES_MAX, LOCK_MS_MAX, STATEMENT_MS_MAX, UNACKNOWLEDGED_MS_MAX,
 };
+use super::tls::{self, PgTls};
 
 /// Parameters of a statement.
 pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -28,6 +29,7 @@ pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 /// Opens connections.
 pub(super) struct Connector {
     config: Config,
+    tls: Option<PgTls>,
     address: Arc<str>,
 }
 
@@ -37,7 +39,8 @@ impl Connector {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
             PgError::Settings(cause.unwrap_or_else(|| error.to_string()))
         };
-        let mut config = Config::from_str(&settings.url).map_err(invalid)?;
+        let (url, tls) = tls::of_url(&settings.url, &settings.certificates)?;
+        let mut config = Config::from_str(&url).map_err(invalid)?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(PgError::Settings("the URL names no host".into()));
         }
@@ -49,7 +52,7 @@ impl Connector {
             .keepalives_interval(Duration::from_millis(KEEPALIVE_INTERVAL_MS))
             .keepalives_retries(KEEPALIVE_PROBES_MAX);
         let address = address(&config).into();
-        Ok(Connector { config, address })
+        Ok(Connector { config, tls, address })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -58,16 +61,14 @@ impl Connector {
 
     pub(super) async fn connect(&self) -> Result<Connection, PgError> {
         self.in_time(async {
-            let connecting = self.config.connect(NoTls).await;
+            let connecting = match &self.tls {
+                None => self.config.connect(NoTls).await.map(|(client, io)| (client, drive(io))),
+                Some(tls) => self.config.connect(tls.clone()).await.map(|(client, io)| (client, drive(io))),
+            };
             let (client, io) = connecting.map_err(|error| PgError::of_connecting(&error, &self.address))?;
-            let task = tokio::spawn(async move {
-                if let Err(error) = io.await {
-                    tracing::debug!(%error, "a connection to PostgreSQL ended");
-                }
-            });
             let connection = Connection {
                 client,
-                io: task.abort_handle(),
+                io,
                 address: Arc::clone(&self.address),
                 statements: parking_lot::Mutex::default(),
                 is_silent: AtomicBool::new(false),
@@ -82,6 +83,16 @@ impl Connector {
         let silent = || PgError::unreachable(&self.address, format!("no connection within {CONNECT_MS_MAX} ms"));
         timeout(Duration::from_millis(CONNECT_MS_MAX), connecting).await.unwrap_or_else(|_| Err(silent()))
     }
+}
+
+/// Starts the task that moves the bytes of a connection.
+fn drive(io: impl Future<Output = Result<(), Error>> + Send + 'static) -> AbortHandle {
+    let task = tokio::spawn(async move {
+        if let Err(error) = io.await {
+            tracing::debug!(%error, "a connection to PostgreSQL ended");
+        }
+    });
+    task.abort_handle()
 }
 
 /// Hosts and ports, for messages.
@@ -213,7 +224,7 @@ impl SharedConnection {
                     return Ok(Arc::clone(connection));
                 }
                 *current = None;
-                let connection = Arc::new(connector.connect().await?);
+                let connection = Arc::new(Box::pin(connector.connect()).await?);
                 *current = Some(Arc::clone(&connection));
                 Ok(connection)
             })

@@ -6,6 +6,8 @@ use tally_core::time::Position;
 use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{Error, Row};
 
+use crate::tls::TlsFailure;
+
 /// Why the store did not answer. A call that failed can always be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PgError {
@@ -20,6 +22,14 @@ pub enum PgError {
         /// Hosts and ports.
         address: String,
         /// What happened.
+        cause: String,
+    },
+    /// The connection cannot be encrypted, or the server does not prove who it is.
+    #[error("TLS with PostgreSQL at {address} failed: {cause}. See `sslmode` in the URL, and `postgres_ca`")]
+    Tls {
+        /// Hosts and ports.
+        address: String,
+        /// What happened, and what to do about it.
         cause: String,
     },
     /// User or password is wrong.
@@ -86,10 +96,11 @@ pub enum PgError {
 }
 
 impl PgError {
-    /// Whether the same call may succeed later without anybody changing settings or data.
+    /// Whether the same call may succeed later without anybody changing settings or data. After a failure of TLS it may: a
+    /// certificate can be renewed on the server.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, PgError::Unreachable { .. } | PgError::DiskFull(_) | PgError::Busy(_))
+        matches!(self, PgError::Unreachable { .. } | PgError::Tls { .. } | PgError::DiskFull(_) | PgError::Busy(_))
     }
 
     /// The record with this store key does not decode.
@@ -107,6 +118,9 @@ impl PgError {
             return PgError::of_server(db, address);
         }
         let source = error.source();
+        if let Some(cause) = source.and_then(tls_failure) {
+            return PgError::Tls { address: address.into(), cause };
+        }
         let cause = source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
         // The library has no public kinds. Losing the connection is an I/O error, a closed connection or a timeout.
         let is_lost = source.is_none_or(|source| source.is::<std::io::Error>());
@@ -149,6 +163,19 @@ impl PgError {
             PgError::Refused { message: cause, code: code.code().to_owned() }
         }
     }
+}
+
+/// What to do about an error, if it is one of TLS.
+fn tls_failure(source: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(failure) = source.downcast_ref::<TlsFailure>() {
+        return Some(failure.to_string());
+    }
+    if let Some(error) = source.downcast_ref::<std::io::Error>() {
+        return TlsFailure::within(error).map(|failure| failure.to_string());
+    }
+    let text = source.to_string();
+    // The library's own words.
+    (text == "server does not support TLS").then(|| "the server has no TLS; set `ssl = on` there".to_owned())
 }
 
 const BUSY: [SqlState; 4] = [

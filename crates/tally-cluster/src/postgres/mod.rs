@@ -27,6 +27,7 @@ mod rows;
 mod schema;
 mod sink;
 mod store_key;
+mod tls;
 
 use std::sync::Arc;
 
@@ -40,21 +41,24 @@ pub use persist::Persist;
 pub use read::ListedCounter;
 pub use schema::{Migration, SCHEMA_VERSION};
 pub use sink::PersistSink;
+pub use tls::PgCertificates;
 
 /// How to reach PostgreSQL.
 #[derive(Clone)]
 pub struct PgSettings {
-    /// `postgres://user:password@host:port/database`, or `key=value` pairs as for `psql`.
+    /// `postgres://user:password@host:port/database`, or `key=value` pairs as for `psql`. `sslmode` decides about TLS.
     pub url: String,
+    /// For TLS.
+    pub certificates: PgCertificates,
     /// What `pg_stat_activity` shows as `application_name`, such as the name of the node.
     pub application: String,
 }
 
 impl PgSettings {
-    /// With this URL, shown as `tally`.
+    /// With this URL and no certificates, shown as `tally`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> PgSettings {
-        PgSettings { url: url.into(), application: "tally".into() }
+        PgSettings { url: url.into(), certificates: PgCertificates::default(), application: "tally".into() }
     }
 }
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 use redis::cluster_routing::Slot;
-use redis::{Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::limits::{PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN};
-use super::link::NodeLink;
+use super::link::{NodeLink, NodeSecurity};
 use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
 use super::topology::{Topology, redirected_to};
 
@@ -31,7 +31,7 @@ pub enum OnceError {
 pub struct ClusterRouter {
     /// The nodes of the settings.
     seeds: Vec<String>,
-    credentials: RedisConnectionInfo,
+    security: NodeSecurity,
     links: Mutex<HashMap<String, Arc<NodeLink>>>,
     topology: Mutex<KnownTopology>,
     /// Held while the topology is asked for, so that calls share the answer.
@@ -75,15 +75,9 @@ struct SentCommand {
 
 impl ClusterRouter {
     /// Does not connect yet.
-    pub fn new(seeds: Vec<String>, credentials: RedisConnectionInfo) -> ClusterRouter {
+    pub fn new(seeds: Vec<String>, security: NodeSecurity) -> ClusterRouter {
         let topology = Mutex::new(KnownTopology { is_outdated: true, ..KnownTopology::default() });
-        ClusterRouter {
-            seeds,
-            credentials,
-            links: Mutex::default(),
-            topology,
-            refreshing: tokio::sync::Mutex::default(),
-        }
+        ClusterRouter { seeds, security, links: Mutex::default(), topology, refreshing: tokio::sync::Mutex::default() }
     }
 
     /// Runs commands and returns their answers in the same order. None of the answers is an error. Commands of nodes
@@ -212,7 +206,7 @@ impl ClusterRouter {
         if let Some(link) = links.get(address) {
             return Ok(Arc::clone(link));
         }
-        let link = Arc::new(NodeLink::new(address, &self.credentials)?);
+        let link = Arc::new(NodeLink::new(address, &self.security)?);
         links.insert(address.to_owned(), Arc::clone(&link));
         Ok(link)
     }

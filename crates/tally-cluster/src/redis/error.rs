@@ -2,6 +2,9 @@
 
 use redis::{ErrorKind, ServerErrorKind};
 
+/// How the client library's errors are marked that are those of TLS.
+pub(super) const TLS_FAILED: &str = "TLS failed";
+
 /// Why a call failed. All calls can be repeated: what was done already is not done twice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisError {
@@ -11,6 +14,14 @@ pub enum RedisError {
         /// The nodes of the settings.
         nodes: String,
         /// What happened.
+        reason: String,
+    },
+    /// The connection cannot be encrypted, or a node does not prove who it is.
+    #[error("{TLS_FAILED} with Redis at {nodes}: {reason}. See `redis_tls` and `redis_ca`")]
+    Tls {
+        /// The nodes of the settings.
+        nodes: String,
+        /// What happened, and what to do about it.
         reason: String,
     },
     /// User or password are wrong, or the user lacks permissions.
@@ -44,6 +55,9 @@ impl RedisError {
         // The error of the first connection is text inside an I/O error.
         if says("cluster support disabled") {
             return RedisError::NotACluster(nodes.to_owned());
+        }
+        if says(TLS_FAILED) {
+            return RedisError::Tls { nodes: nodes.to_owned(), reason: error.detail().unwrap_or(&reason).to_owned() };
         }
         if says("WRONGPASS") || says("NOAUTH") || says("NOPERM") || says("Password authentication failed") {
             return RedisError::Denied(reason);

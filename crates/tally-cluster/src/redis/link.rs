@@ -3,15 +3,31 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, Pipeline, RedisConnectionInfo,
+    RedisResult, Value,
+};
+use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::error::TLS_FAILED;
 use super::limits::{CONNECT_MAX, RECONNECT_PAUSE, RESPONSE_MAX};
+use crate::tls::{TlsClient, TlsFailure};
+
+/// How connections are encrypted and authenticated.
+#[derive(Clone)]
+pub struct NodeSecurity {
+    /// User and password.
+    pub login: RedisConnectionInfo,
+    /// TLS, if it is on.
+    pub tls: Option<TlsClient>,
+}
 
 /// The connection to one node.
 pub struct NodeLink {
     client: Client,
+    tls: Option<TlsClient>,
     has_failed: AtomicBool,
     state: Mutex<LinkState>,
 }
@@ -27,9 +43,14 @@ struct LinkState {
 
 impl NodeLink {
     /// Does not connect yet.
-    pub fn new(address: &str, credentials: &RedisConnectionInfo) -> RedisResult<NodeLink> {
-        let info = format!("redis://{address}").into_connection_info()?.set_redis_settings(credentials.clone());
-        Ok(NodeLink { client: Client::open(info)?, has_failed: AtomicBool::new(false), state: Mutex::default() })
+    pub fn new(address: &str, security: &NodeSecurity) -> RedisResult<NodeLink> {
+        let info = format!("redis://{address}").into_connection_info()?.set_redis_settings(security.login.clone());
+        Ok(NodeLink {
+            client: Client::open(info)?,
+            tls: security.tls.clone(),
+            has_failed: AtomicBool::new(false),
+            state: Mutex::default(),
+        })
     }
 
     /// Opens the connection if there is none. After an error, nothing was sent.
@@ -73,10 +94,8 @@ impl NodeLink {
         {
             return Err(error.clone());
         }
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_MAX))
-            .set_response_timeout(Some(RESPONSE_MAX));
-        match self.client.get_multiplexed_async_connection_with_config(&config).await {
+        // Boxed, here and where other connections are opened: it is rare, and large.
+        match Box::pin(self.open()).await {
             Ok(connection) => {
                 state.generation += 1;
                 state.failed = None;
@@ -89,4 +108,49 @@ impl NodeLink {
             }
         }
     }
+
+    async fn open(&self) -> RedisResult<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_MAX))
+            .set_response_timeout(Some(RESPONSE_MAX));
+        match &self.tls {
+            None => self.client.get_multiplexed_async_connection_with_config(&config).await,
+            Some(tls) => {
+                let opened = timeout(CONNECT_MAX, self.open_encrypted(tls, config)).await;
+                opened.unwrap_or_else(|_| Err(tls_failed(&TlsFailure::silent(CONNECT_MAX))))
+            }
+        }
+    }
+
+    /// The handshake is ours and not the library's, so that its failures say what to do.
+    async fn open_encrypted(
+        &self,
+        tls: &TlsClient,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<MultiplexedConnection> {
+        let info = self.client.get_connection_info();
+        let ConnectionAddr::Tcp(host, port) = info.addr() else {
+            return Err((ErrorKind::InvalidClientConfig, "an address has the form `host:port`").into());
+        };
+        let stream = TcpStream::connect((host.trim_start_matches('[').trim_end_matches(']'), *port)).await?;
+        stream.set_nodelay(true)?;
+        let stream = tls.connect(host, stream).await.map_err(|failure| tls_failed(&failure))?;
+        let opened = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await;
+        let (connection, driver) = opened.map_err(explained)?;
+        tokio::spawn(driver);
+        Ok(connection)
+    }
+}
+
+/// A server that wants a certificate says so after the handshake.
+fn explained(error: redis::RedisError) -> redis::RedisError {
+    let io = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    match io.and_then(TlsFailure::within) {
+        Some(failure) => tls_failed(&failure),
+        None => error,
+    }
+}
+
+fn tls_failed(failure: &TlsFailure) -> redis::RedisError {
+    (ErrorKind::Io, TLS_FAILED, failure.to_string()).into()
 }

@@ -10,7 +10,9 @@ use super::cluster::ClusterRouter;
 use super::error::RedisError;
 use super::layout::{Heartbeat, Total, TotalUpdate, heartbeat_key, total_key};
 use super::limits::{ADDRESS_BYTES_MAX, TOTAL_TTL_DEFAULT};
+use super::link::NodeSecurity;
 use super::scripts::{KeyCommand, KeyVerb, ScriptHashes, TOTAL_GONE, TOTAL_OUTDATED, TOTAL_PUBLISHED};
+use crate::tls::TlsClient;
 
 /// Where Redis is.
 #[derive(Clone)]
@@ -21,6 +23,8 @@ pub struct RedisSettings {
     pub username: Option<String>,
     /// The password.
     pub password: Option<String>,
+    /// TLS, if it is on.
+    pub tls: Option<TlsClient>,
     /// Start of every key. Clusters of Tally that share a Redis Cluster have different ones.
     pub prefix: String,
     /// How long a total is published after it was first read.
@@ -28,13 +32,14 @@ pub struct RedisSettings {
 }
 
 impl RedisSettings {
-    /// Without credentials, with the default time to live.
+    /// Without credentials and TLS, with the default time to live.
     #[must_use]
     pub fn new(nodes: Vec<String>) -> RedisSettings {
         RedisSettings {
             nodes,
             username: None,
             password: None,
+            tls: None,
             prefix: "tally".to_owned(),
             total_ttl: TOTAL_TTL_DEFAULT,
         }
@@ -43,11 +48,12 @@ impl RedisSettings {
 
 impl std::fmt::Debug for RedisSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let RedisSettings { nodes, username, password, prefix, total_ttl } = self;
+        let RedisSettings { nodes, username, password, tls, prefix, total_ttl } = self;
         f.debug_struct("RedisSettings")
             .field("nodes", nodes)
             .field("username", username)
             .field("password", &password.as_ref().map(|_| "…"))
+            .field("tls", &tls.is_some())
             .field("prefix", prefix)
             .field("total_ttl", total_ttl)
             .finish()
@@ -80,15 +86,15 @@ pub struct Totals {
 impl Totals {
     /// Connects. Fails if no node answers, or not as it should.
     pub async fn connect(settings: &RedisSettings) -> Result<Totals, RedisError> {
-        let mut credentials = RedisConnectionInfo::default();
+        let mut login = RedisConnectionInfo::default();
         if let Some(username) = &settings.username {
-            credentials = credentials.set_username(username);
+            login = login.set_username(username);
         }
         if let Some(password) = &settings.password {
-            credentials = credentials.set_password(password);
+            login = login.set_password(password);
         }
         let nodes = settings.nodes.join(", ");
-        let cluster = ClusterRouter::new(settings.nodes.clone(), credentials);
+        let cluster = ClusterRouter::new(settings.nodes.clone(), NodeSecurity { login, tls: settings.tls.clone() });
         let failed = |error: redis::RedisError| RedisError::new(&error, &nodes);
         let load = async |command: Cmd| ask_any(&cluster, &command).await.map_err(failed);
         let hashes = ScriptHashes::load(load).await?;

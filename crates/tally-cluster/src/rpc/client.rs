@@ -11,17 +11,20 @@ use hyper::header::AUTHORIZATION;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::PATH;
 use super::codec::{cut, decode_response, encode_request};
 use super::limits::{
-    CONNECT_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, ERROR_BYTES_MAX, MESSAGE_WINDOW_BYTES, PEERS_MAX,
-    PING_ANSWER_MAX, PING_EVERY, RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN, RESPONSE_BYTES_MAX,
+    CONNECT_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, ERROR_BYTES_MAX, HANDSHAKE_MAX,
+    MESSAGE_WINDOW_BYTES, PEERS_MAX, PING_ANSWER_MAX, PING_EVERY, RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN,
+    RESPONSE_BYTES_MAX,
 };
 use super::message::{RpcError, RpcRequest, RpcResponse};
-use super::secret::Secret;
+use super::secret::LinkSecurity;
+use crate::tls::{TlsClient, TlsFailure};
 
 /// Why a call has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +68,7 @@ pub enum RpcCallError {
 
 /// Calls workers.
 pub struct RpcClient {
-    secret: Option<Secret>,
+    security: LinkSecurity<TlsClient>,
     peers: Mutex<HashMap<String, Arc<PeerLink>>>,
 }
 
@@ -93,8 +96,8 @@ enum AttemptError {
 impl RpcClient {
     /// Connects when it is first called.
     #[must_use]
-    pub fn new(secret: Option<Secret>) -> RpcClient {
-        RpcClient { secret, peers: Mutex::default() }
+    pub fn new(security: impl Into<LinkSecurity<TlsClient>>) -> RpcClient {
+        RpcClient { security: security.into(), peers: Mutex::default() }
     }
 
     /// Calls the worker at `host:port`. Dropping the future cancels the request at the worker.
@@ -128,7 +131,7 @@ impl RpcClient {
     ) -> Result<Result<RpcResponse, RpcCallError>, AttemptError> {
         let request =
             self.http_request(address, body).map_err(|reason| AttemptError::Final(not_sent(address, reason)))?;
-        let mut sender = match timeout_at(deadline, peer.sender(address)).await {
+        let mut sender = match timeout_at(deadline, peer.sender(address, self.security.tls.as_ref())).await {
             Ok(Ok(sender)) => sender,
             Ok(Err(reason)) => return Err(AttemptError::Final(not_sent(address, reason))),
             Err(_) => return Err(AttemptError::Final(not_sent(address, "the deadline has passed".to_owned()))),
@@ -151,7 +154,7 @@ impl RpcClient {
     fn http_request(&self, address: &str, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
         let request = Request::builder().method(Method::POST).uri(format!("http://{address}{PATH}"));
         let mut request = request.body(Full::new(body)).map_err(|error| error.to_string())?;
-        if let Some(secret) = &self.secret {
+        if let Some(secret) = &self.security.secret {
             request.headers_mut().insert(AUTHORIZATION, secret.header());
         }
         Ok(request)
@@ -181,7 +184,7 @@ impl PeerLink {
     }
 
     /// The open connection, or a new one. Calls that wait for it share the attempt and its failure.
-    async fn sender(&self, address: &str) -> Result<SendRequest<Full<Bytes>>, String> {
+    async fn sender(&self, address: &str, tls: Option<&TlsClient>) -> Result<SendRequest<Full<Bytes>>, String> {
         if let Some(sender) = self.open_sender() {
             return Ok(sender);
         }
@@ -194,7 +197,7 @@ impl PeerLink {
         {
             return Err(reason.clone());
         }
-        match connect(address).await {
+        match Box::pin(connect(address, tls)).await {
             Ok(sender) => {
                 *attempts = FailedAttempts::default();
                 *self.sender.lock() = Some(sender.clone());
@@ -209,11 +212,25 @@ impl PeerLink {
     }
 }
 
-async fn connect(address: &str) -> Result<SendRequest<Full<Bytes>>, String> {
+async fn connect(address: &str, tls: Option<&TlsClient>) -> Result<SendRequest<Full<Bytes>>, String> {
     let connecting = timeout(CONNECT_MAX, TcpStream::connect(address)).await;
     let stream = connecting.map_err(|_| format!("no connection within {CONNECT_MAX:?}"))?;
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     let stream = stream.map_err(|error| error.to_string())?;
+    let Some(tls) = tls else { return open_http2(address, stream).await };
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let encrypting = timeout(HANDSHAKE_MAX, tls.connect(host, stream)).await;
+    let encrypted = encrypting.unwrap_or_else(|_| Err(TlsFailure::silent(HANDSHAKE_MAX)));
+    let stream = encrypted.map_err(|failure| {
+        format!("TLS failed: {failure}. See `worker_tls_ca`, and `worker_tls_cert` of the worker")
+    })?;
+    open_http2(address, stream).await
+}
+
+async fn open_http2<S>(address: &str, stream: S) -> Result<SendRequest<Full<Bytes>>, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let handshake = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(MESSAGE_WINDOW_BYTES)

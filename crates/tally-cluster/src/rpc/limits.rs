@@ -36,6 +36,8 @@ pub const MESSAGE_WINDOW_BYTES: u32 = 1 << 20;
 /// The same for all messages of a connection.
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 
+/// Longest wait for the TLS handshake of a connection.
+pub const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for the first request of a connection.
 pub const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
 /// Longest time without a request before a connection is closed. The client opens another one when it needs it.

@@ -1,4 +1,4 @@
-//! Requests of API nodes to workers: small binary messages over HTTP/2 without TLS.
+//! Requests of API nodes to workers: small binary messages over HTTP/2, with TLS if it is set.
 //!
 //! A client keeps one connection per worker and sends all requests over it. Answers come in any order. A request that
 //! nobody waits for any more is cancelled at the worker. Why HTTP/2: `docs/decisions/0021-how-the-cluster-works.md`.
@@ -14,7 +14,7 @@ mod server;
 
 pub use client::{RpcCallError, RpcClient};
 pub use message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse};
-pub use secret::{Secret, SecretError};
+pub use secret::{LinkSecurity, Secret, SecretError};
 pub use server::{ListenError, RpcHandler, RpcServer};
 
 /// Where requests go.

@@ -12,6 +12,23 @@ pub struct Secret {
     digest: [u8; 32],
 }
 
+/// How connections between nodes are protected. `T` is the side: [`TlsClient`](crate::tls::TlsClient) or
+/// [`TlsServer`](crate::tls::TlsServer).
+#[derive(Clone, Debug)]
+pub struct LinkSecurity<T> {
+    /// What API nodes show to workers.
+    pub secret: Option<Secret>,
+    /// TLS, if it is on.
+    pub tls: Option<T>,
+}
+
+/// Without TLS.
+impl<T> From<Option<Secret>> for LinkSecurity<T> {
+    fn from(secret: Option<Secret>) -> LinkSecurity<T> {
+        LinkSecurity { secret, tls: None }
+    }
+}
+
 /// Why a text cannot be a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} visible ASCII characters")]

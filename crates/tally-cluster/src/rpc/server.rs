@@ -15,6 +15,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -23,11 +24,12 @@ use super::PATH;
 use super::codec::{decode_request, encode_response};
 use super::limits::{
     ACCEPT_PAUSE, BODY_READ_MAX, CLOSE_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, CONNECTIONS_MAX,
-    FIRST_REQUEST_MAX, HEAD_BYTES_MAX, IDLE_MAX, MESSAGE_WINDOW_BYTES, PING_ANSWER_MAX, PING_EVERY, REQUEST_BYTES_MAX,
-    RESPONSE_BYTES_MAX, SERVER_REQUESTS_MAX,
+    FIRST_REQUEST_MAX, HANDSHAKE_MAX, HEAD_BYTES_MAX, IDLE_MAX, MESSAGE_WINDOW_BYTES, PING_ANSWER_MAX, PING_EVERY,
+    REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX, SERVER_REQUESTS_MAX,
 };
 use super::message::{RpcError, RpcRequest, RpcResponse};
-use super::secret::Secret;
+use super::secret::{LinkSecurity, Secret};
+use crate::tls::{AcceptedStream, TlsServer};
 
 /// Answers requests.
 pub trait RpcHandler: Send + Sync + 'static {
@@ -71,6 +73,7 @@ pub struct RpcServer {
 struct ServerContext<H> {
     handler: H,
     secret: Option<Secret>,
+    tls: Option<TlsServer>,
     requests: Arc<Semaphore>,
     phase: watch::Receiver<ServerPhase>,
 }
@@ -79,9 +82,10 @@ impl RpcServer {
     /// Listens. A secret is required unless only this host can connect.
     pub async fn start(
         listen: SocketAddr,
-        secret: Option<Secret>,
+        security: impl Into<LinkSecurity<TlsServer>>,
         handler: impl RpcHandler,
     ) -> Result<RpcServer, ListenError> {
+        let LinkSecurity { secret, tls } = security.into();
         if secret.is_none() && !listen.ip().is_loopback() {
             return Err(ListenError::SecretMissing(listen));
         }
@@ -90,7 +94,7 @@ impl RpcServer {
         let address = listener.local_addr().map_err(failed)?;
         let (phase, receiver) = watch::channel(ServerPhase::Serving);
         let requests = Arc::new(Semaphore::new(SERVER_REQUESTS_MAX));
-        let context = ServerContext { handler, secret, requests: Arc::clone(&requests), phase: receiver };
+        let context = ServerContext { handler, secret, tls, requests: Arc::clone(&requests), phase: receiver };
         let accepting = tokio::spawn(accept(listener, Arc::new(context)));
         Ok(RpcServer { address, phase, requests, accepting })
     }
@@ -166,12 +170,33 @@ async fn serve<H: RpcHandler>(stream: TcpStream, context: Arc<ServerContext<H>>,
     if stream.set_nodelay(true).is_err() {
         return;
     }
+    let Some(tls) = &context.tls else { return serve_http2(stream, context, Transport::AsConfigured).await };
+    match tokio::time::timeout(HANDSHAKE_MAX, tls.accept(stream)).await {
+        Ok(Ok(AcceptedStream::Tls(stream))) => serve_http2(stream, context, Transport::AsConfigured).await,
+        Ok(Ok(AcceptedStream::Unencrypted(stream))) => serve_http2(stream, context, Transport::Unencrypted).await,
+        Ok(Err(error)) => tracing::warn!(%error, "a TLS handshake with an API node failed"),
+        Err(_) => tracing::debug!("a TLS handshake with an API node took too long"),
+    }
+}
+
+/// How requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    AsConfigured,
+    /// Without TLS, although it is on. The client is told so instead of being cut off, because it could not know why.
+    Unencrypted,
+}
+
+async fn serve_http2<H: RpcHandler, S>(stream: S, context: Arc<ServerContext<H>>, transport: Transport)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut phase = context.phase.clone();
     let activity = Arc::new(Activity::default());
     let served = Arc::clone(&activity);
     let service = service_fn(move |request| {
         let (context, activity) = (Arc::clone(&context), Arc::clone(&served));
-        async move { Ok::<_, Infallible>(context.answer(request, &activity).await) }
+        async move { Ok::<_, Infallible>(context.answer(request, transport, &activity).await) }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -246,7 +271,15 @@ impl Drop for OpenRequest<'_> {
 }
 
 impl<H: RpcHandler> ServerContext<H> {
-    async fn answer(&self, request: Request<Incoming>, activity: &Activity) -> Response<Full<Bytes>> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        transport: Transport,
+        activity: &Activity,
+    ) -> Response<Full<Bytes>> {
+        if transport == Transport::Unencrypted {
+            return status(StatusCode::UPGRADE_REQUIRED, "this worker needs TLS; set `worker_tls_ca` on API nodes");
+        }
         if !self.is_authorized(&request) {
             return status(StatusCode::UNAUTHORIZED, "");
         }

@@ -28,7 +28,8 @@ use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer,
 use crate::policy::ShardPolicies;
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
-use crate::rpc::{ListenError, RpcServer, Secret};
+use crate::rpc::{LinkSecurity, ListenError, RpcServer};
+use crate::tls::TlsServer;
 
 /// How long a stopping worker answers what was asked before.
 const STOP_WAIT: Duration = Duration::from_secs(2);
@@ -40,8 +41,8 @@ pub struct WorkerSettings {
     pub listen: SocketAddr,
     /// The address that it gives to API nodes; where it listens, if unset.
     pub advertised: Option<String>,
-    /// WorkerShared with API nodes.
-    pub secret: Option<Secret>,
+    /// How API nodes reach it.
+    pub security: LinkSecurity<TlsServer>,
     /// Memory for the partitions, together.
     pub memory_bytes: usize,
     /// Number of partitions of the journal.
@@ -131,8 +132,8 @@ impl Worker {
             settings,
             services,
         });
-        let WorkerSettings { listen, advertised, secret, .. } = shared.settings.clone();
-        let server = RpcServer::start(listen, secret, Arc::clone(&shared)).await?;
+        let WorkerSettings { listen, advertised, security, .. } = shared.settings.clone();
+        let server = RpcServer::start(listen, security, Arc::clone(&shared)).await?;
         let address = advertised.unwrap_or_else(|| server.address().to_string());
         // Set before there is a partition whose owner is asked for.
         let _ = shared.address.set(address.clone());

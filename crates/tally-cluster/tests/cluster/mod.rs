@@ -108,7 +108,7 @@ impl TestPlace {
         let settings = WorkerSettings {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertised: None,
-            secret: None,
+            security: None.into(),
             memory_bytes: 64 << 20,
             partitions: PARTITIONS,
             rollup_every: Duration::from_millis(100),

@@ -8,7 +8,7 @@ use clap::ArgMatches;
 use serde_json::json;
 use tally_cluster::kafka::Tailer;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
-use tally_cluster::postgres::{Pg, PgSettings};
+use tally_cluster::postgres::Pg;
 use tally_cluster::rpc::{PartitionStatus, RpcClient, RpcRequest, RpcResponse};
 
 use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
@@ -66,7 +66,7 @@ fn read_config(matches: Option<&ArgMatches>) -> Result<ClusterConfig, String> {
 
 /// Creates the topic and the tables. Doing it again changes nothing.
 async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
-    let pg = Pg::new(&PgSettings::new(&config.postgres)).map_err(|error| error.to_string())?;
+    let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
     let migration = pg.migrate().await.map_err(|error| error.to_string())?;
     let known = pg.partitions().await.map_err(|error| error.to_string())?.len() as u32;
     if known != 0 && known != config.partitions {
@@ -111,10 +111,10 @@ async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), Stri
 
 /// Shows partitions, owners, positions and lag.
 async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
-    let pg = Pg::new(&PgSettings::new(&config.postgres)).map_err(|error| error.to_string())?;
+    let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
     pg.check_schema().await.map_err(|error| error.to_string())?;
     let rows = pg.partitions().await.map_err(|error| error.to_string())?;
-    let client = RpcClient::new(config.secret.clone());
+    let client = RpcClient::new(config.to_workers.clone());
     let mut hosted: BTreeMap<u32, PartitionStatus> = BTreeMap::new();
     let owners: std::collections::BTreeSet<&String> = rows.iter().filter_map(|row| row.owner.as_ref()).collect();
     for owner in owners {

@@ -1,16 +1,20 @@
 //! The settings of a cluster: the table `[cluster]`, and `roles`.
 
+mod tls;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
 use tally_cluster::limits::PARTITIONS_MAX;
-use tally_cluster::rpc::Secret;
+use tally_cluster::postgres::PgSettings;
+use tally_cluster::rpc::{LinkSecurity, Secret};
+use tally_cluster::tls::{TlsClient, TlsServer};
 
 use super::{ConfigError, Setting, invalid, place, validate_switch};
 
 /// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
-pub const CLUSTER_KEYS: [&str; 19] = [
+pub const CLUSTER_KEYS: [&str; 29] = [
     "kafka",
     "topic",
     "partitions",
@@ -24,8 +28,18 @@ pub const CLUSTER_KEYS: [&str; 19] = [
     "redis",
     "redis_user",
     "redis_password",
+    "redis_tls",
+    "redis_ca",
+    "redis_cert",
+    "redis_key",
     "postgres",
+    "postgres_ca",
+    "postgres_cert",
+    "postgres_key",
     "worker",
+    "worker_tls_cert",
+    "worker_tls_key",
+    "worker_tls_ca",
     "advertise",
     "secret",
     "rollup_every",
@@ -60,21 +74,25 @@ pub struct ClusterConfig {
     pub redis_user: Option<String>,
     /// Password of Redis.
     pub redis_password: Option<String>,
-    /// URL of PostgreSQL.
-    pub postgres: String,
+    /// TLS to Redis, if it is on.
+    pub redis_tls: Option<TlsClient>,
+    /// The store.
+    pub postgres: PgSettings,
     /// Where this worker answers API nodes.
     pub worker: SocketAddr,
     /// The address of this worker as API nodes see it, if it is another.
     pub advertise: Option<String>,
-    /// Shared by API nodes and workers.
-    pub secret: Option<Secret>,
+    /// Secret and TLS of calls to workers.
+    pub to_workers: LinkSecurity<TlsClient>,
+    /// Secret and TLS of this worker.
+    pub from_api_nodes: LinkSecurity<TlsServer>,
     /// How often totals are published.
     pub rollup_every: Duration,
     /// How often the state is persisted.
     pub persist_every: Duration,
 }
 
-/// Leaves out passwords, and the URL, which has one.
+/// Leaves out passwords.
 impl std::fmt::Debug for ClusterConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ClusterConfig").field("roles", &self.roles).field("kafka", &self.kafka).finish_non_exhaustive()
@@ -159,8 +177,10 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
              machines. Give API nodes and workers the same long random text"
         )));
     }
+    let roles = validate_roles(roles)?;
+    let (client_tls, server_tls) = tls::workers(given, roles)?;
     Ok(Some(ClusterConfig {
-        roles: validate_roles(roles)?,
+        roles,
         kafka: kafka(given)?,
         partitions: given.number("partitions", 16, PARTITIONS_MAX)?,
         replication: given.number("replication", 3, 16)?,
@@ -168,10 +188,12 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         redis,
         redis_user: given.optional("redis_user"),
         redis_password: given.optional("redis_password"),
-        postgres: given.required("postgres", "postgres://tally@10.0.0.1/tally")?,
+        redis_tls: tls::redis(given)?,
+        postgres: tls::postgres(given)?,
         worker,
         advertise: given.optional("advertise"),
-        secret,
+        to_workers: LinkSecurity { secret: secret.clone(), tls: client_tls },
+        from_api_nodes: LinkSecurity { secret, tls: server_tls },
         rollup_every: given.duration("rollup_every", Duration::from_secs(1), Duration::from_millis(10))?,
         persist_every: given.duration("persist_every", Duration::from_secs(30), Duration::from_millis(100))?,
     }))
@@ -188,6 +210,9 @@ fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
         (None, Some(_)) => return Err(ConfigError("`cluster.kafka_user` is missing beside kafka_password".to_owned())),
     };
     let tls = validate_switch(&full("kafka_tls"), given.get("kafka_tls"))?;
+    if !tls {
+        tls::refuse_without(given, &["kafka_ca"], "kafka_tls = true")?;
+    }
     if tls && !tally_cluster::kafka::HAS_TLS {
         return Err(ConfigError(
             "`cluster.kafka_tls`: this binary was built without TLS for Kafka; build it with --features kafka-tls"
@@ -248,8 +273,17 @@ mod tests {
     const MINIMAL: [(&str, &str); 3] =
         [("kafka", "k:9092"), ("redis", "r:7000"), ("postgres", "postgres://tally@p/tally")];
 
-    fn refused(more: &[(&str, &str)]) -> String {
-        validate(&given(&[&MINIMAL[..], more].concat()), &[]).unwrap_err().0
+    /// The minimal settings with some more, or others of the same name.
+    fn with(more: &[(&str, &str)]) -> Vec<(String, Setting)> {
+        given(&[more, &MINIMAL[..]].concat())
+    }
+
+    pub fn accepted(more: &[(&str, &str)]) -> ClusterConfig {
+        validate(&with(more), &[]).unwrap().unwrap()
+    }
+
+    pub fn refused(more: &[(&str, &str)]) -> String {
+        validate(&with(more), &[]).unwrap_err().0
     }
 
     #[test]
