@@ -136,7 +136,7 @@ test-tools: rust-tools cluster-tools deploy-tools $(REDIS_PY)
 
 # What crates/tally-services starts.
 cluster-tools: $(KAFKA)/complete
-	$(call need,setpriv:util-linux $(JAVA_17):openjdk-17-jre-headless)
+	$(call need,setpriv:util-linux openssl:openssl $(JAVA_17):openjdk-17-jre-headless)
 	$(call need,redis-server:redis-server redis-cli:redis-tools $(INITDB):postgresql)
 
 # What checks the files in deploy/. promtool comes with Prometheus.

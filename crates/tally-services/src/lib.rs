@@ -25,6 +25,7 @@
 //!
 //! `cargo run -p tally-services -- kafka=3 redis postgres` starts services by hand until standard input ends.
 
+mod certificates;
 mod fail;
 mod kafka;
 mod ports;
@@ -34,7 +35,8 @@ mod redis_cluster;
 mod scratch;
 mod tool;
 
+pub use certificates::{CertificateAuthority, CertificateFiles};
 pub use fail::wait_for;
 pub use kafka::{Kafka, KafkaOptions};
-pub use postgres::{Postgres, PostgresSettings};
-pub use redis_cluster::RedisCluster;
+pub use postgres::{ClientCertificates, Postgres, PostgresSettings};
+pub use redis_cluster::{RedisCluster, RedisOptions};

@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
+use crate::certificates::CertificateFiles;
 use crate::fail::{OrFail, fail};
 use crate::ports::{PortTaken, free_port, start_on_free_ports};
 use crate::process::ServiceProcess;
@@ -31,8 +33,22 @@ pub struct PostgresSettings {
     /// Puts the data on a disk of its own of this size, which [`Postgres::fill_disk`] fills. It is a tmpfs, and only root
     /// can mount one.
     pub disk_mb: Option<usize>,
+    /// Offers TLS with this certificate.
+    pub tls: Option<CertificateFiles>,
+    /// With TLS: takes only clients over TLS that show a certificate of the same authority.
+    pub client_certificates: ClientCertificates,
     /// More settings of the server, such as `("max_connections", "10")`.
     pub parameters: Vec<(String, String)>,
+}
+
+/// Whether clients have to show a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// They need none.
+    #[default]
+    Optional,
+    /// They need one.
+    Required,
 }
 
 /// A server. It runs until it is stopped or killed.
@@ -86,8 +102,10 @@ impl Postgres {
             ("shared_buffers", "32MB"),
             ("min_wal_size", "2MB"),
         ];
+        let tls = tls_parameters(settings, &dir, user);
+        let tls = tls.iter().map(|(name, value)| (*name, &**value));
         let more = settings.parameters.iter().map(|(name, value)| (&**name, &**value));
-        for (name, value) in own_parameters.into_iter().chain(more) {
+        for (name, value) in own_parameters.into_iter().chain(tls).chain(more) {
             server = server.arg("-c").arg(format!("{name}={value}"));
         }
         let process = ServiceProcess::new("postgres", server, &dir);
@@ -199,6 +217,32 @@ impl Drop for Postgres {
             self.kill();
         }
     }
+}
+
+/// Copies what TLS needs to files of the server's user, because PostgreSQL refuses keys that others can read.
+fn tls_parameters(settings: &PostgresSettings, dir: &ScratchDir, user: Option<UserIds>) -> Vec<(&'static str, String)> {
+    let Some(files) = &settings.tls else { return Vec::new() };
+    let own_file = |name: &str, text: &str| {
+        let path = dir.write(name, text);
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&path, private).or_fail("cannot protect a file");
+        own(&path, user);
+        path.to_string_lossy().into_owned()
+    };
+    let copy = |name: &str, path: &Path| {
+        let text = std::fs::read_to_string(path);
+        own_file(name, &text.or_fail(&format!("cannot read {}", path.display())))
+    };
+    let mut parameters = vec![
+        ("ssl", "on".to_owned()),
+        ("ssl_cert_file", copy("server.pem", &files.certificate)),
+        ("ssl_key_file", copy("server.key", &files.key)),
+    ];
+    if settings.client_certificates == ClientCertificates::Required {
+        let only = "hostssl all all 127.0.0.1/32 scram-sha-256 clientcert=verify-ca\n";
+        parameters.extend([("ssl_ca_file", copy("ca.pem", &files.ca)), ("hba_file", own_file("hba", only))]);
+    }
+    parameters
 }
 
 /// The programs of the newest version that is installed.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::certificates::CertificateFiles;
 use crate::fail::{OrFail, fail};
 use crate::ports::{PortTaken, free_port, start_on_free_ports};
 use crate::process::ServiceProcess;
@@ -15,13 +16,23 @@ const NODE_TIMEOUT_MS: &str = "2000";
 
 const STARTED: &str = "Ready to accept connections";
 
+/// How to start a [`RedisCluster`].
+#[derive(Clone, Debug, Default)]
+pub struct RedisOptions {
+    /// What clients must give.
+    pub password: Option<String>,
+    /// Takes only connections over TLS, also between nodes. Clients need no certificate until
+    /// `CONFIG SET tls-auth-clients yes`.
+    pub tls: Option<CertificateFiles>,
+}
+
 /// A running cluster.
 ///
 /// Nothing is stored on disk: a master that is killed and restarted before its replica takes over returns empty,
 /// and the replica with it.
 pub struct RedisCluster {
     nodes: Vec<Node>,
-    password: Option<String>,
+    options: RedisOptions,
     dir: ScratchDir,
 }
 
@@ -39,18 +50,23 @@ struct NodePorts {
 impl RedisCluster {
     /// Six nodes, ready.
     pub fn start() -> RedisCluster {
-        start_on_free_ports(|| RedisCluster::try_start(None, &free_ports()))
+        RedisCluster::start_with(&RedisOptions::default())
     }
 
     /// Six nodes that want this password, ready.
     pub fn start_with_password(password: &str) -> RedisCluster {
-        start_on_free_ports(|| RedisCluster::try_start(Some(password), &free_ports()))
+        RedisCluster::start_with(&RedisOptions { password: Some(password.to_owned()), tls: None })
     }
 
-    fn try_start(password: Option<&str>, ports: &[NodePorts]) -> Result<RedisCluster, PortTaken> {
+    /// Six nodes with these settings, ready.
+    pub fn start_with(options: &RedisOptions) -> RedisCluster {
+        start_on_free_ports(|| RedisCluster::try_start(options, &free_ports()))
+    }
+
+    fn try_start(options: &RedisOptions, ports: &[NodePorts]) -> Result<RedisCluster, PortTaken> {
         let dir = ScratchDir::new("redis");
-        let nodes = ports.iter().enumerate().map(|(at, ports)| Node::new(at, *ports, password, &dir)).collect();
-        let cluster = RedisCluster { nodes, password: password.map(str::to_owned), dir };
+        let nodes = ports.iter().enumerate().map(|(at, ports)| Node::new(at, *ports, options, &dir)).collect();
+        let cluster = RedisCluster { nodes, options: options.clone(), dir };
         cluster.nodes.iter().for_each(|node| node.process.start());
         cluster.nodes.iter().try_for_each(|node| node.process.wait_for_log(STARTED))?;
         let create = cluster.redis_cli().args(["--cluster", "create"]).args(cluster.addresses());
@@ -144,8 +160,12 @@ impl RedisCluster {
     }
 
     fn redis_cli(&self) -> Tool {
-        let tool = Tool::new(program("redis-cli"), self.dir.path());
-        match &self.password {
+        let mut tool = Tool::new(program("redis-cli"), self.dir.path());
+        if let Some(files) = &self.options.tls {
+            tool = tool.arg("--tls").arg("--cacert").arg(&files.ca);
+            tool = tool.arg("--cert").arg(&files.certificate).arg("--key").arg(&files.key);
+        }
+        match &self.options.password {
             Some(password) => tool.env("REDISCLI_AUTH", password),
             None => tool,
         }
@@ -206,16 +226,27 @@ fn is_working_master(line: &str) -> bool {
 }
 
 impl Node {
-    fn new(at: usize, ports: NodePorts, password: Option<&str>, dir: &ScratchDir) -> Node {
+    fn new(at: usize, ports: NodePorts, options: &RedisOptions, dir: &ScratchDir) -> Node {
         let (client, bus) = (ports.client.to_string(), ports.bus.to_string());
         let mut server = Tool::new(program("redis-server"), dir.path())
-            .args(["--bind", "127.0.0.1", "--port", &client, "--save", "", "--appendonly", "no"])
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT_MS])
             .args(["--cluster-config-file", &format!("nodes-{at}.conf")])
             // A replica may take over however long it has not heard of its master.
             .args(["--cluster-replica-validity-factor", "0"])
             .args(["--repl-diskless-sync-delay", "0", "--repl-diskless-load", "swapdb"]);
-        if let Some(password) = password {
+        server = match &options.tls {
+            None => server.args(["--port", &client]),
+            Some(files) => server
+                .args(["--port", "0", "--tls-port", &client, "--tls-cluster", "yes", "--tls-replication", "yes"])
+                .args(["--tls-auth-clients", "no", "--tls-ca-cert-file"])
+                .arg(&files.ca)
+                .arg("--tls-cert-file")
+                .arg(&files.certificate)
+                .arg("--tls-key-file")
+                .arg(&files.key),
+        };
+        if let Some(password) = &options.password {
             server = server.args(["--requirepass", password, "--masterauth", password]);
         }
         Node { process: ServiceProcess::new(format!("redis-{at}"), server, dir), ports }
@@ -241,7 +272,7 @@ mod tests {
         {
             let mut ports = free_ports();
             change(&mut ports[3], taken);
-            assert_eq!(RedisCluster::try_start(None, &ports).err(), Some(PortTaken));
+            assert_eq!(RedisCluster::try_start(&RedisOptions::default(), &ports).err(), Some(PortTaken));
         }
     }
 
@@ -254,7 +285,7 @@ mod tests {
         assert!(!is_working_master(&master.replace("master", "slave")));
         let view = ClusterView(master.to_owned());
         let dir = ScratchDir::new("redis");
-        let node = |client| Node::new(0, NodePorts { client, bus: 31_004 }, None, &dir);
+        let node = |client| Node::new(0, NodePorts { client, bus: 31_004 }, &RedisOptions::default(), &dir);
         assert_eq!((view.line(&node(30_004)), view.line(&node(3000))), (Some(master), None));
     }
 }

@@ -9,7 +9,10 @@ pub(super) const TLS_FAILED: &str = "TLS failed";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisError {
     /// No answer: not listening, not reachable, or too slow.
-    #[error("Redis does not answer at {nodes}: {reason}. Check that it runs and that this host can reach it")]
+    #[error(
+        "Redis does not answer at {nodes}: {reason}. Check that it runs, that this host can reach it, and \
+         whether it needs `redis_tls`"
+    )]
     Unreachable {
         /// The nodes of the settings.
         nodes: String,

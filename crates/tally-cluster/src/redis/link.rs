@@ -1,5 +1,6 @@
 //! The connection to one node, shared by all calls and opened again when it is lost.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
@@ -73,7 +74,7 @@ impl NodeLink {
 
     async fn try_send(&self, pipeline: &Pipeline, count: usize) -> RedisResult<Vec<Value>> {
         let (mut connection, generation) = self.connection().await?;
-        let sent = connection.send_packed_commands(pipeline, 0, count).await;
+        let sent = connection.send_packed_commands(pipeline, 0, count).await.map_err(explained);
         if sent.is_err() {
             let mut state = self.state.lock().await;
             if state.generation == generation {
@@ -144,7 +145,9 @@ impl NodeLink {
 
 /// A server that wants a certificate says so after the handshake.
 fn explained(error: redis::RedisError) -> redis::RedisError {
-    let io = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    let source = std::error::Error::source(&error);
+    let shared = source.and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());
     match io.and_then(TlsFailure::within) {
         Some(failure) => tls_failed(&failure),
         None => error,

@@ -72,6 +72,12 @@ fn certificate(problem: &CertificateError) -> String {
         E::UnknownIssuer => {
             "its certificate is not signed by a trusted CA; name the file of the CA that signed it".to_owned()
         }
+        // Also what a CA that was created anew leaves behind.
+        E::BadSignature => {
+            "its certificate is not signed by a trusted CA, although by one of the same name; name the file of \
+                            the CA that signed it"
+                .to_owned()
+        }
         E::Expired | E::ExpiredContext { .. } => "its certificate has expired; renew it".to_owned(),
         E::NotValidYet | E::NotValidYetContext { .. } => {
             "its certificate is not valid yet; check the clock of this machine".to_owned()
@@ -82,7 +88,7 @@ fn certificate(problem: &CertificateError) -> String {
             format!("its certificate is for {names}, not for {}; {RENAME}", expected.to_str())
         }
         E::Revoked => "its certificate was revoked; issue a new one".to_owned(),
-        other => format!("its certificate cannot be used ({other}); issue one with `openssl x509` that is no CA's own"),
+        other => format!("its certificate cannot be used ({other}); issue one of version 3 that is not that of a CA"),
     }
 }
 
