@@ -2,20 +2,19 @@
 
 use tally_core::batch::Events;
 use tally_core::consistency::Consistency;
-use tally_core::event::{
-    Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, RequestId,
-};
+use tally_core::event::{Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Receipt};
 use tally_core::surface::{Engine, EngineError, SubmitOptions};
 use tally_core::time::Millis;
 
-use crate::{Failure, block_on};
+use crate::client::events;
+use crate::{CallStep, EngineClient, Failure};
 
 /// A submission under construction.
 pub struct Call<'e, E> {
-    engine: &'e E,
-    events: Events,
+    caller: &'e E,
+    steps: Vec<CallStep>,
     options: SubmitOptions,
     fault: Option<Failure>,
 }
@@ -27,9 +26,9 @@ pub(crate) fn why(reason: &str) -> Correction {
     Correction::new("contract", reason).unwrap_or_default()
 }
 
-impl<'e, E: Engine> Call<'e, E> {
-    pub(crate) fn new(engine: &'e E, options: SubmitOptions) -> Self {
-        Call { engine, events: engine.events(), options, fault: None }
+impl<'e, E: EngineClient> Call<'e, E> {
+    pub(crate) fn new(caller: &'e E, options: SubmitOptions) -> Self {
+        Call { caller, steps: Vec::new(), options, fault: None }
     }
 
     /// Acknowledged as soon as it is applied.
@@ -39,16 +38,20 @@ impl<'e, E: Engine> Call<'e, E> {
         self
     }
 
+    fn push(&mut self, step: CallStep) {
+        if let CallStep::Event { key, .. } | CallStep::Run { key, .. } = &step
+            && let Err(error) = KeyRef::new(key)
+        {
+            self.fault = self.fault.take().or(Some(error.into()));
+        }
+        self.steps.push(step);
+    }
+
     /// Adds any event.
     #[must_use]
     pub fn event(mut self, key: impl AsRef<[u8]>, change: Change, id: Option<&str>, details: Option<Details>) -> Self {
-        let pushed = (|| -> Result<(), Failure> {
-            let key = KeyRef::new(key.as_ref())?;
-            let id = id.map(|id| RequestId::new(key, id.as_bytes())).transpose()?;
-            self.events.push(key, change, id, details);
-            Ok(())
-        })();
-        self.fault = self.fault.take().or(pushed.err());
+        let (key, id) = (key.as_ref().to_vec(), id.map(str::to_owned));
+        self.push(CallStep::Event { key, change, id, details });
         self
     }
 
@@ -67,10 +70,7 @@ impl<'e, E: Engine> Call<'e, E> {
     /// Adds `times` increments as one run with one outcome; see [`Events::add_times`].
     #[must_use]
     pub fn add_together(mut self, key: impl AsRef<[u8]>, delta: i64, times: u32) -> Self {
-        match KeyRef::new(key.as_ref()) {
-            Ok(key) => self.events.add_times(key, delta, times),
-            Err(error) => self.fault = self.fault.take().or(Some(error.into())),
-        }
+        self.push(CallStep::Run { key: key.as_ref().to_vec(), delta, times });
         self
     }
 
@@ -146,32 +146,21 @@ impl<'e, E: Engine> Call<'e, E> {
     /// The events that `fill` adds form a group.
     #[must_use]
     pub fn group(mut self, fill: impl FnOnce(Self) -> Self) -> Self {
-        let Call { engine, options, .. } = self;
-        let mut fault = self.fault.take();
-        self.events.group(|events| {
-            let events_before = std::mem::replace(events, engine.events());
-            let filled = fill(Call { engine, events: events_before, options, fault: fault.take() });
-            *events = filled.events;
-            fault = filled.fault;
-        });
-        self.fault = fault;
+        let filled = fill(Call { caller: self.caller, steps: Vec::new(), options: self.options, fault: None });
+        self.fault = self.fault.take().or(filled.fault);
+        self.steps.push(CallStep::Group(filled.steps));
         self
-    }
-
-    /// The events, for behaviours that poll the future themselves.
-    pub fn into_events(self) -> Result<Events, Failure> {
-        self.fault.map_or(Ok(self.events), Err)
     }
 
     /// Submits and waits; an error of the engine is the inner result.
     pub fn submit(self) -> Result<Result<Receipt, EngineError>, Failure> {
-        let (engine, options) = (self.engine, self.options);
-        Ok(block_on(engine.submit(self.into_events()?, options)))
+        self.fault.map_or(Ok(()), Err)?;
+        self.caller.send(&self.steps, self.options)
     }
 
     /// Submits and waits for all outcomes.
     pub fn send(self) -> Result<Vec<Outcome>, Failure> {
-        let expected = self.events.outcomes_len();
+        let expected = self.steps.iter().map(CallStep::outcomes).sum::<usize>();
         let receipt = self.submit()??;
         assert_eq!(receipt.outcomes.len(), expected, "one outcome per event or run");
         Ok(receipt.outcomes)
@@ -182,5 +171,13 @@ impl<'e, E: Engine> Call<'e, E> {
         let outcomes = self.send()?;
         let [outcome] = outcomes[..] else { return Err("a call of one event".into()) };
         Ok(outcome)
+    }
+}
+
+impl<E: Engine> Call<'_, E> {
+    /// The events, for behaviours that poll the future themselves.
+    pub fn into_events(self) -> Result<Events, Failure> {
+        self.fault.map_or(Ok(()), Err)?;
+        events(self.caller, &self.steps)
     }
 }

@@ -11,7 +11,10 @@ use tally_core::surface::{Engine, EngineError, Health, SubmitOptions};
 use crate::{Failure, Host, Running, Verdict, block_on};
 
 /// A stopped engine reports that it is closing.
-pub fn a_stopped_engine_refuses_writes<H: Host>(host: &H) -> Verdict {
+pub fn a_stopped_engine_refuses_writes<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let running = Running::fresh(host)?;
     assert_eq!(running.engine().health(), Health::Ready);
     running.add("n", 1)?;

@@ -5,7 +5,7 @@ use tally_core::ledger::CorrectionKind;
 use tally_core::limits::REASON_BYTES_MAX;
 use tally_core::outcome::Refusal;
 
-use crate::{Host, Running, Verdict};
+use crate::{Ability, Host, Running, Verdict};
 
 /// The counter need not exist, and the outcome has the difference.
 pub fn a_set_replaces_the_value<H: Host>(host: &H) -> Verdict {
@@ -44,7 +44,7 @@ pub fn a_set_may_depend_on_whether_the_counter_exists<H: Host>(host: &H) -> Verd
     assert_eq!((present.refusal, present.value, present.applied), (Some(Refusal::NotExpected), 2, 0));
     assert_eq!(set(4, Condition::Present)?.applied, 2);
     assert_eq!(running.value("n")?, 4);
-    assert_eq!(running.ledger("n", 10)?.len(), 2);
+    assert!(!running.can(Ability::Ledger) || running.ledger("n", 10)?.len() == 2);
     Ok(())
 }
 
@@ -69,7 +69,8 @@ pub fn an_adjustment_adds_and_is_recorded<H: Host>(host: &H) -> Verdict {
     let entries = running.ledger("n", 10)?;
     assert_eq!(entries.len(), 1);
     assert_eq!((entries[0].kind, entries[0].before, entries[0].after), (CorrectionKind::Adjust, 10, 6));
-    assert_eq!((&*entries[0].actor, &*entries[0].reason), ("contract", "adjust"));
+    assert_eq!(&*entries[0].reason, "adjust");
+    assert!(!running.can(Ability::Actors) || &*entries[0].actor == "contract");
     Ok(())
 }
 
@@ -78,7 +79,8 @@ pub fn a_deleted_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let outcome = running.call().delete("n").one()?;
     assert_eq!((outcome.value, outcome.applied, outcome.exists, outcome.refusal), (0, 0, false, None));
-    assert!(running.ledger("n", 10)?.is_empty());
+    let has_ledger = running.can(Ability::Ledger);
+    assert!(!has_ledger || running.ledger("n", 10)?.is_empty());
     running.add("n", 12)?;
     let outcome = running.call().delete("n").one()?;
     assert_eq!((outcome.value, outcome.applied, outcome.exists), (0, -12, false));
@@ -86,7 +88,7 @@ pub fn a_deleted_counter_does_not_exist<H: Host>(host: &H) -> Verdict {
     let reading = running.read("n")?;
     assert_eq!((reading.value, reading.exists, reading.created_at), (0, false, None));
     assert!(!running.call().delete("n").one()?.exists);
-    assert_eq!(running.ledger("n", 10)?.len(), 1);
+    assert!(!has_ledger || running.ledger("n", 10)?.len() == 1);
     Ok(())
 }
 

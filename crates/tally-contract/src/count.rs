@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tally_core::event::{Condition, Expiry, ExpiryCondition};
 use tally_core::time::Millis;
 
-use crate::{BACKGROUND_MS_MAX, Host, Running, Verdict};
+use crate::{Ability, BACKGROUND_MS_MAX, Host, Running, Verdict};
 
 const PAST: Millis = Millis(1_000);
 
@@ -26,7 +26,7 @@ pub fn the_count_is_exact_across_restarts<H: Host>(host: &H) -> Verdict {
         assert_eq!(running.count()?, expected);
         running = running.restart()?;
         assert_eq!(running.count()?, expected);
-        assert_eq!(running.list(b"", 100)?.len() as u64, expected);
+        assert!(!running.can(Ability::Listing) || running.list(b"", 100)?.len() as u64 == expected);
     }
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::thread;
 
-use tally_core::event::{Change, Field};
+use tally_core::event::{Change, Condition, Expiry, Field};
 use tally_core::outcome::Outcome;
 
-use crate::{Host, Running, Verdict};
+use crate::{Ability, Host, Running, Verdict};
 
 fn values(outcomes: &[Outcome]) -> Vec<(i64, i64, bool)> {
     outcomes.iter().map(|outcome| (outcome.value, outcome.applied, outcome.exists)).collect()
@@ -38,12 +38,13 @@ pub fn a_read_changes_nothing_and_ignores_its_request_id<H: Host>(host: &H) -> V
     let read = |id| running.event("n", Change::Read(Field::Value), id, None);
     assert_eq!(values(&[read(Some("id"))?]), [(0, 0, false)]);
     assert!(!running.read("n")?.exists);
-    assert_eq!(running.count()?, 0);
+    assert!(!running.can(Ability::Count) || running.count()? == 0);
     assert_eq!(running.add_once("id", "n", 4)?.value, 4, "the id is free");
     let again = read(Some("id"))?;
     assert_eq!((again.value, again.is_duplicate(), again.refusal), (4, false, None));
-    let best_effort = running.call().best_effort().read("n", Field::Value).one()?;
-    assert_eq!(best_effort.value, 4);
+    if running.can(Ability::AnyConsistency) {
+        assert_eq!(running.call().best_effort().read("n", Field::Value).one()?.value, 4);
+    }
     Ok(())
 }
 
@@ -51,7 +52,11 @@ pub fn a_read_changes_nothing_and_ignores_its_request_id<H: Host>(host: &H) -> V
 pub fn every_event_of_a_group_gets_its_own_outcome<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let call = running.call().add("n", 1).group(|call| call).add("n", 1);
-    let call = call.group(|call| call.add("n", 1).add("n", 1).swap("n", 0, 5).read("n", Field::Value)).add("n", 1);
+    let call = call.group(|call| {
+        let call = call.add("n", 1).add("n", 1).set_when("n", 5, Condition::Absent, Expiry::Keep);
+        call.read("n", Field::Value)
+    });
+    let call = call.add("n", 1);
     let outcomes = call.send()?;
     let expected = [(1, 1, true), (2, 1, true), (3, 1, true), (4, 1, true), (4, 0, true), (4, 0, true), (5, 1, true)];
     assert_eq!(values(&outcomes), expected);

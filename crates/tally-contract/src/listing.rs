@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tally_core::key::Key;
 use tally_core::limits::PAGE_ITEMS_MAX;
 
-use crate::{Failure, Host, Running, Verdict};
+use crate::{Ability, Failure, Host, Running, Verdict};
 
 fn listed<H: Host>(running: &Running<'_, H>, prefix: &[u8], limit: usize) -> Result<Vec<(Vec<u8>, i64)>, Failure> {
     let items = running.list(prefix, limit)?;
@@ -17,32 +17,39 @@ fn expected(of: &BTreeMap<Vec<u8>, i64>, prefix: &[u8]) -> Vec<(Vec<u8>, i64)> {
     of.iter().filter(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (key.clone(), *value)).collect()
 }
 
+/// A key that sorts after others: the largest byte, or the largest character where keys are text.
+fn largest<H: Host>(running: &Running<'_, H>) -> &'static [u8] {
+    if running.can(Ability::AnyBytes) { b"\xff" } else { "\u{10ffff}".as_bytes() }
+}
+
 /// Adds counters whose keys are difficult for prefixes and ordering.
 fn fill<H: Host>(running: &Running<'_, H>, tag: &str) -> Result<BTreeMap<Vec<u8>, i64>, Failure> {
     let mut all = BTreeMap::new();
     let mut call = running.call();
-    for number in 0..60i64 {
+    for number in 1..=60i64 {
         let text = format!("{tag}:{}", number * 7 % 60);
-        let odd = [text.as_bytes(), &[0xff, number as u8]].concat();
+        let odd = [text.as_bytes(), largest(running), &[number as u8]].concat();
         for key in [text.into_bytes(), odd] {
             call = call.add(&key, number);
             all.insert(key, number);
         }
     }
-    for key in [&b"\0"[..], b"\xff", b"\xff\xff", b"a", b"b"] {
-        call = call.add(key, 1);
-    }
+    call = edges(running).iter().fold(call, |call, key| call.add(key, 1));
     call.send()?;
     Ok(all)
 }
 
-const EDGES: [&[u8]; 5] = [b"\0", b"\xff", b"\xff\xff", b"a", b"b"];
+/// Keys before, among and after the others.
+fn edges<H: Host>(running: &Running<'_, H>) -> [Vec<u8>; 5] {
+    let largest = largest(running);
+    [b"\0".to_vec(), largest.to_vec(), [largest, largest].concat(), b"a".to_vec(), b"b".to_vec()]
+}
 
 /// Keys are compared by their bytes.
 pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
-    all.extend(EDGES.map(|key| (key.to_vec(), 1)));
+    all.extend(edges(&running).map(|key| (key, 1)));
     assert_eq!(listed(&running, b"", PAGE_ITEMS_MAX)?, expected(&all, b""));
     Ok(())
 }
@@ -51,13 +58,13 @@ pub fn counters_are_listed_in_key_order<H: Host>(host: &H) -> Verdict {
 pub fn pages_of_a_listing_have_no_gaps_or_repeats<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
-    all.extend(EDGES.map(|key| (key.to_vec(), 1)));
+    all.extend(edges(&running).map(|key| (key, 1)));
     for limit in [1, 2, 3, 10, 124, 125, 126] {
         assert_eq!(listed(&running, b"", limit)?, expected(&all, b""), "pages of {limit}");
     }
     let exact = running.page(b"", None, all.len())?;
     assert!(exact.next.is_none() && exact.items.len() == all.len());
-    let last = Key::new(b"\xff\xff")?;
+    let last = Key::new(&edges(&running)[2])?;
     let beyond = running.page(b"", Some(&last), 10)?;
     assert!(beyond.items.is_empty() && beyond.next.is_none());
     // A page may start after a key that does not exist.
@@ -71,7 +78,8 @@ pub fn a_prefix_selects_only_its_keys<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     let mut all = fill(&running, "k")?;
     all.append(&mut fill(&running, "kk")?);
-    for prefix in [&b"k"[..], b"k:", b"k:1", b"k:11", b"kk", b"kk:5", b"nobody", b"k:\xff"] {
+    let odd = [b"k:", largest(&running)].concat();
+    for prefix in [&b"k"[..], b"k:", b"k:1", b"k:11", b"kk", b"kk:5", b"nobody", &odd] {
         for limit in [1, 7, 1000] {
             assert_eq!(listed(&running, prefix, limit)?, expected(&all, prefix), "{prefix:?}");
         }
@@ -89,8 +97,8 @@ pub fn a_listing_shows_created_counters_and_no_deleted_ones<H: Host>(host: &H) -
     let mut all = BTreeMap::new();
     for round in 0..30i64 {
         let created = format!("k:{:02}", round * 11 % 30).into_bytes();
-        running.add(&created, round)?;
-        all.insert(created, round);
+        running.add(&created, round + 1)?;
+        all.insert(created, round + 1);
         if round % 3 == 2 {
             let deleted = format!("k:{:02}", (round - 1) * 11 % 30).into_bytes();
             running.call().delete(&deleted).send()?;

@@ -26,7 +26,10 @@ impl Exported {
 }
 
 /// Everything that the engine has, read in small pages.
-fn export<H: Host>(running: &Running<'_, H>) -> Result<Vec<Exported>, Failure> {
+fn export<H: Host>(running: &Running<'_, H>) -> Result<Vec<Exported>, Failure>
+where
+    H::Engine: Engine,
+{
     let engine = running.engine();
     block_on(engine.settle())?;
     let mut keys = Vec::new();
@@ -53,12 +56,18 @@ fn export<H: Host>(running: &Running<'_, H>) -> Result<Vec<Exported>, Failure> {
     Ok(exported)
 }
 
-fn import<H: Host>(running: &Running<'_, H>, from: &Exported, existing: Existing) -> Result<Outcome, Failure> {
+fn import<H: Host>(running: &Running<'_, H>, from: &Exported, existing: Existing) -> Result<Outcome, Failure>
+where
+    H::Engine: Engine,
+{
     running.event(from.key.as_bytes(), from.import(existing)?, None, None)
 }
 
 /// Counters of every kind: counted, corrected, expiring, and deleted with a ledger.
-fn fill<H: Host>(running: &Running<'_, H>) -> Verdict {
+fn fill<H: Host>(running: &Running<'_, H>) -> Verdict
+where
+    H::Engine: Engine,
+{
     for number in 0..7 {
         running.add(format!("c:{number}"), i64::from(number) - 3)?;
     }
@@ -70,7 +79,10 @@ fn fill<H: Host>(running: &Running<'_, H>) -> Verdict {
 }
 
 /// Values, statistics, times, expiries and ledgers are the same, also of a counter that was deleted.
-pub fn an_imported_counter_is_as_it_was_exported<H: Host>(host: &H) -> Verdict {
+pub fn an_imported_counter_is_as_it_was_exported<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let source = Running::fresh(host)?;
     fill(&source)?;
     let exported = export(&source)?;
@@ -94,7 +106,10 @@ pub fn an_imported_counter_is_as_it_was_exported<H: Host>(host: &H) -> Verdict {
 }
 
 /// A second import of the same counters changes nothing, and says so.
-pub fn importing_twice_changes_nothing<H: Host>(host: &H) -> Verdict {
+pub fn importing_twice_changes_nothing<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let source = Running::fresh(host)?;
     fill(&source)?;
     let exported = export(&source)?;
@@ -113,7 +128,10 @@ pub fn importing_twice_changes_nothing<H: Host>(host: &H) -> Verdict {
 }
 
 /// A counter with another content stays unless it is to be replaced. A ledger is extended and never rewritten.
-pub fn an_import_replaces_only_if_asked_to<H: Host>(host: &H) -> Verdict {
+pub fn an_import_replaces_only_if_asked_to<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let source = Running::fresh(host)?;
     source.call().set("n", 5).send()?;
     let early = export(&source)?;
@@ -144,7 +162,10 @@ pub fn an_import_replaces_only_if_asked_to<H: Host>(host: &H) -> Verdict {
 }
 
 /// A ledger in several parts is the same as in one. Parts that are here already are skipped, and a gap is refused.
-pub fn a_long_ledger_is_imported_in_parts<H: Host>(host: &H) -> Verdict {
+pub fn a_long_ledger_is_imported_in_parts<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let source = Running::fresh(host)?;
     for number in 1..=9 {
         source.call().set("n", number).send()?;
@@ -172,7 +193,10 @@ pub fn a_long_ledger_is_imported_in_parts<H: Host>(host: &H) -> Verdict {
 }
 
 /// A retry at the destination of a request that the source answered gets the first outcome.
-pub fn a_retry_after_a_move_counts_once<H: Host>(host: &H) -> Verdict {
+pub fn a_retry_after_a_move_counts_once<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let source = Running::fresh(host)?;
     let first = source.add_once("id", "a:n", 5)?;
     for number in 0..8 {

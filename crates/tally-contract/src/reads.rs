@@ -9,7 +9,10 @@ use tally_core::time::Position;
 use crate::{Host, Running, Verdict, block_on};
 
 /// A read-only submission creates no counter.
-pub fn a_read_only_submission_sees_acknowledged_writes<H: Host>(host: &H) -> Verdict {
+pub fn a_read_only_submission_sees_acknowledged_writes<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let running = Running::fresh(host)?;
     let written = running.call().add("n", 5).submit()??;
     let events =
@@ -28,7 +31,10 @@ pub fn a_read_only_submission_sees_acknowledged_writes<H: Host>(host: &H) -> Ver
 }
 
 /// A read never returns less than its token asks for.
-pub fn a_read_with_a_token_from_the_future_is_refused<H: Host>(host: &H) -> Verdict {
+pub fn a_read_with_a_token_from_the_future_is_refused<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
     let running = Running::fresh(host)?;
     let mut token = running.call().add("n", 5).submit()??.token;
     let read = |token: &Token| {

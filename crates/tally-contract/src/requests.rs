@@ -94,11 +94,11 @@ pub fn request_ids_survive_a_restart<H: Host>(host: &H) -> Verdict {
     let mut running = Running::fresh(host)?;
     let mut first = Vec::new();
     for round in 0..3 {
-        for number in 0..50 {
+        for number in 1..=50 {
             first.push(running.add_once(&format!("{round}/{number}"), "n", number)?);
         }
         running = running.restart()?;
-        let ids = (0..=round).flat_map(|round| (0..50).map(move |number| (round, number)));
+        let ids = (0..=round).flat_map(|round| (1..=50).map(move |number| (round, number)));
         let mut call = running.call();
         for (round, number) in ids {
             call = call.add_once(&format!("{round}/{number}"), "n", number);
@@ -106,7 +106,7 @@ pub fn request_ids_survive_a_restart<H: Host>(host: &H) -> Verdict {
         for (outcome, first) in call.send()?.into_iter().zip(&first) {
             assert_eq!(outcome, Outcome { duplicate: Some(true), ..*first });
         }
-        assert_eq!(running.value("n")?, 1225 * (round + 1));
+        assert_eq!(running.value("n")?, 1275 * (round + 1));
         let mismatch = running.add_once("0/7", "n", 8)?;
         assert_eq!(mismatch.refusal, Some(Refusal::PayloadMismatch));
     }

@@ -7,9 +7,9 @@ use tally_core::ledger::{CHAIN_START, LedgerEntry};
 use tally_core::limits::CALL_KEYS_MAX;
 use tally_core::outcome::Outcome;
 use tally_core::reading::{Reading, Stats};
-use tally_core::surface::{Engine, Page, PageRequest, ReadOptions, SubmitOptions};
+use tally_core::surface::{Page, PageRequest, SubmitOptions};
 
-use crate::{Call, Failure, Host, Verdict, WeakerAnswers, block_on};
+use crate::{Ability, Call, EngineClient, Failure, Host, Verdict, WeakerAnswers};
 
 /// A started engine.
 pub struct Running<'h, H: Host> {
@@ -43,6 +43,11 @@ impl<'h, H: Host> Running<'h, H> {
     pub fn restart(self) -> Result<Self, Failure> {
         self.stop()?;
         self.start()
+    }
+
+    /// Whether callers of the engine can do this.
+    pub fn can(&self, ability: Ability) -> bool {
+        !self.host.lacks().contains(&ability)
     }
 
     /// What answers below [`Consistency::Exact`] are.
@@ -92,7 +97,7 @@ impl<'h, H: Host> Running<'h, H> {
         let mut readings = Vec::new();
         for chunk in keys.chunks(CALL_KEYS_MAX) {
             let chunk = chunk.iter().map(Key::new).collect::<Result<Vec<_>, _>>()?;
-            readings.extend(block_on(self.engine.read(chunk, ReadOptions::new(consistency)))?);
+            readings.extend(self.engine.readings(chunk, consistency)?);
         }
         assert_eq!(readings.len(), keys.len(), "one reading per key");
         Ok(readings)
@@ -111,25 +116,25 @@ impl<'h, H: Host> Running<'h, H> {
 
     /// One counter with its statistics.
     pub fn stats(&self, key: impl AsRef<[u8]>) -> Result<Stats, Failure> {
-        Ok(block_on(self.engine.stats(Key::new(key)?, ReadOptions::new(Consistency::Exact)))?)
+        self.engine.statistics(Key::new(key)?)
     }
 
     /// The number of counters.
     pub fn count(&self) -> Result<u64, Failure> {
-        Ok(block_on(self.engine.count(ReadOptions::new(Consistency::Exact)))?)
+        self.engine.counters()
     }
 
     /// A counter chosen by `number`.
     pub fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
         self.host.settle(&self.engine)?;
-        Ok(block_on(self.engine.sample(number))?)
+        self.engine.any_counter(number)
     }
 
     /// One page of counters.
     pub fn page(&self, prefix: &[u8], after: Option<&Key>, limit: usize) -> Result<Page, Failure> {
         self.host.settle(&self.engine)?;
         let page = PageRequest { prefix: prefix.to_vec(), after: after.cloned(), limit };
-        Ok(block_on(self.engine.list(page))?)
+        self.engine.page(page)
     }
 
     /// All counters with a prefix, read page by page.
@@ -153,18 +158,19 @@ impl<'h, H: Host> Running<'h, H> {
         let mut entries: Vec<LedgerEntry> = Vec::new();
         loop {
             let after = entries.last().map_or(0, |entry| entry.seq);
-            let page = block_on(self.engine.ledger(key.clone(), after, limit))?;
+            let page = self.engine.entries(key.clone(), after, limit)?;
             assert!(page.len() <= limit, "a page holds at most {limit}");
             if page.is_empty() {
                 break;
             }
             entries.extend(page);
         }
+        let stored = self.host.stored_key(&self.data, &key)?;
         let mut previous = CHAIN_START;
         for (place, entry) in (1..).zip(&entries) {
             assert_eq!(entry.seq, place, "numbered without gaps");
             assert_eq!(entry.previous, previous, "linked to the previous entry");
-            assert_eq!(entry.hash, entry.expected_hash(key.as_ref()), "hashed over its own content");
+            assert_eq!(entry.hash, entry.expected_hash(stored.as_ref()), "hashed over its own content");
             previous = entry.hash;
         }
         Ok(entries)

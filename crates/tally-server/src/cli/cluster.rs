@@ -119,8 +119,12 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
     let owners: std::collections::BTreeSet<&String> = rows.iter().filter_map(|row| row.owner.as_ref()).collect();
     for owner in owners {
         let deadline = tokio::time::Instant::now() + STATUS_MAX;
-        if let Ok(RpcResponse::Status { partitions }) = client.call(owner, &RpcRequest::Status, deadline).await {
-            hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
+        match client.call(owner, &RpcRequest::Status, deadline).await {
+            Ok(RpcResponse::Status { partitions }) => {
+                hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
+            }
+            Ok(_) => {}
+            Err(error) => output::error(&error),
         }
     }
     let tailer = Tailer::new(&config.kafka).map_err(|error| error.to_string())?;

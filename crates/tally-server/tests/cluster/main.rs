@@ -4,6 +4,7 @@
 
 mod balancer;
 mod best_effort;
+mod encrypted;
 mod faults;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -85,10 +86,15 @@ impl TestCluster {
 
     /// A node with one role.
     pub fn node(&self, role: &str) -> Server {
+        Server::start_with(self.node_command(role))
+    }
+
+    /// The command that starts a node with one role.
+    pub fn node_command(&self, role: &str) -> Command {
         let mut command = tally();
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--roles", role, "--config"]);
         command.arg(&self.config).current_dir(self.dir.path());
-        Server::start_with(command)
+        command
     }
 
     /// The status of every partition.

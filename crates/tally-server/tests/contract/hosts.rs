@@ -1,0 +1,173 @@
+//! Servers for the suite. An embedded engine is a process of its own for each behaviour. A cluster takes seconds to start, so
+//! all behaviours share one, each with keys of its own.
+
+use std::marker::PhantomData;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use tally_contract::{Ability, EngineClient, Failure, Host, Verdict};
+use tally_core::key::Key;
+use tempfile::TempDir;
+
+use crate::harness::{Server, wait_for};
+use crate::place::TestCluster;
+
+/// Where a server listens.
+pub struct ServerAddress {
+    /// `http://127.0.0.1:PORT`.
+    pub http: String,
+    /// `127.0.0.1:PORT`.
+    pub redis: String,
+}
+
+impl ServerAddress {
+    pub fn of(server: &Server) -> ServerAddress {
+        ServerAddress { http: server.base.clone(), redis: server.redis.clone() }
+    }
+
+    /// Starts a server that runs until this process ends.
+    fn of_new(command: &Command) -> ServerAddress {
+        let mut killed = Command::new("setpriv");
+        killed.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+        for (name, _) in command.get_envs() {
+            killed.env_remove(name);
+        }
+        killed.current_dir(command.get_current_dir().unwrap());
+        let (say, started) = channel();
+        // The signal comes when the thread ends that has started it.
+        std::thread::spawn(move || {
+            let server = Server::start_with(killed);
+            say.send(ServerAddress::of(&server)).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        started.recv().unwrap()
+    }
+}
+
+/// A client of a server over one protocol.
+pub trait ProtocolClient: EngineClient + Send {
+    /// What the protocol cannot express.
+    const LACKS: &'static [Ability];
+    /// The same, and what behaviours that share a cluster cannot do.
+    const LACKS_IN_CLUSTER: &'static [Ability];
+
+    /// A client of a server that others use too. Its keys begin with `prefix`.
+    fn to(address: &ServerAddress, prefix: String) -> Self;
+
+    /// A client with a server of its own.
+    fn owning(server: Server) -> Self;
+
+    /// Its own server.
+    fn server(&self) -> Option<&Mutex<Server>>;
+}
+
+/// A server with the embedded engine for each behaviour.
+pub struct OnEmbedded<C>(PhantomData<fn() -> C>);
+
+impl<C> OnEmbedded<C> {
+    pub fn new() -> OnEmbedded<C> {
+        OnEmbedded(PhantomData)
+    }
+}
+
+impl<C: ProtocolClient> Host for OnEmbedded<C> {
+    type Engine = C;
+    type Data = TempDir;
+
+    fn prepare(&self) -> Result<TempDir, Failure> {
+        Ok(tempfile::tempdir()?)
+    }
+
+    fn start(&self, data: &TempDir) -> Result<C, Failure> {
+        Ok(C::owning(Server::start_in(&data.path().join("data"))))
+    }
+
+    fn stop(&self, client: &C) -> Verdict {
+        let server = client.server().ok_or("the server of others is not stopped")?;
+        let status = server.lock().unwrap_or_else(PoisonError::into_inner).terminate();
+        if status.success() { Ok(()) } else { Err(format!("the server ended with {status}").into()) }
+    }
+
+    fn lacks(&self) -> &'static [Ability] {
+        C::LACKS
+    }
+}
+
+/// Most behaviours of both protocols that use the cluster.
+const NAMESPACES: usize = 256;
+
+/// The cluster that all behaviours share.
+struct SharedCluster {
+    cluster: TestCluster,
+    api: ServerAddress,
+    used: AtomicUsize,
+}
+
+impl SharedCluster {
+    fn get() -> &'static SharedCluster {
+        static SHARED: OnceLock<SharedCluster> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let exact = |number: usize| format!("[namespaces.c{number}]\nconsistency = \"exact\"\n");
+            let cluster = TestCluster::new(&(0..NAMESPACES).map(exact).collect::<String>());
+            ServerAddress::of_new(&cluster.node_command("worker"));
+            let api = ServerAddress::of_new(&cluster.node_command("api"));
+            cluster.wait_until_hosted();
+            SharedCluster { cluster, api, used: AtomicUsize::new(0) }
+        })
+    }
+}
+
+/// An API node of the shared cluster.
+pub struct OnCluster<C>(PhantomData<fn() -> C>);
+
+impl<C> OnCluster<C> {
+    pub fn new() -> OnCluster<C> {
+        OnCluster(PhantomData)
+    }
+}
+
+impl<C: ProtocolClient> Host for OnCluster<C> {
+    type Engine = C;
+    /// What its keys begin with: a namespace with the consistency `exact`, and a tag that keeps them on one partition.
+    type Data = String;
+
+    fn prepare(&self) -> Result<String, Failure> {
+        let number = SharedCluster::get().used.fetch_add(1, Ordering::Relaxed);
+        if number >= NAMESPACES { Err("raise NAMESPACES".into()) } else { Ok(format!("c{number}:{{c{number}}}")) }
+    }
+
+    fn start(&self, prefix: &String) -> Result<C, Failure> {
+        Ok(C::to(&SharedCluster::get().api, prefix.clone()))
+    }
+
+    fn stop(&self, _: &C) -> Verdict {
+        Err("the cluster is shared".into())
+    }
+
+    fn settle(&self, _: &C) -> Verdict {
+        let column = |name: &str| -> Vec<u64> {
+            let status = SharedCluster::get().cluster.status();
+            status.iter().map(|partition| partition[name].as_u64().unwrap_or(0)).collect()
+        };
+        // Other behaviours keep writing, so the journal's end moves on.
+        let end = column("end");
+        wait_for("PostgreSQL to have everything up to here", || {
+            let persisted = column("persisted");
+            let has_all = persisted.iter().zip(&end).all(|(persisted, end)| persisted >= end);
+            if has_all { Ok(()) } else { Err(format!("{persisted:?} of {end:?}")) }
+        });
+        Ok(())
+    }
+
+    fn stored_key(&self, prefix: &String, key: &Key) -> Result<Key, Failure> {
+        Ok(Key::new([prefix.as_bytes(), key.as_bytes()].concat())?)
+    }
+
+    fn lacks(&self) -> &'static [Ability] {
+        C::LACKS_IN_CLUSTER
+    }
+}
