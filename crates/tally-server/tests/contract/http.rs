@@ -24,6 +24,7 @@ const KEYS_MAX: usize = 50;
 pub struct HttpCalls {
     client: Client,
     server: Option<Mutex<Server>>,
+    written: Mutex<Token>,
     prefix: String,
 }
 
@@ -57,11 +58,16 @@ impl ProtocolClient for HttpCalls {
     ];
 
     fn to(address: &ServerAddress, prefix: String) -> HttpCalls {
-        HttpCalls { client: Client::new(&address.http), server: None, prefix }
+        HttpCalls { client: Client::new(&address.http), server: None, written: Mutex::default(), prefix }
     }
 
     fn owning(server: Server) -> HttpCalls {
-        HttpCalls { client: server.client(), server: Some(Mutex::new(server)), prefix: String::new() }
+        let calls = HttpCalls::to(&ServerAddress::of(&server), String::new());
+        HttpCalls { server: Some(Mutex::new(server)), ..calls }
+    }
+
+    fn take_written(&self) -> Token {
+        std::mem::take(&mut self.written.lock().unwrap())
     }
 
     fn server(&self) -> Option<&Mutex<Server>> {
@@ -307,6 +313,7 @@ impl EngineClient for HttpCalls {
                 increments => answered.extend(self.batch(increments, &mut token)?),
             }
         }
+        self.written.lock().unwrap().merge(&token);
         let outcomes = complete(self, answered)?;
         let as_of = outcomes.last().map_or(Millis(0), |outcome| outcome.at);
         Ok(Ok(Receipt { outcomes, as_of, token }))

@@ -65,6 +65,10 @@ impl ProtocolClient for RedisCalls {
         RedisCalls { server: Some(Mutex::new(server)), ..calls }
     }
 
+    fn take_written(&self) -> Token {
+        Token::default()
+    }
+
     fn server(&self) -> Option<&Mutex<Server>> {
         self.server.as_ref()
     }
