@@ -51,7 +51,7 @@ impl<'e, E: EngineClient> Call<'e, E> {
     #[must_use]
     pub fn event(mut self, key: impl AsRef<[u8]>, change: Change, id: Option<&str>, details: Option<Details>) -> Self {
         let (key, id) = (key.as_ref().to_vec(), id.map(str::to_owned));
-        self.push(CallStep::Event { key, change, id, details });
+        self.push(CallStep::Event { key, change, id, details: details.map(Box::new) });
         self
     }
 

@@ -23,7 +23,7 @@ pub enum CallStep {
         /// Its request id.
         id: Option<String>,
         /// More about it.
-        details: Option<Details>,
+        details: Option<Box<Details>>,
     },
     /// Equal increments with one outcome; see [`Events::add_times`].
     Run {
@@ -116,7 +116,7 @@ fn put(events: &mut Events, step: &CallStep) -> Result<(), Failure> {
         CallStep::Event { key, change, id, details } => {
             let key = KeyRef::new(key)?;
             let id = id.as_ref().map(|id| RequestId::new(key, id.as_bytes())).transpose()?;
-            events.push(key, change.clone(), id, details.clone());
+            events.push(key, change.clone(), id, details.as_deref().cloned());
         }
         CallStep::Run { key, delta, times } => events.add_times(KeyRef::new(key)?, *delta, *times),
         CallStep::Group(steps) => {

@@ -113,7 +113,7 @@ impl HttpCalls {
                 let (rest, amount) =
                     if *delta > 0 { ("/increment", Some(*delta)) } else { ("/decrement", delta.checked_neg()) };
                 let amount = amount.filter(|amount| *amount > 0).ok_or_else(|| inexpressible(step))?;
-                ("POST", rest.to_owned(), add_body(amount, details.as_ref())?)
+                ("POST", rest.to_owned(), add_body(amount, details.as_deref())?)
             }
             Change::Set { value, when: Condition::Always, expiry: Expiry::Keep, why } => {
                 ("PUT", String::new(), json!({ "value": value, "reason": why.reason() }))
@@ -160,7 +160,7 @@ impl HttpCalls {
     fn batch(&self, steps: &[CallStep], token: &mut Token) -> Result<Vec<Answered>, Failure> {
         let item = |step: &CallStep| match step {
             CallStep::Event { key, change: Change::Add(amount), id, details } => {
-                let mut item = add_body(*amount, details.as_ref())?;
+                let mut item = add_body(*amount, details.as_deref())?;
                 item["key"] = json!(self.stored(key)?);
                 if let Some(id) = id {
                     item["request_id"] = json!(id);

@@ -137,7 +137,7 @@ impl RedisCalls {
                 (vec![add], Box::new(move |replies| added(&key, &replies[0])))
             }
             (Change::Add(delta), Some(details)) => {
-                let Details { bounds: None, expiry: Some(expiry), .. } = details else {
+                let Details { bounds: None, expiry: Some(expiry), .. } = &**details else {
                     return Err(inexpressible(details));
                 };
                 let AddExpiry { at: Some(Deadline::At(at)), only_if_none } = expiry else {
