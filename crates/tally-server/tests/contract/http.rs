@@ -268,6 +268,8 @@ fn reading(answer: &Value) -> Result<Reading, Failure> {
         updated_at: optional_time(&answer["updated_at"])?,
         expires_at: optional_time(&answer["expires_at"])?,
         shards: number(&answer["shards"])?,
+        // Absent where the whole value is shown.
+        partial: answer["partial"] == json!(true),
     })
 }
 
@@ -355,6 +357,7 @@ impl EngineClient for HttpCalls {
             rate_1m: rate(&answer["rate_1m"])?,
             rate_1h: rate(&answer["rate_1h"])?,
             shard_values: shards.iter().map(integer).collect::<Result<_, _>>()?,
+            shard_loads: answer["shard_loads"].as_array().into_iter().flatten().map(rate).collect::<Result<_, _>>()?,
         })
     }
 

@@ -396,6 +396,7 @@ impl EngineClient for RedisCalls {
                 updated_at: optional_time(field(reply, "updated_at")?)?,
                 expires_at: optional_time(field(reply, "expires_at")?)?,
                 shards: 1,
+                partial: false,
             })
         };
         replies.iter().map(reading).collect()
