@@ -4,9 +4,17 @@
 
 mod balancer;
 mod best_effort;
+mod clocks;
 mod faults;
+mod freshness;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod history;
 mod kills;
+mod linearizable;
+mod load;
 mod place;
+mod proxy;
+mod steps;
+mod watched;
 mod working;
