@@ -29,7 +29,7 @@ pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
 /// clocks that differ.
 pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
 /// Most records of the journal that are applied with the partition locked once.
-pub const GROUP_RECORDS_MAX: usize = 64;
+pub const GROUP_RECORDS_MAX: usize = 1_024;
 /// Most events of such a group, unless one record has more.
 pub const GROUP_EVENTS_MAX: usize = 8_192;
 /// Captured records that are written to PostgreSQL at once.
@@ -46,6 +46,8 @@ pub const ESTIMATES_MAX: usize = 1 << 18;
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 /// Owners of partitions are looked up this often.
 pub const ROUTES_REFRESH_MS: u64 = 500;
+/// Longest wait for the journal's end before totals are published. Without it, they do not become more current.
+pub const END_WAIT_MS: u64 = 1_000;
 /// Expired counters are looked for this often.
 pub const SWEEP_EVERY_MS: u64 = 5_000;
 /// A partition without records for this long, and with counters that expire, gets an empty batch, which has the time.

@@ -258,7 +258,7 @@ async fn a_value_that_is_not_a_total_counts_as_absent_and_is_replaced() {
 
 fn heartbeat(partition: u32, epoch: u64, position: u64, at: u64) -> Heartbeat {
     let owner = format!("worker-{epoch}:7400");
-    Heartbeat { partition, epoch, position: Position(position), at: Millis(at), owner }
+    Heartbeat { partition, epoch, position: Position(position), at: Millis(at), since: Position(0), owner }
 }
 
 #[tokio::test]

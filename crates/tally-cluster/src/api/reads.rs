@@ -20,6 +20,7 @@ use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
+use super::routes::PartitionRoute;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::redis::ShardState;
@@ -121,6 +122,9 @@ impl Cluster {
         options: &ReadOptions,
         found: &mut BTreeMap<&'k Key, ReadCounter>,
     ) -> Result<(), EngineError> {
+        // Before the totals: a heartbeat that arrives later may promise more than they have.
+        let routes: Vec<PartitionRoute> =
+            keys.iter().map(|key| self.routes.get(self.partition_of(key.as_ref()))).collect();
         let totals = match self.services.totals.get(keys).await {
             Ok(totals) => totals,
             Err(error) => {
@@ -129,12 +133,12 @@ impl Cluster {
             }
         };
         let now = self.now();
-        for (key, total) in keys.iter().zip(totals) {
-            let Some(total) = total else {
+        for ((key, total), route) in keys.iter().zip(totals).zip(routes) {
+            let partition = self.partition_of(key.as_ref());
+            let Some(total) = total.filter(|total| total.position >= route.since) else {
                 // Without a total nobody knows what is summed. The sum makes the answer current, and the worker's is exact.
                 if self.reads_live(key, options) {
                     Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
-                    let partition = self.partition_of(key.as_ref());
                     let read = self.read_worker(partition, Need::End, &[key]).await?;
                     found.extend(read.first().map(|counter| (key, ReadCounter { exact: false, ..*counter })));
                     // So that the next read finds one.
@@ -148,8 +152,6 @@ impl Cluster {
                 found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail });
                 continue;
             }
-            let partition = self.partition_of(key.as_ref());
-            let route = self.routes.get(partition);
             // What has not changed since is as current as everything that was published.
             let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
             let as_of = as_of.unwrap_or(total.at);
@@ -349,7 +351,7 @@ impl Cluster {
             .zip(&counters)
             .map(|(event, counter)| match event.change {
                 ChangeRef::Other(Change::Read(field)) => {
-                    let read = read_field(counter.held.as_ref(), *field, counter.as_of);
+                    let read = read_field(counter.held.as_ref(), *field, counter.now);
                     match field {
                         Field::Value => {
                             let value = read.value.saturating_add(counter.tail.value);

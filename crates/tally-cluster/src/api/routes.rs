@@ -16,7 +16,9 @@ use crate::worker::BrokerClock;
 pub struct PartitionRoute {
     /// Address of its owner.
     pub owner: Option<String>,
-    /// Redis has every change up to here.
+    /// Totals of an older position may lack changes.
+    pub since: Position,
+    /// Redis has every change from there up to here.
     pub published: Position,
     /// The time of that position.
     pub published_at: Option<Millis>,
@@ -70,6 +72,7 @@ impl PartitionRoutes {
                     let Some(heartbeat) = heartbeat else { continue };
                     self.clock.observe(heartbeat.at);
                     route.owner = Some(heartbeat.owner);
+                    route.since = route.since.max(heartbeat.since);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));
                 }

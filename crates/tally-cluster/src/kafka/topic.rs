@@ -1,11 +1,16 @@
 //! Creating the topic, and checking that it is as Tally needs it.
 
+use std::time::Duration;
+
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::RECORD_BYTES_MAX;
+
+/// Time between two questions whether a new topic is known.
+const KNOWN_POLL: Duration = Duration::from_millis(50);
 
 /// How to create the topic.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +49,7 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
         .set("retention.ms", &retention);
     let created = admin.create_topics([&topic], &options()).await.map_err(|error| TopicError::new(settings, &error))?;
     match created.into_iter().next() {
-        Some(Ok(_)) => Ok(Created::Created),
+        Some(Ok(_)) => wait_until_known(settings, &admin).await.map(|()| Created::Created),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
             let partitions = check(settings).await?;
             if partitions == new.partitions {
@@ -98,6 +103,21 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
         return wrong("max.message.bytes", &RECORD_BYTES_MAX.to_string(), "the size of the largest batch");
     }
     Ok(partitions)
+}
+
+/// Waits until a broker knows a new topic, which is a moment after its creation. Nodes may be started then.
+async fn wait_until_known(
+    settings: &KafkaSettings,
+    admin: &AdminClient<DefaultClientContext>,
+) -> Result<(), TopicError> {
+    let deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
+    while let Err(error) = partition_count(settings, admin).await {
+        if tokio::time::Instant::now() >= deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(KNOWN_POLL).await;
+    }
+    Ok(())
 }
 
 async fn partition_count(

@@ -3,7 +3,7 @@
 //! ```text
 //! <prefix>:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
 //!                            version 2: length of the counter record and that, then what is summed of its sub-counters
-//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, address of the owner
+//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, address of the owner
 //! ```
 //!
 //! Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
@@ -59,10 +59,12 @@ pub struct Heartbeat {
     pub partition: u32,
     /// The epoch of its owner.
     pub epoch: u64,
-    /// The position of the partition. Every total in Redis that has changed before it is published.
+    /// The position of the partition. Every change between `since` and here is published.
     pub position: Position,
-    /// The time by the partition's clock.
+    /// Everything that was acknowledged before this time is before that position.
     pub at: Millis,
+    /// Totals of an older position may lack changes: those that a predecessor did not publish, or that Redis lost.
+    pub since: Position,
     /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
     pub owner: String,
 }
@@ -114,7 +116,7 @@ impl Total {
 
 impl Heartbeat {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let numbers = [self.epoch, self.position.0, self.at.0].map(u64::to_be_bytes).concat();
+        let numbers = [self.epoch, self.position.0, self.at.0, self.since.0].map(u64::to_be_bytes).concat();
         [&[VERSION], &numbers[..], self.owner.as_bytes()].concat()
     }
 
@@ -124,9 +126,9 @@ impl Heartbeat {
             return None;
         }
         let mut number = || cursor.array().map(u64::from_be_bytes);
-        let (epoch, position, at) = (number()?, Position(number()?), Millis(number()?));
+        let (epoch, position, at, since) = (number()?, Position(number()?), Millis(number()?), Position(number()?));
         let owner = std::str::from_utf8(cursor.rest()).ok().filter(|owner| owner.len() <= ADDRESS_BYTES_MAX)?;
-        Some(Heartbeat { partition, epoch, position, at, owner: owner.to_owned() })
+        Some(Heartbeat { partition, epoch, position, at, since, owner: owner.to_owned() })
     }
 }
 
@@ -161,11 +163,12 @@ mod tests {
     #[test]
     fn a_heartbeat_survives_encoding_and_a_malformed_one_is_refused() {
         let owner = "worker-1.example:7400".to_owned();
-        let heartbeat = Heartbeat { partition: 3, epoch: 1, position: Position(1 << 60), at: Millis(7), owner };
+        let (position, since) = (Position(1 << 60), Position(1 << 50));
+        let heartbeat = Heartbeat { partition: 3, epoch: 1, position, at: Millis(7), since, owner };
         let value = heartbeat.encode();
         assert_eq!(Heartbeat::decode(3, &value), Some(heartbeat));
-        assert_eq!(Heartbeat::decode(3, &value[..24]), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..25], &[0xff]].concat()), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..25], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &value[..32]), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[0xff]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
     }
 }

@@ -24,7 +24,7 @@ impl RpcHandler for Arc<WorkerShared> {
                 let hosting = self.hosting(partition)?;
                 match need {
                     Need::Any => {
-                        let (_, now) = hosting.host.standing();
+                        let now = hosting.host.now();
                         let mut round = hosting.host.round();
                         for key in &keys {
                             round.read(key, now.0);
@@ -38,7 +38,7 @@ impl RpcHandler for Arc<WorkerShared> {
                 let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
                 Ok(RpcResponse::Read {
                     position: reading.position,
-                    at: reading.at,
+                    at: reading.as_of,
                     records: reading.records().collect(),
                 })
             }
@@ -115,6 +115,10 @@ async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
 
 /// Waits for everything that is in the journal now.
 async fn reach_end(hosting: &Hosting) -> Result<(), RpcError> {
+    let asked_at = hosting.host.now();
     let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
-    reach(hosting, end.map_err(|error| RpcError::Failed(error.to_string()))?).await
+    let end = end.map_err(|error| RpcError::Failed(error.to_string()))?;
+    reach(hosting, end).await?;
+    hosting.host.note_end(end, asked_at);
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! One hosted partition: applies the journal, and answers for the position it has reached.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -66,6 +66,8 @@ pub struct PartitionHost {
     recent: Mutex<RecentOutcomes>,
     round: Mutex<Round>,
     clock: BrokerClock,
+    /// Everything that was acknowledged before this time is applied.
+    current_at: AtomicU64,
     /// What is applied.
     applied: watch::Sender<Position>,
     /// Why the applying thread stopped.
@@ -80,8 +82,8 @@ pub struct PartitionHost {
 pub struct HostReading {
     /// What was applied.
     pub position: Position,
-    /// The time.
-    pub at: Millis,
+    /// Everything that was acknowledged before this time is included.
+    pub as_of: Millis,
     /// The counters, in the order of the keys.
     pub counters: Vec<Option<CounterState>>,
     /// What is summed of the sub-counters of each, if that was asked for and it has any.
@@ -117,6 +119,7 @@ impl PartitionHost {
             recent: Mutex::new(RecentOutcomes::default()),
             round: Mutex::new(Round::new(now.0)),
             clock: BrokerClock::default(),
+            current_at: AtomicU64::new(0),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
             persist_wanted: tokio::sync::Notify::new(),
@@ -229,6 +232,19 @@ impl PartitionHost {
         self.clock.now().map_or(partition.clock(), |now| now.max(partition.clock()))
     }
 
+    /// Everything that was acknowledged before this time is applied: all before the last record, and more if the journal's
+    /// end was found to be applied.
+    fn current_at(&self, partition: &Partition) -> Millis {
+        partition.clock().max(Millis(self.current_at.load(Ordering::Acquire)))
+    }
+
+    /// At `asked_at`, nothing beyond `end` was acknowledged.
+    pub fn note_end(&self, end: Position, asked_at: Millis) {
+        if self.applied() >= end {
+            self.current_at.fetch_max(asked_at.0, Ordering::AcqRel);
+        }
+    }
+
     /// What is applied.
     pub fn applied(&self) -> Position {
         *self.applied.borrow()
@@ -296,7 +312,7 @@ impl PartitionHost {
         };
         let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
         let position = hosted.applied;
-        let at = self.now_at(&hosted.partition);
+        let (at, as_of) = (self.now_at(&hosted.partition), self.current_at(&hosted.partition));
         let mut counters = Vec::with_capacity(keys.len());
         let mut summed = Vec::with_capacity(keys.len());
         for key in keys {
@@ -313,7 +329,7 @@ impl PartitionHost {
             counters.push(held.filter(|held| !held.is_expired(at)));
         }
         fetched.restore_within(&mut hosted.partition, self.budget_bytes)?;
-        Ok(HostReading { position, at, counters, summed })
+        Ok(HostReading { position, as_of, counters, summed })
     }
 
     /// Counters with the ends of their ledgers, as of now. Blocks if some must be fetched.
@@ -335,10 +351,16 @@ impl PartitionHost {
         (hosted.partition.counters(), self.now_at(&hosted.partition))
     }
 
-    /// What is applied, and the time. Every change before that position has been noted for publishing.
+    /// What is applied, and the time by which all that was acknowledged before it is applied. Every change before that
+    /// position has been noted for publishing.
     pub fn standing(&self) -> (Position, Millis) {
         let hosted = self.state.lock();
-        (hosted.applied, self.now_at(&hosted.partition))
+        (hosted.applied, self.current_at(&hosted.partition))
+    }
+
+    /// The time by the brokers' clocks.
+    pub fn now(&self) -> Millis {
+        self.now_at(&self.state.lock().partition)
     }
 
     /// Whether any counter expires.

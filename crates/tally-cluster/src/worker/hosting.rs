@@ -17,7 +17,7 @@ use super::ends::Ends;
 use super::host::{HostError, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
-use crate::limits::{IDLE_TICK_MS, SWEEP_EVERY_MS};
+use crate::limits::{END_WAIT_MS, IDLE_TICK_MS, SWEEP_EVERY_MS};
 
 /// Pause before a partition that failed is hosted again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -45,6 +45,17 @@ pub struct Hosting {
     pub persisting: Arc<tokio::sync::Mutex<()>>,
     /// How the aggregator is doing.
     pub aggregator: AggregatorGauges,
+}
+
+impl Hosting {
+    /// Asks where the journal ends. If everything before it is applied, the state is current as of now.
+    pub async fn note_end(&self) {
+        let asked_at = self.host.now();
+        let asked = tokio::time::timeout(Duration::from_millis(END_WAIT_MS), self.ends.now());
+        if let Ok(Some(Ok(end))) = asked.await {
+            self.host.note_end(end, asked_at);
+        }
+    }
 }
 
 /// Hosts a partition until `ended`, over all failures.

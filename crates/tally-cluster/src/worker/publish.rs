@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tally_core::time::Position;
+
 use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::redis::{Heartbeat, TotalUpdate};
@@ -11,26 +13,32 @@ impl WorkerShared {
     pub async fn publish_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.rollup_every);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut topology = None;
+        let (mut topology, mut published, mut since) = (None, None, hosting.host.persisted());
         loop {
             every.tick().await;
+            let applied = hosting.host.applied();
+            // Where records arrive, the last one's time says how current the totals are.
+            if published.replace(applied) == Some(applied) {
+                hosting.note_end().await;
+            }
             // After a failover Redis may lack what it acknowledged before.
             if let Ok(epoch) = self.services.totals.topology_epoch().await
                 && topology.replace(epoch).is_some_and(|before| before != epoch)
             {
+                since = hosting.host.applied();
                 hosting.host.round().publish_all();
             }
-            if let Err(error) = self.publish(hosting).await {
+            if let Err(error) = self.publish(hosting, since).await {
                 tracing::warn!(partition = hosting.host.partition, %error, "totals were not published; trying again");
             }
         }
     }
 
-    async fn publish(&self, hosting: &Arc<Hosting>) -> Result<(), String> {
+    async fn publish(&self, hosting: &Arc<Hosting>, since: Position) -> Result<(), String> {
         let host = &hosting.host;
         // Changes up to this position are in the round.
         let (position, at) = host.standing();
-        let due = host.round().take(at.0);
+        let due = host.round().take(host.now().0);
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         if !keys.is_empty() {
             let reading = tokio::task::spawn_blocking({
@@ -44,7 +52,7 @@ impl WorkerShared {
                     let updates = counters.map(|((key, record), summed)| TotalUpdate {
                         key: key.clone(),
                         position: reading.position,
-                        at: reading.at,
+                        at: reading.as_of,
                         record,
                         summed: summed.clone(),
                         first: due.first.contains(key),
@@ -67,6 +75,7 @@ impl WorkerShared {
             partition: host.partition,
             position,
             at,
+            since,
             owner: self.address().to_owned(),
             epoch: hosting.epoch,
         };

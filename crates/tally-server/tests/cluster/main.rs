@@ -4,11 +4,19 @@
 
 mod balancer;
 mod best_effort;
+mod clocks;
 mod encrypted;
 mod faults;
+mod freshness;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod history;
 mod kills;
+mod linearizable;
+mod load;
 mod moving;
 mod place;
+mod proxy;
+mod steps;
+mod watched;
 mod working;

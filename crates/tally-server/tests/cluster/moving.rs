@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::harness::moves::{counter_lines, export, fill, import_all};
 use crate::harness::{Server, tally, wait_for};
-use crate::place::{EXACT, Load, TestCluster};
+use crate::load::Load;
+use crate::place::{EXACT, TestCluster};
 
 #[test]
 fn an_embedded_server_moves_into_a_cluster_and_back_under_load() {

@@ -1,53 +1,39 @@
-//! Clusters for tests, and a load whose sum is known.
+//! Clusters for tests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use tally_services::{Kafka, Postgres, RedisCluster};
 use tempfile::TempDir;
 
-use crate::harness::{self, Client, Server, run, tally, wait_for};
+use crate::harness::{self, Server, run, tally, wait_for};
+use crate::proxy::Proxy;
 
 /// Namespaces with stronger consistency than the default.
 pub const EXACT: &str =
     "[namespaces.exact]\nconsistency = \"exact\"\n[namespaces.accurate]\nconsistency = \"accurate\"\n";
 
-/// Services of this program. Each test has its own topic and database.
-pub struct Services {
-    pub kafka: Kafka,
-    pub redis: RedisCluster,
-    pub postgres: Postgres,
-    names: AtomicU32,
+/// The services of a test. Those that it breaks are its own, the others are shared by all tests of this program.
+#[derive(Clone, Copy)]
+pub struct Services<'a> {
+    pub kafka: &'a Kafka,
+    pub redis: &'a RedisCluster,
+    pub postgres: &'a Postgres,
 }
 
-impl Services {
-    /// Services that the tests of this program share, and must leave as they were.
-    pub fn shared() -> &'static Services {
-        static SHARED: OnceLock<Services> = OnceLock::new();
-        SHARED.get_or_init(|| Services::start(1))
-    }
-
-    /// Services that tests break, one at a time: the guard keeps the others waiting.
-    pub fn breakable() -> (&'static Services, MutexGuard<'static, ()>) {
-        static BREAKABLE: OnceLock<Services> = OnceLock::new();
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        (BREAKABLE.get_or_init(|| Services::start(3)), turn)
-    }
-
-    fn start(brokers: usize) -> Services {
-        eprintln!("starting Kafka ({brokers}), Redis Cluster and PostgreSQL on loopback");
-        Services {
-            kafka: Kafka::start(brokers),
-            redis: RedisCluster::start(),
-            postgres: Postgres::start(),
-            names: AtomicU32::new(0),
-        }
+impl Services<'static> {
+    /// Services that tests must leave as they were.
+    pub fn shared() -> Services<'static> {
+        static SHARED: OnceLock<(Kafka, RedisCluster, Postgres)> = OnceLock::new();
+        let (kafka, redis, postgres) = SHARED.get_or_init(|| {
+            eprintln!("starting Kafka, Redis Cluster and PostgreSQL on loopback");
+            (Kafka::start(1), RedisCluster::start(), Postgres::start())
+        });
+        Services { kafka, redis, postgres }
     }
 }
 
@@ -58,23 +44,42 @@ pub struct TestCluster {
     config: PathBuf,
 }
 
+/// Proxies in front of all services of one worker.
+pub struct Proxies {
+    pub kafka: Proxy,
+    pub redis: Proxy,
+    pub postgres: Proxy,
+}
+
+impl Proxies {
+    pub fn start(services: Services<'_>) -> Proxies {
+        Proxies {
+            kafka: Proxy::of_kafka(&services.kafka.bootstrap_servers()),
+            redis: Proxy::of_redis(&services.redis.addresses()),
+            postgres: Proxy::of_postgres(services.postgres.port()),
+        }
+    }
+}
+
 impl TestCluster {
     /// A new topic and database on the shared services.
     pub fn new(namespaces: &str) -> TestCluster {
-        TestCluster::on(Services::shared(), 1, namespaces)
+        TestCluster::on(Services::shared(), namespaces)
     }
 
     /// A new topic and database.
-    pub fn on(services: &Services, replication: u32, namespaces: &str) -> TestCluster {
-        let name = format!("tally_{}", services.names.fetch_add(1, Ordering::Relaxed));
+    pub fn on(services: Services<'_>, namespaces: &str) -> TestCluster {
+        static NAMES: AtomicU32 = AtomicU32::new(0);
+        let name = format!("tally_{}", NAMES.fetch_add(1, Ordering::Relaxed));
         services.postgres.psql(&format!("CREATE DATABASE {name}")).unwrap();
         let url = services.postgres.url();
         let database = format!("{}/{name}", url.rsplit_once('/').unwrap().0);
         let dir = tempfile::tempdir().unwrap();
         let text = format!(
-            "[cluster]\nkafka = \"{}\"\ntopic = \"{name}\"\npartitions = 4\nreplication = {replication}\nredis = {}\npostgres = \
+            "[cluster]\nkafka = \"{}\"\ntopic = \"{name}\"\npartitions = 4\nreplication = {}\nredis = {}\npostgres = \
              \"{database}\"\nworker = \"127.0.0.1:0\"\nrollup_every = \"100ms\"\npersist_every = \"300ms\"\n{namespaces}",
             services.kafka.bootstrap_servers(),
+            services.kafka.pids().len(),
             json!(services.redis.addresses()),
         );
         let config = harness::write(dir.path().join("tally.toml"), &text);
@@ -86,15 +91,26 @@ impl TestCluster {
 
     /// A node with one role.
     pub fn node(&self, role: &str) -> Server {
-        Server::start_with(self.node_command(role))
+        Server::start_with(self.command(role))
     }
 
-    /// The command that starts a node with one role.
-    pub fn node_command(&self, role: &str) -> Command {
+    /// The command that starts a node.
+    pub fn command(&self, role: &str) -> Command {
         let mut command = tally();
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--roles", role, "--config"]);
         command.arg(&self.config).current_dir(self.dir.path());
         command
+    }
+
+    /// A worker that reaches its services through proxies.
+    pub fn worker_behind(&self, proxies: &Proxies) -> Server {
+        let (user, database) = (self.database.rsplit_once('@').unwrap().0, self.database.rsplit_once('/').unwrap().1);
+        let mut command = self.command("worker");
+        command
+            .env("TALLY_CLUSTER_KAFKA", proxies.kafka.addresses().join(","))
+            .env("TALLY_CLUSTER_REDIS", proxies.redis.addresses().join(","))
+            .env("TALLY_CLUSTER_POSTGRES", format!("{user}@{}/{database}", proxies.postgres.addresses()[0]));
+        Server::start_with(command)
     }
 
     /// The status of every partition.
@@ -150,83 +166,4 @@ impl TestCluster {
             Ok(())
         });
     }
-}
-
-/// A load of increments with distinct ids, each sent until it is acknowledged.
-pub struct Load {
-    stop: Arc<AtomicBool>,
-    sent: Arc<AtomicU64>,
-    clients: Vec<JoinHandle<BTreeMap<String, u64>>>,
-}
-
-impl Load {
-    /// Starts clients that alternate between these nodes, so that retries go through another one.
-    pub fn start(servers: &[&Server], clients: usize) -> Load {
-        let bases: Vec<String> = servers.iter().map(|server| server.base.clone()).collect();
-        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        static LOADS: AtomicU32 = AtomicU32::new(0);
-        let load = LOADS.fetch_add(1, Ordering::Relaxed);
-        let start = |client| {
-            let (bases, stop, sent) = (bases.clone(), Arc::clone(&stop), Arc::clone(&sent));
-            thread::spawn(move || count_until(&bases, (load, client), &stop, &sent))
-        };
-        let clients = (0..clients as u64).map(start).collect();
-        Load { stop, sent, clients }
-    }
-
-    /// Waits until this many more are acknowledged.
-    pub fn wait_for_more(&self, more: u64) {
-        let wanted = self.sent.load(Ordering::Relaxed) + more;
-        wait_for("load", || {
-            let sent = self.sent.load(Ordering::Relaxed);
-            if sent >= wanted { Ok(()) } else { Err(format!("{sent} sent")) }
-        });
-    }
-
-    /// Stops, and returns what each counter got.
-    pub fn stop(self) -> BTreeMap<String, u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut all = BTreeMap::new();
-        for client in self.clients {
-            for (key, count) in client.join().unwrap() {
-                *all.entry(key).or_insert(0) += count;
-            }
-        }
-        all
-    }
-}
-
-fn count_until(
-    bases: &[String],
-    (load, client): (u32, u64),
-    stop: &AtomicBool,
-    sent: &AtomicU64,
-) -> BTreeMap<String, u64> {
-    let mut counted = BTreeMap::new();
-    let mut connections: Vec<Client> = bases.iter().map(|base| Client::new(base)).collect();
-    let mut number = 0u64;
-    while !stop.load(Ordering::Relaxed) {
-        let key = format!("load:{}", (client + number) % 7);
-        let body = json!({ "amount": 1, "request_id": format!("{load}-{client}-{number}") }).to_string();
-        let path = format!("/api/v1/counters/{key}/increment");
-        let mut at = number as usize % connections.len();
-        wait_for("an acknowledgement", || {
-            at = (at + 1) % connections.len();
-            match connections[at].try_send("POST", &path, &[], &body) {
-                Ok(answer) if answer.status == 200 => Ok(()),
-                Ok(answer) => {
-                    assert_eq!(answer.status, 503, "{}", answer.text);
-                    Err(answer.text)
-                }
-                Err(error) => {
-                    connections[at] = Client::new(&bases[at]);
-                    Err(error.to_string())
-                }
-            }
-        });
-        *counted.entry(key).or_insert(0) += 1;
-        sent.fetch_add(1, Ordering::Relaxed);
-        number += 1;
-    }
-    counted
 }

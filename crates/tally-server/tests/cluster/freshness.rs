@@ -1,0 +1,80 @@
+//! What readings include, and what they say about it, while parts of the cluster fail.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tally_services::Postgres;
+
+use crate::load::Load;
+use crate::place::{Services, TestCluster};
+use crate::watched::{ReadKind, WatchedCounter};
+
+/// Stops the clients even if the test fails, which could not end otherwise.
+struct StopOnDrop<'a>(&'a WatchedCounter);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+#[test]
+fn an_accurate_read_includes_what_any_node_acknowledged_before_while_workers_change() {
+    let cluster = TestCluster::new("");
+    let nodes = [cluster.node("api"), cluster.node("api")];
+    let mut workers = vec![cluster.node("worker"), cluster.node("worker")];
+    cluster.wait_until_hosted();
+    let counter = WatchedCounter::new("watched:1");
+    thread::scope(|scope| {
+        let _stop = StopOnDrop(&counter);
+        for _ in 0..3 {
+            counter.write(scope, &nodes);
+            counter.read(scope, &nodes, ReadKind::Accurate);
+        }
+        counter.read(scope, &nodes, ReadKind::Eventual);
+        counter.wait_for_accurate_reads(100);
+        // One dies, one arrives, one leaves in order: the counter changes its worker at least once.
+        workers.remove(0).kill();
+        counter.wait_for_accurate_reads(100);
+        workers.push(cluster.node("worker"));
+        counter.wait_for_accurate_reads(100);
+        assert!(workers.remove(0).terminate().success());
+        counter.wait_for_accurate_reads(100);
+    });
+    cluster.assert_counted(&[("watched:1".to_owned(), counter.count())].into(), &nodes[0]);
+}
+
+#[test]
+fn a_postgresql_that_crashes_or_is_gone_for_a_minute_loses_nothing_and_readings_stay_honest() {
+    let postgres = Postgres::start();
+    let cluster = TestCluster::on(Services { postgres: &postgres, ..Services::shared() }, "");
+    let nodes = [cluster.node("api"), cluster.node("api")];
+    let _worker = cluster.node("worker");
+    cluster.wait_until_hosted();
+    let load = Load::start(&[&nodes[0], &nodes[1]], 4);
+    let counter = WatchedCounter::new("watched:1");
+    thread::scope(|scope| {
+        let _stop = StopOnDrop(&counter);
+        counter.write(scope, &nodes);
+        for kind in [ReadKind::Accurate, ReadKind::Eventual] {
+            counter.read(scope, &nodes, kind);
+        }
+        counter.wait_for_accurate_reads(100);
+        postgres.kill();
+        counter.wait_for_writes(100);
+        postgres.restart();
+        counter.wait_for_accurate_reads(100);
+        postgres.stop();
+        let stopped = Instant::now();
+        // Writes go on all the time: the journal has them.
+        while stopped.elapsed() < Duration::from_secs(60) {
+            counter.wait_for_writes(20);
+            load.wait_for_more(20);
+        }
+        postgres.restart();
+        counter.wait_for_accurate_reads(100);
+    });
+    let mut counted = load.stop();
+    counted.insert("watched:1".to_owned(), counter.count());
+    cluster.assert_counted(&counted, &nodes[1]);
+}
