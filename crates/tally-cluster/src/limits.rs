@@ -46,6 +46,8 @@ pub const ESTIMATES_MAX: usize = 1 << 18;
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 /// Owners of partitions are looked up this often.
 pub const ROUTES_REFRESH_MS: u64 = 500;
+/// Lag for metrics is asked for this often.
+pub const METERS_EVERY_MS: u64 = 2_000;
 /// Expired counters are looked for this often.
 pub const SWEEP_EVERY_MS: u64 = 5_000;
 /// A partition without records for this long, and with counters that expire, gets an empty batch, which has the time.

@@ -8,6 +8,7 @@ use tally_cluster::limits::SHARDS_IDLE_S;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
+use tally_core::surface::{Engine, Measure};
 
 use crate::config::ClusterConfig;
 use crate::policy::Policies;
@@ -64,6 +65,13 @@ impl ClusterNode {
             None
         };
         Ok(ClusterNode { cluster, worker })
+    }
+
+    /// The metrics of its roles.
+    pub fn measures(&self) -> Vec<Measure> {
+        let mut measures = self.cluster.measures();
+        measures.extend(self.worker.iter().flat_map(Worker::measures));
+        measures
     }
 
     /// Appends what was accepted, persists, and hands partitions over.

@@ -6,6 +6,7 @@ mod estimate;
 mod lane;
 mod reads;
 mod routes;
+mod sources;
 mod writes;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use best_effort::Registrations;
 use estimate::Estimates;
 use lane::Lane;
 use routes::PartitionRoutes;
+use sources::ReadSources;
 use tally_core::batch::Events;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
@@ -70,6 +72,7 @@ pub struct Cluster {
     registrations: Registrations,
     policies: Arc<ShardPolicies>,
     clock: Arc<BrokerClock>,
+    sources: ReadSources,
     closing: AtomicBool,
     /// Calls that are not answered yet.
     calls: watch::Sender<usize>,
@@ -112,6 +115,7 @@ impl Cluster {
             registrations: Registrations::default(),
             policies: Arc::new(policies),
             clock,
+            sources: ReadSources::default(),
             services,
             closing: AtomicBool::new(false),
             calls: watch::Sender::new(0),
@@ -246,10 +250,19 @@ impl Engine for Cluster {
 
     fn measures(&self) -> Vec<Measure> {
         let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
-        vec![Measure {
-            name: "tally_cluster_partitions_failing",
-            help: "Partitions whose last append to Kafka failed",
-            figure: Figure::Gauge(failing as f64),
-        }]
+        let waiting: usize = self.lanes.iter().map(|lane| lane.waiting_events()).sum();
+        vec![
+            Measure {
+                name: "tally_cluster_partitions_failing",
+                help: "Partitions whose last append to Kafka failed",
+                figure: Figure::Gauge(failing as f64),
+            },
+            Measure {
+                name: "tally_append_queue_events",
+                help: "Events waiting in this node for the acknowledgement of Kafka",
+                figure: Figure::Gauge(waiting as f64),
+            },
+            self.sources.measure(),
+        ]
     }
 }

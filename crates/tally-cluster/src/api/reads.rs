@@ -162,6 +162,7 @@ impl Cluster {
                 found.insert(key, ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() });
             }
         }
+        self.sources.from_redis(found.len());
         Ok(())
     }
 
@@ -259,6 +260,9 @@ impl Cluster {
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
             Err(why) => return Err(unmet(why)),
         };
+        if need == Need::Any {
+            self.sources.from_worker(keys.len());
+        }
         self.clock.observe(at);
         let now = self.now().max(at);
         let counters = records.iter().map(|bytes| match bytes {
@@ -279,6 +283,7 @@ impl Cluster {
         // The time first: records that are persisted in between are newer than it says, never older.
         let rows = pg.partitions().await.map_err(|error| unavailable(&error))?;
         let fetched = pg.fetch(partition, &wanted).await.map_err(|error| unavailable(&error))?;
+        self.sources.from_postgres(keys.len());
         let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
         let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
         let now = self.now().max(as_of);

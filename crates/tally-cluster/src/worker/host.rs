@@ -1,7 +1,7 @@
 //! One hosted partition: applies the journal, and answers for the position it has reached.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use tally_engine::host::{Hosted, ResidentPartition};
 use tokio::sync::watch;
 
 use super::broker_clock::BrokerClock;
+use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::Round;
 use super::store::{PartitionStore, SharedStore, StoreFailure};
@@ -64,6 +65,11 @@ pub struct PartitionHost {
     store: SharedStore,
     recent: Mutex<RecentOutcomes>,
     round: Mutex<Round>,
+    /// Since when there are changes that are not published, or not persisted.
+    pub unpublished: LagClock,
+    /// The same for PostgreSQL.
+    pub unpersisted: LagClock,
+    duplicates: Arc<AtomicU64>,
     clock: BrokerClock,
     /// What is applied.
     applied: watch::Sender<Position>,
@@ -72,6 +78,16 @@ pub struct PartitionHost {
     /// Memory is full of changes: persist now.
     persist_wanted: tokio::sync::Notify,
     stopping: AtomicBool,
+}
+
+/// What all hosts of a worker have in common.
+pub struct HostSettings {
+    /// Memory for the partition.
+    pub budget_bytes: usize,
+    /// Seed of key hashes.
+    pub seed: u64,
+    /// Counts events whose request id was known.
+    pub duplicates: Arc<AtomicU64>,
 }
 
 /// Counters as of one position.
@@ -100,7 +116,8 @@ impl HostReading {
 
 impl PartitionHost {
     /// Hosts the partition from what is stored.
-    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, budget_bytes: usize, seed: u64) -> Self {
+    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, settings: HostSettings) -> Self {
+        let HostSettings { budget_bytes, seed, duplicates } = settings;
         let position = store.base();
         let state = match meta {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
@@ -115,6 +132,9 @@ impl PartitionHost {
             store: SharedStore(store),
             recent: Mutex::new(RecentOutcomes::default()),
             round: Mutex::new(Round::new(now.0)),
+            unpublished: LagClock::default(),
+            unpersisted: LagClock::default(),
+            duplicates,
             clock: BrokerClock::default(),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
@@ -194,14 +214,21 @@ impl PartitionHost {
             }
         };
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
+        if let Some((first, _)) = batches.first() {
+            self.unpublished.applied(first.at);
+            self.unpersisted.applied(first.at);
+        }
+        let mut duplicates = 0;
         for (record, batch) in batches.drain(..) {
             let mut outcomes = Outcomes::default();
             self.clock.observe(record.at);
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
             self.note_changes(&batch, at);
+            duplicates += outcomes.slots().iter().filter(|outcome| outcome.is_duplicate()).count() as u64;
             self.recent.lock().push(AppliedRecord { end: record.end(), at, outcomes });
         }
+        self.duplicates.fetch_add(duplicates, Ordering::Relaxed);
         let applied = hosted.applied;
         self.store.0.set_applied(applied);
         drop(hosted);
@@ -330,6 +357,18 @@ impl PartitionHost {
     pub fn standing(&self) -> (Position, Millis) {
         let hosted = self.state.lock();
         (hosted.applied, self.now_at(&hosted.partition))
+    }
+
+    /// What is applied, and the time, for a round of publishing.
+    pub fn begin_round(&self) -> (Position, Millis) {
+        let hosted = self.state.lock();
+        self.unpublished.begin();
+        (hosted.applied, self.now_at(&hosted.partition))
+    }
+
+    /// The brokers' time, if it is known.
+    pub fn now(&self) -> Option<Millis> {
+        self.clock.now()
     }
 
     /// Whether any counter expires.

@@ -1,6 +1,7 @@
 //! The life of a hosted partition: claim, replay, serve, hand over.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::sync::oneshot;
 use super::WorkerShared;
 use super::aggregate::AggregatorGauges;
 use super::ends::Ends;
-use super::host::{HostError, PartitionHost};
+use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
 use crate::limits::{IDLE_TICK_MS, SWEEP_EVERY_MS};
@@ -45,6 +46,8 @@ pub struct Hosting {
     pub persisting: Arc<tokio::sync::Mutex<()>>,
     /// How the aggregator is doing.
     pub aggregator: AggregatorGauges,
+    /// The journal's end when it was last asked for, for metrics.
+    pub end: AtomicU64,
 }
 
 /// Hosts a partition until `ended`, over all failures.
@@ -115,13 +118,16 @@ async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
     let pg = Arc::clone(&shared.services.pg);
     let store = PartitionStore::new(pg, partition, claim.position, Handle::current());
     let budget = shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize;
-    let host = PartitionHost::new(store, partition, claim.meta, budget, shared.seed);
+    let settings =
+        HostSettings { budget_bytes: budget, seed: shared.seed, duplicates: Arc::clone(&shared.meters.duplicates) };
+    let host = PartitionHost::new(store, partition, claim.meta, settings);
     let ends = Ends::new(shared.tailer.clone(), partition);
     let hosting = Arc::new(Hosting {
         host,
         epoch: claim.epoch,
         ends,
         persisting: Arc::default(),
+        end: AtomicU64::new(0),
         aggregator: AggregatorGauges::default(),
     });
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({

@@ -6,6 +6,8 @@ mod broker_clock;
 mod ends;
 mod host;
 mod hosting;
+mod lag;
+mod meters;
 mod outcomes;
 mod persist;
 mod publish;
@@ -18,11 +20,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tally_core::surface::Measure;
 use tokio::sync::{mpsc, oneshot};
 
 pub use broker_clock::BrokerClock;
 pub use host::HostError;
 use hosting::{Hosting, Letting};
+use meters::WorkerMeters;
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
 use crate::policy::ShardPolicies;
@@ -106,6 +110,7 @@ pub(crate) struct WorkerShared {
     seed: u64,
     /// For commits to the group, which nothing depends on.
     group: Mutex<Option<Arc<Membership>>>,
+    meters: WorkerMeters,
 }
 
 impl WorkerShared {
@@ -128,6 +133,7 @@ impl Worker {
             stopped: Mutex::default(),
             seed: crate::seed(),
             group: Mutex::new(None),
+            meters: WorkerMeters::default(),
             settings,
             services,
         });
@@ -144,6 +150,7 @@ impl Worker {
         let membership = Arc::new(membership);
         *shared.group.lock() = Some(Arc::clone(&membership));
         tokio::spawn(follow(Arc::clone(&shared), changes));
+        tokio::spawn(meters::observe(Arc::downgrade(&shared)));
         Ok(Worker { shared, membership: Mutex::new(Some(membership)), server: Mutex::new(Some(server)), address })
     }
 
@@ -171,6 +178,12 @@ impl Worker {
         let hosted = self.shared.hosted.lock();
         let gauges = hosted.values().map(|hosting| &hosting.aggregator);
         gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
+    }
+
+    /// Its metrics.
+    #[must_use]
+    pub fn measures(&self) -> Vec<Measure> {
+        self.shared.measures()
     }
 
     /// Persists everything that is in the journal now.

@@ -20,7 +20,12 @@ impl WorkerShared {
             {
                 hosting.host.round().publish_all();
             }
-            if let Err(error) = self.publish(hosting).await {
+            let published = self.publish(hosting).await;
+            match published {
+                Ok(()) => hosting.host.unpublished.saved(),
+                Err(_) => hosting.host.unpublished.failed(),
+            }
+            if let Err(error) = published {
                 tracing::warn!(partition = hosting.host.partition, %error, "totals were not published; trying again");
             }
         }
@@ -29,7 +34,7 @@ impl WorkerShared {
     async fn publish(&self, hosting: &Arc<Hosting>) -> Result<(), String> {
         let host = &hosting.host;
         // Changes up to this position are in the round.
-        let (position, at) = host.standing();
+        let (position, at) = host.begin_round();
         let due = host.round().take(at.0);
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         if !keys.is_empty() {

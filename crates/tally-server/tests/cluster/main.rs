@@ -8,5 +8,6 @@ mod faults;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod kills;
+mod observed;
 mod place;
 mod working;
