@@ -59,6 +59,8 @@ impl ClusterNode {
                 persist_every: policies.persist_every(config.persist_every),
                 policies: policies.shards().clone(),
                 shards_idle: Duration::from_secs(SHARDS_IDLE_S),
+                standbys: config.standbys,
+                drift_warn: config.drift_warn,
             };
             Some(Worker::start(settings, services).await?)
         } else {

@@ -6,6 +6,8 @@ mod estimate;
 mod lane;
 mod reads;
 mod routes;
+mod served;
+mod shared_reads;
 mod sources;
 mod writes;
 
@@ -17,6 +19,8 @@ use best_effort::Registrations;
 use estimate::Estimates;
 use lane::Lane;
 use routes::PartitionRoutes;
+use served::ServedPositions;
+use shared_reads::SharedReads;
 use sources::ReadSources;
 use tally_core::batch::Events;
 use tally_core::key::{Key, KeyRef};
@@ -73,6 +77,9 @@ pub struct Cluster {
     policies: Arc<ShardPolicies>,
     clock: Arc<BrokerClock>,
     sources: ReadSources,
+    /// By partition.
+    served: Vec<ServedPositions>,
+    shared_reads: SharedReads,
     closing: AtomicBool,
     /// Calls that are not answered yet.
     calls: watch::Sender<usize>,
@@ -116,6 +123,8 @@ impl Cluster {
             policies: Arc::new(policies),
             clock,
             sources: ReadSources::default(),
+            served: (0..partitions).map(|_| ServedPositions::default()).collect(),
+            shared_reads: SharedReads::default(),
             services,
             closing: AtomicBool::new(false),
             calls: watch::Sender::new(0),

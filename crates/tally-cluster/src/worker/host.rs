@@ -78,6 +78,8 @@ pub struct PartitionHost {
     /// Memory is full of changes: persist now.
     persist_wanted: tokio::sync::Notify,
     stopping: AtomicBool,
+    /// Whether changes are published and counted, which standbys leave to the owner.
+    is_publishing: AtomicBool,
 }
 
 /// What all hosts of a worker have in common.
@@ -140,6 +142,27 @@ impl PartitionHost {
             failure: watch::Sender::new(None),
             persist_wanted: tokio::sync::Notify::new(),
             stopping: AtomicBool::new(false),
+            is_publishing: AtomicBool::new(false),
+        }
+    }
+
+    /// Changes are published from now on. Returns the position from which on that is so.
+    pub fn begin_publishing(&self) -> Position {
+        let hosted = self.state.lock();
+        *self.round.lock() = Round::new(self.now_at(&hosted.partition).0);
+        self.is_publishing.store(true, Ordering::Release);
+        hosted.applied
+    }
+
+    /// Continues as owner from a stored position that is not beyond what is applied.
+    pub fn take_over(&self, stored: Position) {
+        let mut hosted = self.state.lock();
+        hosted.partition.capture_abandoned();
+        self.store.0.committed(stored);
+        self.unpersisted.begin();
+        self.unpersisted.saved();
+        if hosted.applied > stored {
+            self.unpersisted.applied(self.now_at(&hosted.partition));
         }
     }
 
@@ -214,7 +237,8 @@ impl PartitionHost {
             }
         };
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
-        if let Some((first, _)) = batches.first() {
+        let is_publishing = self.is_publishing.load(Ordering::Acquire);
+        if let Some((first, _)) = batches.first().filter(|_| is_publishing) {
             self.unpublished.applied(first.at);
             self.unpersisted.applied(first.at);
         }
@@ -224,11 +248,15 @@ impl PartitionHost {
             self.clock.observe(record.at);
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
-            self.note_changes(&batch, at);
+            if is_publishing {
+                self.note_changes(&batch, at);
+            }
             duplicates += outcomes.slots().iter().filter(|outcome| outcome.is_duplicate()).count() as u64;
             self.recent.lock().push(AppliedRecord { end: record.end(), at, outcomes });
         }
-        self.duplicates.fetch_add(duplicates, Ordering::Relaxed);
+        if is_publishing {
+            self.duplicates.fetch_add(duplicates, Ordering::Relaxed);
+        }
         let applied = hosted.applied;
         self.store.0.set_applied(applied);
         drop(hosted);

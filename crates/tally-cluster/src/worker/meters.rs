@@ -10,6 +10,7 @@ use tally_core::time::Millis;
 use super::WorkerShared;
 use super::hosting::Hosting;
 use crate::limits::METERS_EVERY_MS;
+use crate::rpc::Role;
 
 /// What a worker counts, and what it has to ask services for.
 #[derive(Debug, Default)]
@@ -18,6 +19,10 @@ pub struct WorkerMeters {
     pub duplicates: Arc<AtomicU64>,
     /// Request ids in PostgreSQL, those of all partitions.
     stored_requests: AtomicU64,
+    /// Totals in Redis that differed from the state.
+    pub drift_found: AtomicU64,
+    /// Those that were replaced.
+    pub drift_healed: AtomicU64,
 }
 
 /// Asks regularly for what metrics need, until the worker is gone.
@@ -45,7 +50,8 @@ impl WorkerShared {
     }
 
     pub(super) fn measures(&self) -> Vec<Measure> {
-        let hosted = self.all_hosted();
+        let (hosted, standbys): (Vec<_>, Vec<_>) =
+            self.all_hosted().into_iter().partition(|hosting| hosting.role() == Role::Owner);
         let stopped = self.stopped.lock().len();
         let lag = |age: fn(&Hosting, Millis) -> u64| {
             let ages = hosted.iter().filter_map(|hosting| Some(age(hosting, hosting.host.now()?)));
@@ -59,6 +65,12 @@ impl WorkerShared {
         let share = hosted.len() as f64 / f64::from(self.settings.partitions.max(1));
         let requests = self.meters.stored_requests.load(Ordering::Relaxed) as f64 * share;
         let gauge = |name, help, figure| Measure { name, help, figure: Figure::Gauge(figure) };
+        let count = |name, help, figure: &AtomicU64| Measure {
+            name,
+            help,
+            figure: Figure::Counter(figure.load(Ordering::Relaxed)),
+        };
+        let drift_max = hosted.iter().map(|hosting| hosting.drift_max.load(Ordering::Relaxed)).max().unwrap_or(0);
         vec![
             gauge(
                 "tally_rollup_lag_seconds",
@@ -73,13 +85,13 @@ impl WorkerShared {
             gauge("tally_persist_lag_records", "Records applied that are not in PostgreSQL yet", sum(unpersisted)),
             gauge("tally_apply_lag_records", "Records of the journal that are not applied yet", sum(unapplied)),
             gauge("tally_partitions_hosted", "Partitions that this worker owns", hosted.len() as f64),
+            gauge("tally_partitions_standby", "Partitions that this worker stands by for", standbys.len() as f64),
             gauge("tally_partitions_stopped", "Partitions that need an operator", stopped as f64),
             gauge("tally_request_ids", "Request ids in PostgreSQL, of this worker's partitions, estimated", requests),
-            Measure {
-                name: "tally_duplicates_total",
-                help: "Events with a request id that was seen before",
-                figure: Figure::Counter(self.meters.duplicates.load(Ordering::Relaxed)),
-            },
+            count("tally_duplicates_total", "Events with a request id that was seen before", &self.meters.duplicates),
+            count("tally_drift_found_total", "Totals in Redis that differed from the state", &self.meters.drift_found),
+            count("tally_drift_healed_total", "Such totals that were replaced", &self.meters.drift_healed),
+            gauge("tally_drift_max", "Largest difference that the last pass over the totals found", drift_max as f64),
             gauge(
                 "tally_poisoned",
                 "1 if a partition has stopped and needs an operator",

@@ -46,7 +46,7 @@ impl WorkerShared {
                 return Ok(None);
             }
             // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile.
-            let persist = runtime.block_on(pg.persist(partition, hosting.epoch, from))?;
+            let persist = runtime.block_on(pg.persist(partition, hosting.epoch(), from))?;
             let (mut driver, to) = {
                 let mut hosted = host.state().lock();
                 host.unpersisted.begin();

@@ -9,7 +9,7 @@ use serde_json::json;
 use tally_cluster::kafka::Tailer;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
 use tally_cluster::postgres::{Pg, PgSettings};
-use tally_cluster::rpc::{PartitionStatus, RpcClient, RpcRequest, RpcResponse};
+use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
 
 use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
 use super::{EXIT_FAILED, EXIT_USAGE, output, serve};
@@ -120,7 +120,8 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
     for owner in owners {
         let deadline = tokio::time::Instant::now() + STATUS_MAX;
         if let Ok(RpcResponse::Status { partitions }) = client.call(owner, &RpcRequest::Status, deadline).await {
-            hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
+            let owned = partitions.into_iter().filter(|status| status.role == Role::Owner);
+            hosted.extend(owned.map(|status| (status.partition, status)));
         }
     }
     let tailer = Tailer::new(&config.kafka).map_err(|error| error.to_string())?;

@@ -10,4 +10,5 @@ mod harness;
 mod kills;
 mod observed;
 mod place;
+mod standbys;
 mod working;
