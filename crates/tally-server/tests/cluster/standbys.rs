@@ -4,23 +4,25 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::wait_for;
+use crate::harness::{Server, wait_for};
 use crate::observed::metrics;
 use crate::place::{EXACT, TestCluster};
 
 /// Enough that every partition has some.
 const KEYS: u64 = 16;
 
+/// How many partitions a worker owns, and for how many it stands by.
+fn standing(server: &Server) -> (f64, f64) {
+    let seen = metrics(server);
+    (seen["tally_partitions_hosted"], seen["tally_partitions_standby"])
+}
+
 #[test]
 fn a_standby_answers_for_a_killed_owner_at_once_and_takes_over_without_replay() {
     let cluster = TestCluster::new(&format!("standbys = 1\n{EXACT}"));
     let api = cluster.node("api");
-    let (doomed, survivor) = (cluster.node("worker"), cluster.node("worker"));
+    let (doomed, mut survivor) = (cluster.node("worker"), cluster.node("worker"));
     cluster.wait_until_hosted();
-    let standing = |server| {
-        let seen = metrics(server);
-        (seen["tally_partitions_hosted"], seen["tally_partitions_standby"])
-    };
     let owned = wait_for("each worker to stand by for the other", || {
         let (first, second) = (standing(&doomed), standing(&survivor));
         let is_settled = first.0 > 0.0 && first.0 + second.0 == 4.0 && (first.1, second.1) == (second.0, first.0);
@@ -50,7 +52,8 @@ fn a_standby_answers_for_a_killed_owner_at_once_and_takes_over_without_replay() 
         other => Err(format!("{other:?}")),
     });
     println!("taken over after {:?}", killed.elapsed());
-    assert_eq!(survivor.log().matches("took over from memory").count(), owned, "{}", survivor.log());
+    let log = survivor.log();
+    assert_eq!(log.matches("took over from memory").count(), owned, "{log}");
     assert!((0..KEYS).map(increment).skip(1).all(|value| value == before + 1));
     let first = before + 2;
     wait_for("PostgreSQL to have all", || {
