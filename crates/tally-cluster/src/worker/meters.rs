@@ -49,6 +49,13 @@ impl WorkerShared {
         self.hosted.lock().values().cloned().collect()
     }
 
+    /// The most writes per second to one sub-counter, and how far the slowest aggregator is behind.
+    pub(super) fn shard_load(&self) -> (f64, Duration) {
+        let hosted = self.hosted.lock();
+        let gauges = hosted.values().map(|hosting| &hosting.aggregator);
+        gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
+    }
+
     pub(super) fn measures(&self) -> Vec<Measure> {
         let (hosted, standbys): (Vec<_>, Vec<_>) =
             self.all_hosted().into_iter().partition(|hosting| hosting.role() == Role::Owner);
@@ -64,6 +71,7 @@ impl WorkerShared {
         // Each worker shows its share, so that the sum over all workers is the whole table.
         let share = hosted.len() as f64 / f64::from(self.settings.partitions.max(1));
         let requests = self.meters.stored_requests.load(Ordering::Relaxed) as f64 * share;
+        let shard_load = self.shard_load();
         let gauge = |name, help, figure| Measure { name, help, figure: Figure::Gauge(figure) };
         let count = |name, help, figure: &AtomicU64| Measure {
             name,
@@ -88,6 +96,12 @@ impl WorkerShared {
             gauge("tally_partitions_standby", "Partitions that this worker stands by for", standbys.len() as f64),
             gauge("tally_partitions_stopped", "Partitions that need an operator", stopped as f64),
             gauge("tally_request_ids", "Request ids in PostgreSQL, of this worker's partitions, estimated", requests),
+            gauge("tally_shard_load_max", "Writes per second to the busiest sub-counter", shard_load.0),
+            gauge(
+                "tally_aggregator_lag_seconds",
+                "How old the oldest increment of a sub-counter may be that is not summed yet",
+                shard_load.1.as_secs_f64(),
+            ),
             count("tally_duplicates_total", "Events with a request id that was seen before", &self.meters.duplicates),
             count("tally_drift_found_total", "Totals in Redis that differed from the state", &self.meters.drift_found),
             count("tally_drift_healed_total", "Such totals that were replaced", &self.meters.drift_healed),

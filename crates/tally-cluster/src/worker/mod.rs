@@ -203,9 +203,7 @@ impl Worker {
     /// The most writes per second to one sub-counter, and how far the slowest aggregator is behind.
     #[must_use]
     pub fn shard_load(&self) -> (f64, Duration) {
-        let hosted = self.shared.hosted.lock();
-        let gauges = hosted.values().map(|hosting| &hosting.aggregator);
-        gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
+        self.shared.shard_load()
     }
 
     /// Its metrics.
