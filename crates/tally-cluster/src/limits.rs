@@ -48,6 +48,22 @@ pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 pub const ROUTES_REFRESH_MS: u64 = 500;
 /// Longest wait for the journal's end before totals are published. Without it, they do not become more current.
 pub const END_WAIT_MS: u64 = 1_000;
+/// Standbys are planned this often.
+pub const STANDBY_PLAN_MS: u64 = 1_000;
+/// A standby asks this often how far its partition is stored.
+pub const STANDBY_FOLLOW_MS: u64 = 1_000;
+/// Most attempts of a standby to read records that its owner has just stored.
+pub const STANDBY_READS_MAX: usize = 5;
+/// Totals of a partition that are compared with its state in one round.
+pub const DRIFT_SLICE: usize = 256;
+/// Most standbys of a partition.
+pub const STANDBYS_MAX: u32 = 8;
+/// Most counters per partition whose last reading an API node remembers.
+pub const SERVED_MAX: usize = 1 << 16;
+/// Most counters for which concurrent reads share one request to a worker. Those beyond are requested by each caller.
+pub const SHARED_READS_MAX: usize = 1 << 16;
+/// Lag for metrics is asked for this often.
+pub const METERS_EVERY_MS: u64 = 2_000;
 /// Expired counters are looked for this often.
 pub const SWEEP_EVERY_MS: u64 = 5_000;
 /// A partition without records for this long, and with counters that expire, gets an empty batch, which has the time.

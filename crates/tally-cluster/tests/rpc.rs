@@ -352,7 +352,7 @@ async fn oversized_and_malformed_requests_are_refused_and_others_go_on() {
         assert_eq!(post(address, path, body).await.0, expected, "{what}");
     }
     let keys = vec![Key::new("k").unwrap(); CALL_KEYS_MAX + 1];
-    let too_many = RpcRequest::Read { partition: 0, need: Need::Any, keys };
+    let too_many = RpcRequest::Read { partition: 0, need: Need::Refill, keys };
     let refused = Caller::new(address).call(too_many).await;
     assert!(matches!(refused, Err(RpcCallError::Rejected { status: 400, .. })), "{refused:?}");
     assert_eq!(worker.0.begun.load(Ordering::SeqCst), 1);

@@ -295,6 +295,13 @@ pub struct Measure {
 pub enum Figure {
     /// Never decreases.
     Counter(u64),
+    /// Counters that differ in one label, whose values are fixed words.
+    CounterBy {
+        /// The name of the label.
+        label: &'static str,
+        /// The counters, by value of the label.
+        counts: Vec<(&'static str, u64)>,
+    },
     /// Goes up and down.
     Gauge(f64),
     /// A distribution.

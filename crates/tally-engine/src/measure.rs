@@ -144,7 +144,7 @@ impl Machine {
             ),
             gauge("tally_resident_counters", "Counters in memory", counters as f64),
             gauge("tally_dirty_counters", "Counters changed since the last checkpoint began", dirty as f64),
-            gauge("tally_idempotency_entries", "Request ids in memory", requests as f64),
+            gauge("tally_request_ids", "Request ids in memory", requests as f64),
             gauge("tally_store_bytes", "Bytes of the store on disk", self.store.disk_bytes() as f64),
             gauge("tally_store_runs", "Sorted runs in the store", self.store.runs() as f64),
             gauge(

@@ -8,6 +8,7 @@ use tally_cluster::limits::SHARDS_IDLE_S;
 use tally_cluster::postgres::{Pg, PgError};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
+use tally_core::surface::{Engine, Measure};
 
 use crate::config::ClusterConfig;
 use crate::policy::Policies;
@@ -58,12 +59,21 @@ impl ClusterNode {
                 persist_every: policies.persist_every(config.persist_every),
                 policies: policies.shards().clone(),
                 shards_idle: Duration::from_secs(SHARDS_IDLE_S),
+                standbys: config.standbys,
+                drift_warn: config.drift_warn,
             };
             Some(Worker::start(settings, services).await?)
         } else {
             None
         };
         Ok(ClusterNode { cluster, worker })
+    }
+
+    /// The metrics of its roles.
+    pub fn measures(&self) -> Vec<Measure> {
+        let mut measures = self.cluster.measures();
+        measures.extend(self.worker.iter().flat_map(Worker::measures));
+        measures
     }
 
     /// Appends what was accepted, persists, and hands partitions over.

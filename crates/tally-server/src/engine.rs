@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use tally_cluster::api::Cluster;
 use tally_core::batch::Events;
 use tally_core::key::Key;
 use tally_core::ledger::LedgerEntry;
@@ -14,13 +13,15 @@ use tally_core::surface::{
 };
 use tally_engine::Embedded;
 
+use crate::cluster::ClusterNode;
+
 /// The configured engine. An enum and not a trait object: calls on the hot path stay direct.
 #[derive(Clone)]
 pub enum ServerEngine {
     /// Everything in this process.
     Embedded(Embedded),
     /// Kafka, Redis Cluster and PostgreSQL.
-    Cluster(Arc<Cluster>),
+    Cluster(Arc<ClusterNode>),
 }
 
 /// Calls the same method of whichever engine it is.
@@ -28,7 +29,7 @@ macro_rules! either {
     ($self:ident.$method:ident($($argument:expr),*) $($await:tt)*) => {
         match $self {
             ServerEngine::Embedded(engine) => engine.$method($($argument),*)$($await)*,
-            ServerEngine::Cluster(engine) => engine.$method($($argument),*)$($await)*,
+            ServerEngine::Cluster(node) => node.cluster.$method($($argument),*)$($await)*,
         }
     };
 }
@@ -111,6 +112,9 @@ impl Engine for ServerEngine {
     }
 
     fn measures(&self) -> Vec<Measure> {
-        either!(self.measures())
+        match self {
+            ServerEngine::Embedded(engine) => engine.measures(),
+            ServerEngine::Cluster(node) => node.measures(),
+        }
     }
 }

@@ -340,13 +340,18 @@ fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt
     let Measure { name, help, figure } = measure;
     // The encoder adds `_total` to counters.
     let (name, kind) = match figure {
-        Figure::Counter(_) => (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter),
+        Figure::Counter(_) | Figure::CounterBy { .. } => {
+            (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter)
+        }
         Figure::Gauge(_) => (*name, MetricType::Gauge),
         Figure::Histogram { .. } => (*name, MetricType::Histogram),
     };
     let mut metric: MetricEncoder<'_> = encoder.encode_descriptor(name, help, None, kind)?;
     match figure {
         Figure::Counter(count) => metric.encode_counter(count, NO_EXEMPLAR),
+        Figure::CounterBy { label, counts } => counts.iter().try_for_each(|(value, count)| {
+            metric.encode_family(&[(*label, *value)])?.encode_counter(count, NO_EXEMPLAR)
+        }),
         Figure::Gauge(value) => metric.encode_gauge(value),
         Figure::Histogram { buckets, count, sum } => {
             metric.encode_histogram::<[Label; 0]>(*sum, *count, &to_separate(buckets, *count), None)

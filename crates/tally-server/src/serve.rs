@@ -140,14 +140,14 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
 /// The engine with what belongs to it.
 enum RunningEngine {
     Embedded(Embedded),
-    ClusterNode(ClusterNode),
+    ClusterNode(Arc<ClusterNode>),
 }
 
 impl RunningEngine {
     fn engine(&self) -> ServerEngine {
         match self {
             RunningEngine::Embedded(engine) => ServerEngine::Embedded(engine.clone()),
-            RunningEngine::ClusterNode(node) => ServerEngine::Cluster(Arc::clone(&node.cluster)),
+            RunningEngine::ClusterNode(node) => ServerEngine::Cluster(Arc::clone(node)),
         }
     }
 }
@@ -155,7 +155,8 @@ impl RunningEngine {
 async fn open(config: &ServerConfig) -> Result<RunningEngine, ServeError> {
     match &config.cluster {
         Some(cluster) => {
-            Ok(RunningEngine::ClusterNode(ClusterNode::start(cluster, &config.policies, config.memory_bytes).await?))
+            let node = ClusterNode::start(cluster, &config.policies, config.memory_bytes).await?;
+            Ok(RunningEngine::ClusterNode(Arc::new(node)))
         }
         None => Ok(RunningEngine::Embedded(open_data(config).await?)),
     }

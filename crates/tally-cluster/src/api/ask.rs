@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use tally_core::surface::EngineError;
 use tally_core::time::Position;
 
@@ -12,6 +13,9 @@ use crate::rpc::{RpcCallError, RpcError, RpcRequest, RpcResponse};
 
 /// Pause before a partition without an owner is asked for again.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+/// Standbys are asked if the owner has not answered for this long.
+const STANDBY_AFTER: Duration = Duration::from_millis(250);
 
 impl Cluster {
     /// Asks the worker that hosts the partition. Follows the partition to its next owner, within a bounded time.
@@ -33,8 +37,9 @@ impl Cluster {
             if left.is_zero() {
                 return Err(why);
             }
-            if let Some(owner) = self.routes.get(partition).owner {
-                match self.workers.call(&owner, &request, deadline).await {
+            let route = self.routes.get(partition);
+            if let Some(owner) = route.owner {
+                match self.call_any(&owner, &route.standbys, &request, deadline).await {
                     Ok(response) => return Ok(response),
                     Err(RpcCallError::Worker(RpcError::NotHosted { owner: Some(next) })) if next != owner => {
                         self.routes.set_owner(partition, &next);
@@ -49,6 +54,39 @@ impl Cluster {
             tokio::time::sleep(RETRY_AFTER.min(left)).await;
             self.routes.refresh().await;
             self.routes.refresh_owners().await;
+        }
+    }
+
+    /// Asks the owner, and standbys as well if it fails or takes long. The first answer counts: all of them are right.
+    /// Otherwise returns the owner's error.
+    async fn call_any(
+        &self,
+        owner: &str,
+        standbys: &[String],
+        request: &RpcRequest,
+        deadline: tokio::time::Instant,
+    ) -> Result<RpcResponse, RpcCallError> {
+        let owners = self.workers.call(owner, request, deadline);
+        let others: Vec<&String> = standbys.iter().filter(|standby| *standby != owner).collect();
+        if others.is_empty() {
+            return owners.await;
+        }
+        let mut owners = Box::pin(owners);
+        let early = tokio::time::timeout(STANDBY_AFTER, &mut owners).await;
+        if let Ok(response @ (Ok(_) | Err(RpcCallError::Worker(RpcError::Gone | RpcError::Failed(_))))) = early {
+            return response;
+        }
+        let asked = others.into_iter().map(|standby| Box::pin(self.workers.call(standby, request, deadline)));
+        let mut standbys = Box::pin(select_ok(asked));
+        match early {
+            Ok(owners) => standbys.await.map(|(response, _)| response).or(owners),
+            Err(_) => tokio::select! {
+                owners = &mut owners => match owners {
+                    Ok(response) => Ok(response),
+                    Err(error) => standbys.await.map(|(response, _)| response).map_err(|_| error),
+                },
+                Ok((response, _)) = &mut standbys => Ok(response),
+            },
         }
     }
 

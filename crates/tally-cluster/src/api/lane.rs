@@ -2,10 +2,10 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tally_core::batch::{Combiner, Events, encode_with_reads};
+use tally_core::batch::{Batch, Combiner, Events, encode_with_reads};
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
@@ -78,6 +78,8 @@ pub struct Lane {
     /// While failing: a batch is on its way to find out whether Kafka is back.
     probing: AtomicBool,
     closing: AtomicBool,
+    /// Events of batches that are on their way to Kafka.
+    appending: AtomicUsize,
 }
 
 impl Lane {
@@ -90,6 +92,7 @@ impl Lane {
             failing: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            appending: AtomicUsize::new(0),
         });
         tokio::spawn(Arc::clone(&lane).run(appender));
         lane
@@ -113,6 +116,11 @@ impl Lane {
     pub fn close(&self) {
         self.open.close(|| self.closing.store(true, Ordering::Release));
         self.filled.notify_one();
+    }
+
+    /// Events that Kafka has not acknowledged yet, after combining.
+    pub fn waiting_events(&self) -> usize {
+        self.open.with(Batch::len) + self.appending.load(Ordering::Relaxed)
     }
 
     /// Whether Kafka does not take batches.
@@ -147,6 +155,7 @@ impl Lane {
                 }
                 continue;
             }
+            self.appending.fetch_add(combiner.batch().len(), Ordering::Relaxed);
             bytes.clear();
             // The broker's time counts.
             encode_with_reads(combiner.batch(), Millis(0), &mut bytes);
@@ -170,6 +179,7 @@ impl Lane {
         ticket: &Ticket<LaneStage, AppendedBatch>,
         appended: Result<Appended, AppendError>,
     ) {
+        self.appending.fetch_sub(combiner.batch().len(), Ordering::Relaxed);
         self.failing.store(appended.is_err(), Ordering::Release);
         self.probing.store(false, Ordering::Release);
         match appended {

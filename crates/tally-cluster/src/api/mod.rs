@@ -7,6 +7,9 @@ mod export;
 mod lane;
 mod reads;
 mod routes;
+mod served;
+mod shared_reads;
+mod sources;
 mod writes;
 
 use std::sync::Arc;
@@ -17,6 +20,9 @@ use best_effort::Registrations;
 use estimate::Estimates;
 use lane::Lane;
 use routes::PartitionRoutes;
+use served::ServedPositions;
+use shared_reads::SharedReads;
+use sources::ReadSources;
 use tally_core::batch::Events;
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
@@ -73,6 +79,10 @@ pub struct Cluster {
     registrations: Registrations,
     policies: Arc<ShardPolicies>,
     clock: Arc<BrokerClock>,
+    sources: ReadSources,
+    /// By partition.
+    served: Vec<ServedPositions>,
+    shared_reads: SharedReads,
     closing: AtomicBool,
     /// Calls that are not answered yet.
     calls: watch::Sender<usize>,
@@ -115,6 +125,9 @@ impl Cluster {
             registrations: Registrations::default(),
             policies: Arc::new(policies),
             clock,
+            sources: ReadSources::default(),
+            served: (0..partitions).map(|_| ServedPositions::default()).collect(),
+            shared_reads: SharedReads::default(),
             services,
             closing: AtomicBool::new(false),
             calls: watch::Sender::new(0),
@@ -273,10 +286,19 @@ impl Engine for Cluster {
 
     fn measures(&self) -> Vec<Measure> {
         let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
-        vec![Measure {
-            name: "tally_cluster_partitions_failing",
-            help: "Partitions whose last append to Kafka failed",
-            figure: Figure::Gauge(failing as f64),
-        }]
+        let waiting: usize = self.lanes.iter().map(|lane| lane.waiting_events()).sum();
+        vec![
+            Measure {
+                name: "tally_cluster_partitions_failing",
+                help: "Partitions whose last append to Kafka failed",
+                figure: Figure::Gauge(failing as f64),
+            },
+            Measure {
+                name: "tally_append_queue_events",
+                help: "Events waiting in this node for the acknowledgement of Kafka",
+                figure: Figure::Gauge(waiting as f64),
+            },
+            self.sources.measure(),
+        ]
     }
 }

@@ -1,4 +1,8 @@
 //! Reads: from Redis if its totals are fresh enough, otherwise from the partition's worker.
+//!
+//! An approximate reading is never older than an earlier one of the same counter. Totals are relied on only as far as
+//! Redis cannot have lost newer ones (`redis/generation.rs`), a worker answers with everything in the journal, and this node
+//! remembers what it served (`served.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +39,8 @@ pub struct ReadCounter {
     now: Millis,
     /// What sub-counters have counted that is not in the counter yet.
     tail: UnsummedTail,
+    /// The partition's position, where it matters whether later readings are older.
+    position: Position,
 }
 
 /// What sub-counters have counted since they were last summed.
@@ -95,16 +101,21 @@ impl Cluster {
         }
         let asked = missing.into_iter().map(|(partition, keys)| async move {
             let at_least = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
-            let need = match () {
-                () if needs_end => Need::End,
-                () if at_least > Position(0) => Need::Position(at_least),
-                () => Need::Any,
-            };
             let keys: Vec<&Key> = keys.into_iter().collect();
-            self.read_worker(partition, need, &keys).await.map(|counters| (keys, counters))
+            let counters = match () {
+                () if needs_end => self.read_worker(partition, Need::End, &keys).await?,
+                () if at_least > Position(0) => {
+                    let served = keys.iter().map(|key| self.served[partition as usize].least(key)).max();
+                    let position = at_least.max(served.unwrap_or_default());
+                    self.read_worker(partition, Need::Position(position), &keys).await?
+                }
+                () => return self.read_shared(partition, keys).await,
+            };
+            Ok(keys.into_iter().zip(counters).collect::<Vec<_>>())
         });
-        for (keys, counters) in try_join_all(asked).await? {
-            found.extend(keys.into_iter().zip(counters));
+        found.extend(try_join_all(asked).await?.into_iter().flatten());
+        for (key, counter) in found.iter().filter(|(_, counter)| !counter.exact) {
+            self.served[self.partition_of(key.as_ref()) as usize].served(key, counter.position);
         }
         let readings: Option<Vec<ReadCounter>> = keys.iter().map(|key| found.get(key).copied()).collect();
         let readings = readings.ok_or_else(|| EngineError::Unavailable("a counter was not answered for".to_owned()))?;
@@ -135,6 +146,7 @@ impl Cluster {
         let now = self.now();
         for ((key, total), route) in keys.iter().zip(totals).zip(routes) {
             let partition = self.partition_of(key.as_ref());
+            // A predecessor may have died before it published what changed since an older one.
             let Some(total) = total.filter(|total| total.position >= route.since) else {
                 // Without a total nobody knows what is summed. The sum makes the answer current, and the worker's is exact.
                 if self.reads_live(key, options) {
@@ -149,7 +161,8 @@ impl Cluster {
             if self.reads_live(key, options) {
                 let tail = self.tail(key, total.summed.as_ref()).await?;
                 let held = total.state.filter(|held| !held.is_expired(now));
-                found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail });
+                let position = total.position;
+                found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail, position });
                 continue;
             }
             // What has not changed since is as current as everything that was published.
@@ -157,13 +170,15 @@ impl Cluster {
             let as_of = as_of.unwrap_or(total.at);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             // Not by the heartbeat: after a failover, an old total can be beside a newer heartbeat of another node.
-            let is_new_enough = total.position >= needed;
+            let is_new_enough = total.position >= needed.max(self.served[partition as usize].least(key));
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
             let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
-                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() });
+                let (position, tail) = (total.position, UnsummedTail::default());
+                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
             }
         }
+        self.sources.from_redis(found.len());
         Ok(())
     }
 
@@ -197,7 +212,7 @@ impl Cluster {
     /// Makes the worker publish the counter's total.
     fn ask_for_total(&self, partition: u32, key: &Key) {
         let Some(owner) = self.routes.get(partition).owner else { return };
-        let request = RpcRequest::Read { partition, need: Need::Any, keys: vec![key.clone()] };
+        let request = RpcRequest::Read { partition, need: Need::Refill, keys: vec![key.clone()] };
         let workers = std::sync::Arc::clone(&self.workers);
         let deadline = tokio::time::Instant::now() + ANY_WORKER_WAIT;
         tokio::spawn(async move {
@@ -228,6 +243,29 @@ impl Cluster {
         })
     }
 
+    /// Reads what Redis does not have, together with other callers. The worker then publishes it.
+    async fn read_shared<'k>(
+        &self,
+        partition: u32,
+        keys: Vec<&'k Key>,
+    ) -> Result<Vec<(&'k Key, ReadCounter)>, EngineError> {
+        let by_key: BTreeMap<&Key, &'k Key> = keys.iter().map(|key| (*key, *key)).collect();
+        let asked = self.shared_reads.join(keys.iter().copied()).into_iter().map(|joined| async move {
+            let ask = async || {
+                let keys: Vec<&Key> = joined.read.keys.iter().collect();
+                self.read_worker(partition, Need::Refill, &keys).await
+            };
+            let counters = joined.read.answer.get_or_init(ask).await.as_ref().map_err(Clone::clone)?;
+            let wanted = joined
+                .places
+                .iter()
+                .filter_map(|&place| Some((joined.read.keys.get(place)?.clone(), *counters.get(place)?)));
+            Ok(wanted.collect::<Vec<_>>())
+        });
+        let counters = try_join_all(asked).await?.into_iter().flatten();
+        Ok(counters.filter_map(|(key, counter)| Some((*by_key.get(&key)?, counter))).collect())
+    }
+
     async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
         let mut counters = Vec::with_capacity(keys.len());
         for keys in keys.chunks(CALL_KEYS_MAX) {
@@ -245,34 +283,37 @@ impl Cluster {
         let exact = matches!(need, Need::End);
         let unmet = |why: String| match need {
             Need::Position(_) => EngineError::TooStale(why),
-            Need::Any | Need::End => EngineError::Unavailable(why),
+            Need::Refill | Need::End => EngineError::Unavailable(why),
         };
         let request = RpcRequest::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
         let response = match need {
             // PostgreSQL can answer too, so a worker that is away is not waited for.
-            Need::Any => match self.ask_within(ANY_WORKER_WAIT, partition, request).await {
+            Need::Refill => match self.ask_within(ANY_WORKER_WAIT, partition, request).await {
                 Err(why) => return self.read_stored(partition, keys, &why).await,
                 answered => answered,
             },
             Need::End | Need::Position(_) => self.ask(partition, request).await,
         };
-        let (at, records) = match response {
-            Ok(RpcResponse::Read { at, records, .. }) if records.len() == keys.len() => (at, records),
+        let (position, at, records) = match response {
+            Ok(RpcResponse::Read { position, at, records }) if records.len() == keys.len() => (position, at, records),
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
             Err(why) => return Err(unmet(why)),
         };
+        if need == Need::Refill {
+            self.sources.from_worker(keys.len());
+        }
         self.clock.observe(at);
-        let now = self.now().max(at);
+        let (now, tail) = (self.now().max(at), UnsummedTail::default());
         let counters = records.iter().map(|bytes| match bytes {
-            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail: UnsummedTail::default() }),
+            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail, position }),
             Some(bytes) => record::read_counter(bytes)
-                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail: UnsummedTail::default() })
+                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail, position })
                 .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
         });
         counters.collect()
     }
 
-    /// Reads what is persisted. It says how old it is.
+    /// Reads what is persisted, unless newer readings were served. It says how old it is.
     async fn read_stored(&self, partition: u32, keys: &[&Key], why: &str) -> Result<Vec<ReadCounter>, EngineError> {
         let unavailable = |error: &dyn std::fmt::Display| EngineError::Unavailable(format!("{why}; {error}"));
         let mut wanted = MissingKeys::default();
@@ -281,16 +322,21 @@ impl Cluster {
         // The time first: records that are persisted in between are newer than it says, never older.
         let rows = pg.partitions().await.map_err(|error| unavailable(&error))?;
         let fetched = pg.fetch(partition, &wanted).await.map_err(|error| unavailable(&error))?;
+        let position = fetched.position;
+        if keys.iter().any(|key| self.served[partition as usize].least(key) > position) {
+            return Err(unavailable(&"what is stored is older than what was read before"));
+        }
+        self.sources.from_postgres(keys.len());
         let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
         let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
-        let now = self.now().max(as_of);
+        let (now, tail) = (self.now().max(as_of), UnsummedTail::default());
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
-            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail: UnsummedTail::default() }),
+            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail, position }),
             Some(value) => record::read_counter(value)
                 .map(|held| Some(held).filter(|held| !held.is_expired(now)))
-                .map(|held| ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() })
+                .map(|held| ReadCounter { held, exact: false, as_of, now, tail, position })
                 .ok_or_else(|| EngineError::Unreadable("a stored counter is of a newer version".to_owned())),
         };
         keys.iter().map(counter).collect()
@@ -377,7 +423,8 @@ impl Cluster {
         let now = self.now();
         let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
             let (held, as_of) = (Some(counter.state), counter.clock);
-            let read = ReadCounter { held, exact: false, as_of, now, tail: UnsummedTail::default() };
+            let (tail, position) = (UnsummedTail::default(), Position(0));
+            let read = ReadCounter { held, exact: false, as_of, now, tail, position };
             (counter.key, read.reading())
         });
         Ok(Page { items: items.collect(), next })

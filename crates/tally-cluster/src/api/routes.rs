@@ -16,12 +16,16 @@ use crate::worker::BrokerClock;
 pub struct PartitionRoute {
     /// Address of its owner.
     pub owner: Option<String>,
-    /// Totals of an older position may lack changes.
-    pub since: Position,
     /// Redis has every change from there up to here.
     pub published: Position,
     /// The time of that position.
     pub published_at: Option<Millis>,
+    /// The epoch of the newest heartbeat.
+    pub epoch: u64,
+    /// Totals of earlier positions may be outdated.
+    pub since: Position,
+    /// Others that apply the partition.
+    pub standbys: Vec<String>,
 }
 
 /// Owners of partitions and how current Redis is, from the heartbeats of workers.
@@ -72,12 +76,20 @@ impl PartitionRoutes {
                     let Some(heartbeat) = heartbeat else { continue };
                     self.clock.observe(heartbeat.at);
                     route.owner = Some(heartbeat.owner);
-                    route.since = route.since.max(heartbeat.since);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));
+                    // Redis may have lost the newest one.
+                    if heartbeat.epoch >= route.epoch {
+                        route.epoch = heartbeat.epoch;
+                        route.since = heartbeat.since;
+                        route.standbys = heartbeat.standbys;
+                    }
                 }
             }
             Err(error) => tracing::debug!(%error, "heartbeats cannot be read"),
+        }
+        if let Err(error) = self.totals.generation().await {
+            tracing::debug!(%error, "the masters of Redis are not known");
         }
         if self.routes.lock().iter().any(|route| route.owner.is_none()) {
             self.refresh_owners().await;

@@ -79,15 +79,17 @@ fn partitions(list: &TopicPartitionList) -> Vec<u32> {
 }
 
 impl Membership {
-    /// Joins the group `group`. `events` is called on a thread of its own and must not block.
+    /// Joins the group `group`, in which others see this worker by its address. `events` is called on a thread of its own and must not block.
     pub fn join(
         settings: &KafkaSettings,
         group: &str,
+        address: &str,
         events: impl Fn(MembershipEvent) + Send + Sync + 'static,
     ) -> Result<Membership, TopicError> {
         let mut config = settings.client();
         config
             .set("group.id", group)
+            .set("client.id", address)
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("session.timeout.ms", SESSION_TIMEOUT_MS.to_string())
             .set("heartbeat.interval.ms", (SESSION_TIMEOUT_MS / 6).to_string())

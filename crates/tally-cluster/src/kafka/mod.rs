@@ -4,6 +4,7 @@
 //! partitions among workers.
 
 mod append;
+mod group;
 mod membership;
 mod tail;
 pub mod topic;
@@ -11,6 +12,7 @@ pub mod topic;
 use std::time::Duration;
 
 pub use append::{AppendError, Appended, Appender};
+pub use group::GroupWorker;
 pub use membership::{Membership, MembershipEvent};
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;

@@ -109,6 +109,14 @@ impl Tailer {
         })
     }
 
+    pub(super) fn consumer(&self) -> &BaseConsumer {
+        &self.shared.consumer
+    }
+
+    pub(super) fn settings(&self) -> &KafkaSettings {
+        &self.shared.settings
+    }
+
     /// Reads a partition from a position on. Each partition can be opened once at a time. Blocks while it asks the
     /// broker which positions exist.
     pub fn open(&self, partition: u32, from: Position) -> Result<PartitionTail, TopicError> {

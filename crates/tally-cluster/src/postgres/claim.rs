@@ -59,6 +59,8 @@ const FORGET: &str = "DELETE FROM idempotent_requests WHERE partition = $1 AND e
     (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 \
      ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
 
+const REQUEST_COUNT: &str = "SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'idempotent_requests'::regclass";
+
 impl Pg {
     /// Makes `owner` the owner, with a new epoch, so that the previous owner can no longer persist. Waits for a persist in
     /// progress; if that takes long, fails with [`PgError::Busy`]. After any error, claim again: an epoch may be skipped,
@@ -81,6 +83,12 @@ impl Pg {
     pub async fn partitions(&self) -> Result<Vec<PartitionRow>, PgError> {
         let rows = self.reading().await?.query(PARTITIONS, &[]).await?;
         rows.iter().map(partition_row).collect()
+    }
+
+    /// How many request ids there are, as PostgreSQL's statistics say. Counting them would read the whole table.
+    pub async fn request_count(&self) -> Result<u64, PgError> {
+        let rows = self.reading().await?.query(REQUEST_COUNT, &[]).await?;
+        rows.first().map_or(Ok(0), |row| number(column(row, 0)?))
     }
 
     /// Deletes the request ids that had expired at `before`, a bounded number at a time, and returns how many there were.

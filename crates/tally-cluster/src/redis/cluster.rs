@@ -13,7 +13,8 @@ use redis::cluster_routing::Slot;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
-use super::limits::{PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN};
+use super::generation::Generations;
+use super::limits::{PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN, TOPOLOGY_AGE_MAX};
 use super::link::{NodeLink, NodeSecurity};
 use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
 use super::topology::{Topology, redirected_to};
@@ -41,6 +42,7 @@ pub struct ClusterRouter {
 #[derive(Default)]
 struct KnownTopology {
     latest: Arc<Topology>,
+    asked_at: Option<Instant>,
     /// Whether a command was answered otherwise than it says.
     is_outdated: bool,
 }
@@ -81,8 +83,13 @@ impl ClusterRouter {
     }
 
     /// Runs commands and returns their answers in the same order. None of the answers is an error. Commands of nodes
-    /// that answered are not sent again when others failed.
-    pub async fn run(&self, commands: &[KeyCommand], hashes: &ScriptHashes) -> RedisResult<Vec<Value>> {
+    /// that answered are not sent again when others failed. Also returns the topology by which they were sent, if nothing
+    /// had to be sent again.
+    pub async fn run(
+        &self,
+        commands: &[KeyCommand],
+        hashes: &ScriptHashes,
+    ) -> RedisResult<(Vec<Value>, Option<Arc<Topology>>)> {
         let started = Instant::now();
         let mut answers = vec![Value::Nil; commands.len()];
         let pending = |(place, command): (usize, &KeyCommand)| PendingCommand {
@@ -92,12 +99,16 @@ impl ClusterRouter {
         };
         let mut waiting: Vec<PendingCommand> = commands.iter().enumerate().map(pending).collect();
         let mut pause = RETRY_PAUSE_MIN;
+        let mut sent_by = None;
         for retry in 0.. {
             let topology = self.topology().await?;
             let sent = self.send_all(std::mem::take(&mut waiting), &topology, commands, hashes).await?;
             sent.answers.into_iter().for_each(|(place, answer)| answers[place] = answer);
             waiting = sent.pending;
-            let Some(error) = sent.error else { break };
+            let Some(error) = sent.error else {
+                sent_by = (retry == 0).then_some(topology);
+                break;
+            };
             self.forget(&topology);
             if retry == RETRIES_MAX || started.elapsed() + pause > RETRY_FOR {
                 return Err(error);
@@ -108,7 +119,7 @@ impl ClusterRouter {
                 pause *= 2;
             }
         }
-        Ok(answers)
+        Ok((answers, sent_by))
     }
 
     /// Runs a command that must not be run twice. It is sent again only if a node refused it or no connection could be made.
@@ -216,7 +227,8 @@ impl ClusterRouter {
         (!known.is_outdated).then(|| Arc::clone(&known.latest))
     }
 
-    async fn topology(&self) -> RedisResult<Arc<Topology>> {
+    /// Who owns what, as far as it is known.
+    pub async fn topology(&self) -> RedisResult<Arc<Topology>> {
         if let Some(current) = self.current_topology() {
             return Ok(current);
         }
@@ -224,12 +236,36 @@ impl ClusterRouter {
         if let Some(current) = self.current_topology() {
             return Ok(current);
         }
-        let mut command = redis::cmd("CLUSTER");
-        command.arg("SLOTS");
-        let (answer, asked) = self.ask_any(&command).await?;
-        let latest = Arc::new(Topology::parse(&answer, &asked));
+        self.ask_topology().await
+    }
+
+    /// Who owns what, asked for again if that was long ago. Calls under way are not delayed.
+    pub async fn recent_topology(&self) -> RedisResult<Arc<Topology>> {
+        let _refreshing = self.refreshing.lock().await;
+        let is_recent = |asked_at: Instant| asked_at.elapsed() < TOPOLOGY_AGE_MAX;
+        match self.current_topology() {
+            Some(current) if self.topology.lock().asked_at.is_some_and(is_recent) => Ok(current),
+            _ => self.ask_topology().await,
+        }
+    }
+
+    async fn ask_topology(&self) -> RedisResult<Arc<Topology>> {
+        let command = |what| {
+            let mut command = redis::cmd("CLUSTER");
+            command.arg(what);
+            command
+        };
+        let (slots, asked) = self.ask_any(&command("SLOTS")).await?;
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.add_command(command("NODES"));
+        let mut nodes = self.link(&asked)?.send(&pipeline, 1).await?;
+        let nodes: String = redis::from_redis_value(nodes.remove(0).extract_error()?)?;
+        let mut latest = Topology::parse(&slots, &asked);
+        latest.generations = Generations::parse(&slots, &nodes);
+        let latest = Arc::new(latest);
         self.links.lock().retain(|address, _| latest.has_node(address) || self.seeds.contains(address));
-        *self.topology.lock() = KnownTopology { latest: Arc::clone(&latest), is_outdated: false };
+        let asked_at = Some(Instant::now());
+        *self.topology.lock() = KnownTopology { latest: Arc::clone(&latest), asked_at, is_outdated: false };
         Ok(latest)
     }
 

@@ -1,12 +1,13 @@
 //! The keys and values in Redis.
 //!
 //! ```text
-//! <prefix>:t:<counter key> → version:u8, position:u64be, time, counter record as in the store, or nothing
-//!                            version 2: length of the counter record and that, then what is summed of its sub-counters
-//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, address of the owner
+//! <prefix>:t:<counter key> → version:u8, position:u64be, generation:u64be, time, counter record as in the store, or nothing
+//!                            version 4: length of the counter record and that, then what is summed of its sub-counters
+//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, addresses
 //! ```
 //!
-//! Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
+//! The generation is that of the slot (`generation.rs`). The addresses are those of the owner and then of its standbys,
+//! with a space between them. Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
 //! so their place and meaning is the same in every version.
 
 use tally_core::counter::CounterState;
@@ -17,10 +18,11 @@ use tally_core::time::{Millis, Position};
 use tally_core::varint::{Cursor, put_bytes, put_u64};
 
 use super::limits::{ADDRESS_BYTES_MAX, TOTAL_RECORD_BYTES_MAX};
+use crate::limits::STANDBYS_MAX;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 3;
 /// Version of a total of a counter that has sub-counters.
-const VERSION_SUMMED: u8 = 2;
+const VERSION_SUMMED: u8 = 4;
 
 /// The state of a counter at a position of its partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Total {
     pub state: Option<CounterState>,
     /// What is summed of its sub-counters, if it has any.
     pub summed: Option<SummedShards>,
+    /// Under which master it was published.
+    pub generation: u64,
 }
 
 /// A total to publish.
@@ -63,10 +67,13 @@ pub struct Heartbeat {
     pub position: Position,
     /// Everything that was acknowledged before this time is before that position.
     pub at: Millis,
-    /// Totals of an older position may lack changes: those that a predecessor did not publish, or that Redis lost.
+    /// Totals of earlier positions may be outdated: they were published by a previous owner, and it may have died before it
+    /// published what changed.
     pub since: Position,
     /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
     pub owner: String,
+    /// Where others answer that apply the partition, too.
+    pub standbys: Vec<String>,
 }
 
 pub(super) fn total_key(prefix: &str, key: &Key) -> Vec<u8> {
@@ -78,11 +85,12 @@ pub(super) fn heartbeat_key(prefix: &str, partition: u32) -> Vec<u8> {
 }
 
 impl TotalUpdate {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self, generation: u64) -> Vec<u8> {
         let record = self.record.as_deref().unwrap_or_default();
-        let mut value = Vec::with_capacity(20 + record.len());
+        let mut value = Vec::with_capacity(28 + record.len());
         value.push(if self.summed.is_some() { VERSION_SUMMED } else { VERSION });
         value.extend_from_slice(&self.position.0.to_be_bytes());
+        value.extend_from_slice(&generation.to_be_bytes());
         put_u64(&mut value, self.at.0);
         match &self.summed {
             None => value.extend_from_slice(record),
@@ -100,6 +108,7 @@ impl Total {
         let mut cursor = Cursor::new(value);
         let version = cursor.u8()?;
         let position = Position(u64::from_be_bytes(cursor.array()?));
+        let generation = u64::from_be_bytes(cursor.array()?);
         let at = Millis(cursor.u64()?);
         let (record, summed) = match version {
             VERSION => (cursor.rest(), None),
@@ -110,14 +119,15 @@ impl Total {
             _ => return None,
         };
         let state = if record.is_empty() { None } else { Some(read_counter(record)?) };
-        Some(Total { position, at, state, summed })
+        Some(Total { position, at, state, summed, generation })
     }
 }
 
 impl Heartbeat {
     pub(super) fn encode(&self) -> Vec<u8> {
         let numbers = [self.epoch, self.position.0, self.at.0, self.since.0].map(u64::to_be_bytes).concat();
-        [&[VERSION], &numbers[..], self.owner.as_bytes()].concat()
+        let addresses = std::iter::once(&self.owner).chain(&self.standbys).map(String::as_str).collect::<Vec<_>>();
+        [&[VERSION], &numbers[..], addresses.join(" ").as_bytes()].concat()
     }
 
     pub(super) fn decode(partition: u32, value: &[u8]) -> Option<Heartbeat> {
@@ -126,9 +136,13 @@ impl Heartbeat {
             return None;
         }
         let mut number = || cursor.array().map(u64::from_be_bytes);
-        let (epoch, position, at, since) = (number()?, Position(number()?), Millis(number()?), Position(number()?));
-        let owner = std::str::from_utf8(cursor.rest()).ok().filter(|owner| owner.len() <= ADDRESS_BYTES_MAX)?;
-        Some(Heartbeat { partition, epoch, position, at, since, owner: owner.to_owned() })
+        let (epoch, position, at) = (number()?, Position(number()?), Millis(number()?));
+        let since = Position(number()?);
+        let mut addresses = std::str::from_utf8(cursor.rest()).ok()?.split(' ').map(str::to_owned);
+        let (owner, standbys) = (addresses.next()?, addresses.collect::<Vec<_>>());
+        let are_valid = standbys.len() <= STANDBYS_MAX as usize
+            && standbys.iter().chain([&owner]).all(|address| address.len() <= ADDRESS_BYTES_MAX);
+        are_valid.then_some(Heartbeat { partition, epoch, position, at, since, owner, standbys })
     }
 }
 
@@ -147,10 +161,11 @@ mod tests {
         let key = Key::new("k").unwrap();
         let update =
             TotalUpdate { key, position: Position(u64::MAX), at: Millis(1 << 40), record, summed: None, first: true };
-        let value = update.encode();
-        let total = Total { position: update.position, at: update.at, state: Some(state), summed: None };
+        let value = update.encode(u64::MAX - 1);
+        let (position, at, generation) = (update.position, update.at, u64::MAX - 1);
+        let total = Total { position, at, state: Some(state), summed: None, generation };
         assert_eq!(Total::decode(&value), Some(total.clone()));
-        let deleted = TotalUpdate { record: None, ..update }.encode();
+        let deleted = TotalUpdate { record: None, ..update }.encode(u64::MAX - 1);
         assert_eq!(Total::decode(&deleted), Some(Total { state: None, ..total }));
         // Without the whole record it is the total of a deleted counter, or nothing.
         for len in (0..value.len()).filter(|len| *len != deleted.len()) {
@@ -163,12 +178,16 @@ mod tests {
     #[test]
     fn a_heartbeat_survives_encoding_and_a_malformed_one_is_refused() {
         let owner = "worker-1.example:7400".to_owned();
-        let (position, since) = (Position(1 << 60), Position(1 << 50));
-        let heartbeat = Heartbeat { partition: 3, epoch: 1, position, at: Millis(7), since, owner };
+        let (since, standbys) = (Position(9), vec!["worker-2:7400".to_owned(), "worker-3:7400".to_owned()]);
+        let heartbeat =
+            Heartbeat { partition: 3, epoch: 1, position: Position(1 << 60), at: Millis(7), since, owner, standbys };
+        for heartbeat in [Heartbeat { standbys: Vec::new(), ..heartbeat.clone() }, heartbeat.clone()] {
+            assert_eq!(Heartbeat::decode(3, &heartbeat.encode()), Some(heartbeat));
+        }
         let value = heartbeat.encode();
-        assert_eq!(Heartbeat::decode(3, &value), Some(heartbeat));
         assert_eq!(Heartbeat::decode(3, &value[..32]), None);
         assert_eq!(Heartbeat::decode(3, &[&value[..33], &[0xff]].concat()), None);
         assert_eq!(Heartbeat::decode(3, &[&value[..33], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[b' '; STANDBYS_MAX as usize + 1]].concat()), None);
     }
 }

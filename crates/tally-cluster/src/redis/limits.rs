@@ -20,6 +20,8 @@ pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(10);
 pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Most nodes of a cluster that are remembered.
 pub const NODES_MAX: usize = 1_024;
+/// The owners of slots are asked for again after this long.
+pub const TOPOLOGY_AGE_MAX: Duration = Duration::from_secs(2);
 /// Longest address of a worker in a heartbeat, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// How long a total is published after it was first read, unless the settings say otherwise.

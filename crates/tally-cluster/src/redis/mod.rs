@@ -13,6 +13,7 @@
 
 mod cluster;
 mod error;
+mod generation;
 mod layout;
 pub mod limits;
 mod link;
@@ -24,4 +25,4 @@ mod totals;
 pub use error::RedisError;
 pub use layout::{Heartbeat, Total, TotalUpdate};
 pub use shards::{ActiveCounter, AddError, ShardAdd, ShardState};
-pub use totals::{PublishReport, RedisSettings, Totals};
+pub use totals::{PublishReport, RedisSettings, StoredTotal, Totals};

@@ -5,7 +5,8 @@
 
 use redis::Cmd;
 
-/// Arguments: the total, and its time to live in milliseconds or nothing. Answers one of the `TOTAL_` constants.
+/// Arguments: the total, and its time to live in milliseconds or nothing. One at the same position is replaced if it was
+/// published under another master. Answers one of the `TOTAL_` constants.
 const PUBLISH_TOTAL: &str = "\
 local old = redis.pcall('GETRANGE', KEYS[1], 1, 8)
 if type(old) ~= 'string' or #old < 8 then
@@ -21,6 +22,9 @@ for i = 1, 8 do
   end
   if a > b then return 0 end
 end
+if redis.call('GETRANGE', KEYS[1], 9, 16) ~= string.sub(ARGV[1], 10, 17) then
+  redis.call('SET', KEYS[1], ARGV[1], 'KEEPTTL')
+end
 return 1";
 
 /// The one there is newer.
@@ -29,6 +33,12 @@ pub const TOTAL_OUTDATED: i64 = 0;
 pub const TOTAL_PUBLISHED: i64 = 1;
 /// There is none, and it was not created.
 pub const TOTAL_GONE: i64 = 2;
+
+/// Arguments: what is there, and what replaces it. Answers 1, or 0 if something else is there.
+const REPLACE: &str = "\
+if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
+return 1";
 
 /// Argument: the heartbeat. Answers 1, or 0 if the one there is newer.
 const PUBLISH_HEARTBEAT: &str = "\
@@ -161,6 +171,10 @@ pub enum KeyVerb {
         script: ShardScript,
         arguments: Vec<Vec<u8>>,
     },
+    Replace {
+        seen: Vec<u8>,
+        value: Vec<u8>,
+    },
 }
 
 /// How a script is named in a command.
@@ -177,6 +191,7 @@ pub struct ScriptHashes {
     total: String,
     heartbeat: String,
     shard: Vec<(ShardScript, String)>,
+    replace: String,
 }
 
 impl ScriptHashes {
@@ -195,6 +210,7 @@ impl ScriptHashes {
             shard,
             total: load(command(PUBLISH_TOTAL)).await?,
             heartbeat: load(command(PUBLISH_HEARTBEAT)).await?,
+            replace: load(command(REPLACE)).await?,
         })
     }
 }
@@ -253,6 +269,11 @@ impl KeyCommand {
             KeyVerb::Shard { script, arguments } => {
                 let mut command = call(script.text(), &|hashes| hashes.shard(*script).to_owned());
                 command.arg(arguments);
+                command
+            }
+            KeyVerb::Replace { seen, value } => {
+                let mut command = call(REPLACE, &|hashes| hashes.replace.clone());
+                command.arg(seen).arg(value);
                 command
             }
             KeyVerb::PublishHeartbeat { value } => {

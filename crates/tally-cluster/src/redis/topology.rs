@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use redis::Value;
 use redis::cluster_routing::Slot;
 
+use super::generation::Generations;
 use super::limits::NODES_MAX;
 
 /// What a node said about the cluster.
@@ -16,6 +17,8 @@ pub struct Topology {
     slots: HashMap<Slot, usize>,
     /// Addresses of all nodes.
     nodes: BTreeSet<String>,
+    /// Under which masters the slots are.
+    pub generations: Generations,
 }
 
 impl Topology {

@@ -1,8 +1,10 @@
 //! The handle: publishes and reads totals and heartbeats.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis::cluster_routing::Slot;
 use redis::{Cmd, FromRedisValue, RedisConnectionInfo, Value, from_redis_value};
 use tally_core::key::Key;
 
@@ -12,6 +14,7 @@ use super::layout::{Heartbeat, Total, TotalUpdate, heartbeat_key, total_key};
 use super::limits::{ADDRESS_BYTES_MAX, TOTAL_TTL_DEFAULT};
 use super::link::NodeSecurity;
 use super::scripts::{KeyCommand, KeyVerb, ScriptHashes, TOTAL_GONE, TOTAL_OUTDATED, TOTAL_PUBLISHED};
+use super::topology::Topology;
 use crate::tls::TlsClient;
 
 /// Where Redis is.
@@ -71,6 +74,14 @@ pub struct PublishReport {
     pub gone: Vec<Key>,
 }
 
+/// What is in Redis for a counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTotal {
+    /// The total, if it is one.
+    pub total: Option<Total>,
+    value: Vec<u8>,
+}
+
 /// A connection to Redis Cluster that follows failovers and reconnects by itself.
 pub struct Totals {
     pub(super) cluster: ClusterRouter,
@@ -80,7 +91,6 @@ pub struct Totals {
     total_ttl_ms: u64,
     pub(super) hashes: ScriptHashes,
     malformed: AtomicU64,
-    epoch: AtomicU64,
 }
 
 impl Totals {
@@ -104,20 +114,23 @@ impl Totals {
             total_ttl_ms: u64::try_from(settings.total_ttl.as_millis()).unwrap_or(u64::MAX).max(1),
             hashes,
             malformed: AtomicU64::new(0),
-            epoch: AtomicU64::new(0),
             nodes,
         };
         // Fails if it is no cluster.
-        totals.topology_epoch().await?;
+        totals.generation().await?;
         Ok(totals)
     }
 
     /// Publishes totals, each only if it is newer than the one there, and only if one is there or it is the first. After
     /// an error some may be published; publishing all of them again is safe.
     pub async fn publish(&self, updates: &[TotalUpdate]) -> Result<PublishReport, RedisError> {
-        let command = |update: &TotalUpdate| KeyCommand {
-            key: total_key(&self.prefix, &update.key),
-            verb: KeyVerb::PublishTotal { value: update.encode(), ttl_ms: update.first.then_some(self.total_ttl_ms) },
+        // Commands that are sent again by a newer topology keep these generations, and their totals are not relied on.
+        let topology = self.cluster.topology().await.map_err(|error| self.failed(&error))?;
+        let command = |update: &TotalUpdate| {
+            let key = total_key(&self.prefix, &update.key);
+            let generation = topology.generations.of(Slot::for_key(&key)).unwrap_or_default();
+            let ttl_ms = update.first.then_some(self.total_ttl_ms);
+            KeyCommand { key, verb: KeyVerb::PublishTotal { value: update.encode(generation), ttl_ms } }
         };
         let answers = self.run(&updates.iter().map(command).collect::<Vec<_>>()).await?;
         let mut report = PublishReport::default();
@@ -132,10 +145,37 @@ impl Totals {
         Ok(report)
     }
 
-    /// Reads totals, in the order of the keys; `None` for those that are not published.
+    /// Reads totals, in the order of the keys. `None` for those that are not published, and for those that a failover may
+    /// have taken back: they were published under another master than the one that answered.
     pub async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Total>>, RedisError> {
-        let values = self.read(keys.iter().map(|key| total_key(&self.prefix, key)).collect::<Vec<_>>()).await?;
-        Ok(values.iter().map(|value| self.decoded(value.as_deref(), Total::decode)).collect())
+        let keys: Vec<_> = keys.iter().map(|key| total_key(&self.prefix, key)).collect();
+        let slots: Vec<_> = keys.iter().map(Slot::for_key).collect();
+        let (values, topology) = self.read(keys).await?;
+        let total = |(slot, value): (Slot, Option<Vec<u8>>)| {
+            let total = self.decoded(value.as_deref(), Total::decode)?;
+            let generation = topology.as_ref()?.generations.of(slot)?;
+            (total.generation == generation).then_some(total)
+        };
+        Ok(slots.into_iter().zip(values).map(total).collect())
+    }
+
+    /// Reads totals as they are in Redis, whatever they are worth.
+    pub async fn stored(&self, keys: &[Key]) -> Result<Vec<Option<StoredTotal>>, RedisError> {
+        let (values, _) = self.read(keys.iter().map(|key| total_key(&self.prefix, key)).collect()).await?;
+        let stored = |value: Option<Vec<u8>>| value.map(|value| StoredTotal { total: Total::decode(&value), value });
+        Ok(values.into_iter().map(stored).collect())
+    }
+
+    /// Replaces totals, each only if it is still the one that was seen. Answers for each whether it was replaced.
+    pub async fn replace(&self, totals: &[(StoredTotal, TotalUpdate)]) -> Result<Vec<bool>, RedisError> {
+        let topology = self.cluster.topology().await.map_err(|error| self.failed(&error))?;
+        let command = |(seen, update): &(StoredTotal, TotalUpdate)| {
+            let key = total_key(&self.prefix, &update.key);
+            let generation = topology.generations.of(Slot::for_key(&key)).unwrap_or_default();
+            KeyCommand { key, verb: KeyVerb::Replace { seen: seen.value.clone(), value: update.encode(generation) } }
+        };
+        let answers = self.run(&totals.iter().map(command).collect::<Vec<_>>()).await?;
+        answers.iter().map(is_done).collect()
     }
 
     /// Publishes heartbeats, each unless the one there is newer by epoch, position and time, in this order. Answers for
@@ -152,16 +192,12 @@ impl Totals {
             verb: KeyVerb::PublishHeartbeat { value: heartbeat.encode() },
         };
         let answers = self.run(&heartbeats.iter().map(command).collect::<Vec<_>>()).await?;
-        let is_published = |answer: Value| match answer {
-            Value::Int(published @ 0..=1) => Ok(published == 1),
-            other => Err(unexpected(&other)),
-        };
-        answers.into_iter().map(is_published).collect()
+        answers.iter().map(is_done).collect()
     }
 
     /// Reads the heartbeats of partitions, in their order; `None` for those that nobody has published.
     pub async fn heartbeats(&self, partitions: &[u32]) -> Result<Vec<Option<Heartbeat>>, RedisError> {
-        let values = self
+        let (values, _) = self
             .read(partitions.iter().map(|partition| heartbeat_key(&self.prefix, *partition)).collect::<Vec<_>>())
             .await?;
         let decoded = |(partition, value): (&u32, &Option<Vec<u8>>)| {
@@ -170,15 +206,11 @@ impl Totals {
         Ok(partitions.iter().zip(&values).map(decoded).collect())
     }
 
-    /// The highest epoch of the cluster seen so far. When it grows, a replica may have taken over that lacks the latest
-    /// writes: what was published has to be published again.
-    pub async fn topology_epoch(&self) -> Result<u64, RedisError> {
-        let mut command = redis::cmd("CLUSTER");
-        command.arg("INFO");
-        let info: String = ask_any(&self.cluster, &command).await.map_err(|error| self.failed(&error))?;
-        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
-        let epoch: u64 = epoch.and_then(|epoch| epoch.trim().parse().ok()).ok_or(RedisError::Unexpected(info))?;
-        Ok(self.epoch.fetch_max(epoch, Ordering::Relaxed).max(epoch))
+    /// Changes when a master is replaced. What was published has to be published again then: a replica that takes over may
+    /// lack the latest writes.
+    pub async fn generation(&self) -> Result<u64, RedisError> {
+        let topology = self.cluster.recent_topology().await.map_err(|error| self.failed(&error))?;
+        Ok(topology.generations.all())
     }
 
     /// How many values were read that Tally cannot have written. They count as absent.
@@ -194,19 +226,21 @@ impl Totals {
         decoded
     }
 
-    async fn read(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Vec<u8>>>, RedisError> {
-        let answers =
-            self.run(&keys.into_iter().map(|key| KeyCommand { key, verb: KeyVerb::Get }).collect::<Vec<_>>()).await?;
+    async fn read(&self, keys: Vec<Vec<u8>>) -> Result<(Vec<Option<Vec<u8>>>, Option<Arc<Topology>>), RedisError> {
+        let commands: Vec<_> = keys.into_iter().map(|key| KeyCommand { key, verb: KeyVerb::Get }).collect();
+        let sent = self.cluster.run(&commands, &self.hashes).await;
+        let (answers, topology) = sent.map_err(|error| self.failed(&error))?;
         let value = |answer| match answer {
             Value::BulkString(value) => Ok(Some(value)),
             Value::Nil => Ok(None),
             other => Err(unexpected(&other)),
         };
-        answers.into_iter().map(value).collect()
+        Ok((answers.into_iter().map(value).collect::<Result<_, _>>()?, topology))
     }
 
     pub(super) async fn run(&self, commands: &[KeyCommand]) -> Result<Vec<Value>, RedisError> {
-        self.cluster.run(commands, &self.hashes).await.map_err(|error| self.failed(&error))
+        let sent = self.cluster.run(commands, &self.hashes).await;
+        sent.map(|(answers, _)| answers).map_err(|error| self.failed(&error))
     }
 
     pub(super) fn failed(&self, error: &redis::RedisError) -> RedisError {
@@ -217,6 +251,13 @@ impl Totals {
 async fn ask_any<T: FromRedisValue>(cluster: &ClusterRouter, command: &Cmd) -> Result<T, redis::RedisError> {
     let (answer, _) = cluster.ask_any(command).await?;
     Ok(from_redis_value(answer)?)
+}
+
+fn is_done(answer: &Value) -> Result<bool, RedisError> {
+    match answer {
+        Value::Int(done @ 0..=1) => Ok(*done == 1),
+        other => Err(unexpected(other)),
+    }
 }
 
 pub(super) fn unexpected(answer: &Value) -> RedisError {

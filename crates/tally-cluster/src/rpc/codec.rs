@@ -257,7 +257,7 @@ fn owner(cursor: &mut Cursor<'_>) -> Option<Option<String>> {
 
 fn put_need(out: &mut Vec<u8>, need: Need) {
     match need {
-        Need::Any => out.push(0),
+        Need::Refill => out.push(0),
         Need::End => out.push(1),
         Need::Position(position) => {
             out.push(2);
@@ -268,7 +268,7 @@ fn put_need(out: &mut Vec<u8>, need: Need) {
 
 fn need(cursor: &mut Cursor<'_>) -> Option<Need> {
     match cursor.u8()? {
-        0 => Some(Need::Any),
+        0 => Some(Need::Refill),
         1 => Some(Need::End),
         2 => Some(Need::Position(Position(cursor.u64()?))),
         _ => None,

@@ -61,8 +61,8 @@ pub enum RpcRequest {
 /// How much of the journal a read must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Whatever is applied.
-    Any,
+    /// The same as [`Need::End`]. The counters are then kept in Redis for a while.
+    Refill,
     /// Everything that is in the journal when the request arrives.
     End,
     /// Everything before this position.

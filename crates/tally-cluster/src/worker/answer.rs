@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tally_core::key::Key;
 use tally_core::time::Position;
 
 use super::WorkerShared;
+use super::host::HostReading;
 use super::hosting::Hosting;
-use crate::limits::WORKER_WAIT_MS;
+use super::store::StoreFailure;
+use crate::limits::{STANDBY_READS_MAX, WORKER_WAIT_MS};
 use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
 impl RpcHandler for Arc<WorkerShared> {
@@ -23,19 +26,18 @@ impl RpcHandler for Arc<WorkerShared> {
             RpcRequest::Read { partition, need, keys } => {
                 let hosting = self.hosting(partition)?;
                 match need {
-                    Need::Any => {
-                        let now = hosting.host.now();
-                        let mut round = hosting.host.round();
-                        for key in &keys {
-                            round.read(key, now.0);
+                    Need::Refill => {
+                        reach_end(&hosting).await?;
+                        if hosting.role() == Role::Owner {
+                            let now = hosting.host.now();
+                            let mut round = hosting.host.round();
+                            keys.iter().for_each(|key| round.read(key, now.0));
                         }
                     }
                     Need::Position(position) => reach(&hosting, position).await?,
                     Need::End => reach_end(&hosting).await?,
                 }
-                let reading = tokio::task::spawn_blocking(move || hosting.host.read(&keys)).await;
-                let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
-                let reading = reading.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let reading = read(&hosting, keys).await?;
                 Ok(RpcResponse::Read {
                     position: reading.position,
                     at: reading.as_of,
@@ -83,11 +85,11 @@ impl RpcHandler for Arc<WorkerShared> {
                     let end = hosting.ends.now().await.and_then(Result::ok);
                     partitions.push(PartitionStatus {
                         partition: hosting.host.partition,
-                        epoch: hosting.epoch,
+                        epoch: hosting.epoch(),
                         applied: hosting.host.applied(),
                         persisted: hosting.host.persisted(),
                         end,
-                        role: Role::Owner,
+                        role: hosting.role(),
                     });
                 }
                 Ok(RpcResponse::Status { partitions })
@@ -104,6 +106,26 @@ impl WorkerShared {
         let stopped = self.stopped.lock().get(&partition).cloned();
         Err(stopped.map_or(RpcError::NotHosted { owner: None }, RpcError::Failed))
     }
+}
+
+async fn read(hosting: &Arc<Hosting>, keys: Vec<Key>) -> Result<HostReading, RpcError> {
+    let failed = |error: &dyn std::fmt::Display| RpcError::Failed(error.to_string());
+    let keys = Arc::new(keys);
+    for _ in 0..STANDBY_READS_MAX {
+        let reading = tokio::task::spawn_blocking({
+            let (hosting, keys) = (Arc::clone(hosting), Arc::clone(&keys));
+            move || hosting.host.read(&keys)
+        });
+        match reading.await.map_err(|error| failed(&error))? {
+            Ok(reading) => return Ok(reading),
+            // The owner was faster. A standby gets there, too.
+            Err(StoreFailure::Overtaken { stored, .. }) if hosting.role() == Role::Standby => {
+                reach(hosting, Position(stored)).await?;
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    Err(RpcError::Overloaded)
 }
 
 async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {

@@ -20,6 +20,7 @@ use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
 use super::broker_clock::BrokerClock;
+use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::Round;
 use super::store::{PartitionStore, SharedStore, StoreFailure};
@@ -65,6 +66,11 @@ pub struct PartitionHost {
     store: SharedStore,
     recent: Mutex<RecentOutcomes>,
     round: Mutex<Round>,
+    /// Since when there are changes that are not published, or not persisted.
+    pub unpublished: LagClock,
+    /// The same for PostgreSQL.
+    pub unpersisted: LagClock,
+    duplicates: Arc<AtomicU64>,
     clock: BrokerClock,
     /// Everything that was acknowledged before this time is applied.
     current_at: AtomicU64,
@@ -75,6 +81,18 @@ pub struct PartitionHost {
     /// Memory is full of changes: persist now.
     persist_wanted: tokio::sync::Notify,
     stopping: AtomicBool,
+    /// Whether changes are published and counted, which standbys leave to the owner.
+    is_publishing: AtomicBool,
+}
+
+/// What all hosts of a worker have in common.
+pub struct HostSettings {
+    /// Memory for the partition.
+    pub budget_bytes: usize,
+    /// Seed of key hashes.
+    pub seed: u64,
+    /// Counts events whose request id was known.
+    pub duplicates: Arc<AtomicU64>,
 }
 
 /// Counters as of one position.
@@ -84,6 +102,8 @@ pub struct HostReading {
     pub position: Position,
     /// Everything that was acknowledged before this time is included.
     pub as_of: Millis,
+    /// The time by which expiry was decided.
+    pub now: Millis,
     /// The counters, in the order of the keys.
     pub counters: Vec<Option<CounterState>>,
     /// What is summed of the sub-counters of each, if that was asked for and it has any.
@@ -103,7 +123,8 @@ impl HostReading {
 
 impl PartitionHost {
     /// Hosts the partition from what is stored.
-    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, budget_bytes: usize, seed: u64) -> Self {
+    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, settings: HostSettings) -> Self {
+        let HostSettings { budget_bytes, seed, duplicates } = settings;
         let position = store.base();
         let state = match meta {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
@@ -118,12 +139,36 @@ impl PartitionHost {
             store: SharedStore(store),
             recent: Mutex::new(RecentOutcomes::default()),
             round: Mutex::new(Round::new(now.0)),
+            unpublished: LagClock::default(),
+            unpersisted: LagClock::default(),
+            duplicates,
             clock: BrokerClock::default(),
             current_at: AtomicU64::new(0),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
             persist_wanted: tokio::sync::Notify::new(),
             stopping: AtomicBool::new(false),
+            is_publishing: AtomicBool::new(false),
+        }
+    }
+
+    /// Changes are published from now on. Returns the position from which on that is so.
+    pub fn begin_publishing(&self) -> Position {
+        let hosted = self.state.lock();
+        *self.round.lock() = Round::new(self.now_at(&hosted.partition).0);
+        self.is_publishing.store(true, Ordering::Release);
+        hosted.applied
+    }
+
+    /// Continues as owner from a stored position that is not beyond what is applied.
+    pub fn take_over(&self, stored: Position) {
+        let mut hosted = self.state.lock();
+        hosted.partition.capture_abandoned();
+        self.store.0.committed(stored);
+        self.unpersisted.begin();
+        self.unpersisted.saved();
+        if hosted.applied > stored {
+            self.unpersisted.applied(self.now_at(&hosted.partition));
         }
     }
 
@@ -198,13 +243,25 @@ impl PartitionHost {
             }
         };
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
+        let is_publishing = self.is_publishing.load(Ordering::Acquire);
+        if let Some((first, _)) = batches.first().filter(|_| is_publishing) {
+            self.unpublished.applied(first.at);
+            self.unpersisted.applied(first.at);
+        }
+        let mut duplicates = 0;
         for (record, batch) in batches.drain(..) {
             let mut outcomes = Outcomes::default();
             self.clock.observe(record.at);
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
-            self.note_changes(&batch, at);
+            if is_publishing {
+                self.note_changes(&batch, at);
+            }
+            duplicates += outcomes.slots().iter().filter(|outcome| outcome.is_duplicate()).count() as u64;
             self.recent.lock().push(AppliedRecord { end: record.end(), at, outcomes });
+        }
+        if is_publishing {
+            self.duplicates.fetch_add(duplicates, Ordering::Relaxed);
         }
         let applied = hosted.applied;
         self.store.0.set_applied(applied);
@@ -329,7 +386,7 @@ impl PartitionHost {
             counters.push(held.filter(|held| !held.is_expired(at)));
         }
         fetched.restore_within(&mut hosted.partition, self.budget_bytes)?;
-        Ok(HostReading { position, as_of, counters, summed })
+        Ok(HostReading { position, as_of, now: at, counters, summed })
     }
 
     /// Counters with the ends of their ledgers, as of now. Blocks if some must be fetched.
@@ -351,16 +408,22 @@ impl PartitionHost {
         (hosted.partition.counters(), self.now_at(&hosted.partition))
     }
 
-    /// What is applied, and the time by which all that was acknowledged before it is applied. Every change before that
-    /// position has been noted for publishing.
-    pub fn standing(&self) -> (Position, Millis) {
-        let hosted = self.state.lock();
-        (hosted.applied, self.current_at(&hosted.partition))
-    }
-
     /// The time by the brokers' clocks.
     pub fn now(&self) -> Millis {
         self.now_at(&self.state.lock().partition)
+    }
+
+    /// What is applied, and the time by which all that was acknowledged before it is applied, for a round of publishing. Every
+    /// change before that position has been noted.
+    pub fn begin_round(&self) -> (Position, Millis) {
+        let hosted = self.state.lock();
+        self.unpublished.begin();
+        (hosted.applied, self.current_at(&hosted.partition))
+    }
+
+    /// The brokers' time, if it is known.
+    pub fn broker_time(&self) -> Option<Millis> {
+        self.clock.now()
     }
 
     /// Whether any counter expires.

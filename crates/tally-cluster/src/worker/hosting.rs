@@ -1,29 +1,35 @@
 //! The life of a hosted partition: claim, replay, serve, hand over.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use tally_core::batch::{Batch, Events, encode};
 use tally_core::event::Change;
 use tally_core::limits::SWEEP_SLICE;
-use tally_core::time::Millis;
+use tally_core::record::Meta;
+use tally_core::time::{Millis, Position};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::WorkerShared;
 use super::aggregate::AggregatorGauges;
 use super::ends::Ends;
-use super::host::{HostError, PartitionHost};
+use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
 use crate::limits::{END_WAIT_MS, IDLE_TICK_MS, SWEEP_EVERY_MS};
+use crate::rpc::Role;
 
 /// Pause before a partition that failed is hosted again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// The same for one that needs an operator.
 const RETRY_STOPPED_AFTER: Duration = Duration::from_secs(10);
+
+/// Longest wait for Redis when a partition is handed over.
+const PUBLISH_LAST_MAX: Duration = Duration::from_secs(1);
 
 /// How a worker lets go of a partition.
 pub enum Letting {
@@ -37,12 +43,18 @@ pub enum Letting {
 pub struct Hosting {
     /// Its state.
     pub host: PartitionHost,
-    /// The epoch of its claim.
-    pub epoch: u64,
+    /// The epoch of its claim; 0 while it stands by.
+    epoch: AtomicU64,
+    /// Totals of earlier positions may be outdated, see [`Heartbeat::since`](crate::redis::Heartbeat::since).
+    since: AtomicU64,
     /// Where the journal ends.
     pub ends: Ends,
     /// Held while it is persisted, because each persist begins where the last one ended.
     pub persisting: Arc<tokio::sync::Mutex<()>>,
+    /// The journal's end when it was last asked for, for metrics.
+    pub end: AtomicU64,
+    /// The largest difference between Redis and the state that the last pass found.
+    pub drift_max: AtomicU64,
     /// How the aggregator is doing.
     pub aggregator: AggregatorGauges,
 }
@@ -56,33 +68,55 @@ impl Hosting {
             self.host.note_end(end, asked_at);
         }
     }
+
+    /// The epoch of its claim; 0 while it stands by.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// What this worker is for the partition.
+    pub fn role(&self) -> Role {
+        if self.epoch() == 0 { Role::Standby } else { Role::Owner }
+    }
+
+    /// Totals of earlier positions may be outdated.
+    pub fn since(&self) -> Position {
+        Position(self.since.load(Ordering::Acquire))
+    }
 }
 
 /// Hosts a partition until `ended`, over all failures.
-pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot::Receiver<Letting>) {
+pub async fn host(
+    shared: Arc<WorkerShared>,
+    partition: u32,
+    mut role: watch::Receiver<Role>,
+    mut ended: oneshot::Receiver<Letting>,
+) {
     loop {
+        let mut hosting = None;
         let failure = tokio::select! {
-            failure = host_once(&shared, partition) => failure,
+            failure = host_once(&shared, partition, &mut role, &mut hosting) => failure,
             letting = &mut ended => {
                 shared.stopped.lock().remove(&partition);
-                let hosting = shared.hosted.lock().remove(&partition);
-                if let (Some(hosting), Ok(Letting::HandOver(done))) = (hosting, letting) {
-                    hosting.host.stop();
-                    if let Err(error) = shared.persist(&hosting).await {
-                        tracing::warn!(partition, %error, "not persisted before handing over; the next owner replays");
-                    }
-                    drop(done);
+                if let Some(hosting) = hosting {
+                    shared.let_go(&hosting, letting.unwrap_or(Letting::Drop)).await;
                 }
                 return;
             }
         };
-        shared.hosted.lock().remove(&partition);
+        if let Some(hosting) = hosting {
+            shared.unlist(&hosting);
+        }
         let mut retry_after = RETRY_AFTER;
         match &failure {
             HostFailure::Host(HostError::Store(StoreFailure::Overtaken { .. })) | HostFailure::Superseded => {
                 tracing::warn!(partition, "another worker has persisted more; continuing from there");
             }
             HostFailure::Transient(error) => tracing::warn!(partition, %error, "cannot host the partition yet"),
+            HostFailure::Host(error) if *role.borrow() == Role::Standby => {
+                tracing::warn!(partition, %error, "cannot stand by for the partition");
+                retry_after = RETRY_STOPPED_AFTER;
+            }
             HostFailure::Host(error) => {
                 tracing::error!(partition, %error, "the partition has stopped");
                 shared.stopped.lock().insert(partition, error.to_string());
@@ -91,6 +125,8 @@ pub async fn host(shared: Arc<WorkerShared>, partition: u32, mut ended: oneshot:
         }
         tokio::select! {
             () = tokio::time::sleep(retry_after) => {}
+            // From standby to owner.
+            Ok(()) = role.changed() => {}
             // Nothing is hosted, so there is nothing to hand over.
             _ = &mut ended => {
                 shared.stopped.lock().remove(&partition);
@@ -109,50 +145,149 @@ enum HostFailure {
     Superseded,
 }
 
-async fn host_once(shared: &Arc<WorkerShared>, partition: u32) -> HostFailure {
-    let transient = |error: &dyn std::fmt::Display| HostFailure::Transient(error.to_string());
-    let claim = match shared.services.pg.claim(partition, shared.address()).await {
-        Ok(claim) => claim,
-        Err(error) => return transient(&error),
+impl HostFailure {
+    fn transient(error: &dyn std::fmt::Display) -> HostFailure {
+        HostFailure::Transient(error.to_string())
+    }
+}
+
+/// Hosts a partition until something fails. `listed` is what can be asked meanwhile.
+async fn host_once(
+    shared: &Arc<WorkerShared>,
+    partition: u32,
+    role: &mut watch::Receiver<Role>,
+    listed: &mut Option<Arc<Hosting>>,
+) -> HostFailure {
+    let wanted = *role.borrow_and_update();
+    match wanted {
+        Role::Owner => own(shared, partition, None, listed).await,
+        Role::Standby => match stand_by(shared, partition, role, listed).await {
+            Ok(standby) => own(shared, partition, Some(standby), listed).await,
+            Err(failure) => failure,
+        },
+    }
+}
+
+/// Applies the journal until this worker becomes the owner.
+async fn stand_by(
+    shared: &Arc<WorkerShared>,
+    partition: u32,
+    role: &mut watch::Receiver<Role>,
+    listed: &mut Option<Arc<Hosting>>,
+) -> Result<StopOnDrop, HostFailure> {
+    let row = shared.stored(partition).await.map_err(|error| HostFailure::transient(&error))?;
+    let standby = open(shared, partition, row.position, row.meta).await?;
+    shared.list(&standby.0, listed);
+    tracing::info!(partition, position = row.position.0, "standing by");
+    let hosting = &standby.0;
+    tokio::select! {
+        failure = hosting.host.failed() => return Err(HostFailure::Host(failure)),
+        never = shared.follow_store(hosting) => match never {},
+        owner = role.wait_for(|role| *role == Role::Owner) => owner.map_err(|error| HostFailure::transient(&error))?,
     };
+    Ok(standby)
+}
+
+/// Claims the partition and serves it, from memory if this worker has stood by for it.
+async fn own(
+    shared: &Arc<WorkerShared>,
+    partition: u32,
+    standby: Option<StopOnDrop>,
+    listed: &mut Option<Arc<Hosting>>,
+) -> HostFailure {
+    let claim = loop {
+        match shared.services.pg.claim(partition, shared.address()).await {
+            Ok(claim) => break claim,
+            // Meanwhile it answers as a standby.
+            Err(error) if standby.is_some() => {
+                tracing::warn!(partition, %error, "cannot claim the partition yet");
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+            Err(error) => return HostFailure::transient(&error),
+        }
+    };
+    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored.
+    let ready = standby.filter(|standby| standby.0.host.applied() >= claim.position);
+    let is_ready = ready.is_some();
+    let owned = match ready {
+        Some(standby) => {
+            // A capture under way ends first.
+            let _turn = standby.0.persisting.lock().await;
+            standby.0.host.take_over(claim.position);
+            drop(_turn);
+            standby
+        }
+        None => match open(shared, partition, claim.position, claim.meta).await {
+            Ok(opened) => opened,
+            Err(failure) => return failure,
+        },
+    };
+    let hosting = &owned.0;
+    let from = hosting.host.begin_publishing();
+    let since = shared.published_since(partition, from).await;
+    hosting.since.store(since.0, Ordering::Release);
+    hosting.epoch.store(claim.epoch, Ordering::Release);
+    shared.list(hosting, listed);
+    shared.stopped.lock().remove(&partition);
+    let (epoch, stored) = (claim.epoch, claim.position.0);
+    if is_ready {
+        tracing::info!(partition, epoch, stored, applied = from.0, "took over from memory");
+    } else {
+        tracing::info!(partition, epoch, position = stored, "hosting");
+    }
+    tokio::select! {
+        failure = hosting.host.failed() => HostFailure::Host(failure),
+        () = shared.persist_regularly(hosting) => HostFailure::Superseded,
+        () = shared.publish_regularly(hosting) => HostFailure::Superseded,
+        () = shared.sweep_regularly(hosting) => HostFailure::Superseded,
+        () = shared.aggregate_regularly(hosting) => HostFailure::Superseded,
+    }
+}
+
+/// Begins to apply the journal from what is stored.
+async fn open(
+    shared: &Arc<WorkerShared>,
+    partition: u32,
+    position: Position,
+    meta: Option<Meta>,
+) -> Result<StopOnDrop, HostFailure> {
+    let turn = Arc::clone(shared.tails.lock().entry(partition).or_default());
+    let turn = turn.lock_owned().await;
     let tailer = shared.tailer.clone();
-    let opened = tokio::task::spawn_blocking(move || tailer.open(partition, claim.position)).await;
-    let tail = match opened {
-        Ok(Ok(tail)) => tail,
-        Ok(Err(error)) if error.is_transient() => return transient(&error),
-        Ok(Err(error)) => return HostFailure::Host(error.into()),
-        Err(error) => return transient(&error),
+    let opened = tokio::task::spawn_blocking(move || tailer.open(partition, position).map(|tail| (tail, turn))).await;
+    let (tail, turn) = match opened {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(error)) if error.is_transient() => return Err(HostFailure::transient(&error)),
+        Ok(Err(error)) => return Err(HostFailure::Host(error.into())),
+        Err(error) => return Err(HostFailure::transient(&error)),
     };
-    let pg = Arc::clone(&shared.services.pg);
-    let store = PartitionStore::new(pg, partition, claim.position, Handle::current());
-    let budget = shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize;
-    let host = PartitionHost::new(store, partition, claim.meta, budget, shared.seed);
-    let ends = Ends::new(shared.tailer.clone(), partition);
+    let store = PartitionStore::new(Arc::clone(&shared.services.pg), partition, position, Handle::current());
+    let settings = HostSettings {
+        // A worker may come to host all partitions.
+        budget_bytes: shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize,
+        seed: shared.seed,
+        duplicates: Arc::clone(&shared.meters.duplicates),
+    };
     let hosting = Arc::new(Hosting {
-        host,
-        epoch: claim.epoch,
-        ends,
+        host: PartitionHost::new(store, partition, meta, settings),
+        epoch: AtomicU64::new(0),
+        since: AtomicU64::new(0),
+        ends: Ends::new(shared.tailer.clone(), partition),
         persisting: Arc::default(),
+        end: AtomicU64::new(0),
+        drift_max: AtomicU64::new(0),
         aggregator: AggregatorGauges::default(),
     });
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({
         let hosting = Arc::clone(&hosting);
-        move || hosting.host.run(tail)
+        move || {
+            hosting.host.run(tail);
+            // The next one opens the partition after this one has closed it.
+            drop(turn);
+        }
     });
-    if let Err(error) = applying {
-        return transient(&error);
-    }
-    let _stopped = StopOnDrop(Arc::clone(&hosting));
-    shared.hosted.lock().insert(partition, Arc::clone(&hosting));
-    shared.stopped.lock().remove(&partition);
-    tracing::info!(partition, epoch = claim.epoch, position = claim.position.0, "hosting");
-    tokio::select! {
-        failure = hosting.host.failed() => HostFailure::Host(failure),
-        () = shared.persist_regularly(&hosting) => HostFailure::Superseded,
-        () = shared.publish_regularly(&hosting) => HostFailure::Superseded,
-        () = shared.sweep_regularly(&hosting) => HostFailure::Superseded,
-        () = shared.aggregate_regularly(&hosting) => HostFailure::Superseded,
-    }
+    applying.map_err(|error| HostFailure::transient(&error))?;
+    Ok(StopOnDrop(hosting))
 }
 
 /// Ends the applying thread when its partition is let go.
@@ -165,6 +300,52 @@ impl Drop for StopOnDrop {
 }
 
 impl WorkerShared {
+    /// API nodes can ask for the partition.
+    fn list(&self, hosting: &Arc<Hosting>, listed: &mut Option<Arc<Hosting>>) {
+        *listed = Some(Arc::clone(hosting));
+        self.hosted.lock().insert(hosting.host.partition, Arc::clone(hosting));
+    }
+
+    fn unlist(&self, hosting: &Arc<Hosting>) {
+        let mut hosted = self.hosted.lock();
+        let partition = hosting.host.partition;
+        if hosted.get(&partition).is_some_and(|listed| Arc::ptr_eq(listed, hosting)) {
+            hosted.remove(&partition);
+        }
+    }
+
+    /// Lets go of a partition. Its next owner continues where this one ends.
+    async fn let_go(&self, hosting: &Arc<Hosting>, letting: Letting) {
+        self.unlist(hosting);
+        hosting.host.stop();
+        let Letting::HandOver(done) = letting else { return };
+        if hosting.role() == Role::Standby {
+            return;
+        }
+        let partition = hosting.host.partition;
+        match self.persist(hosting).await {
+            Err(error) => {
+                tracing::warn!(partition, %error, "not persisted before handing over; the next owner replays");
+            }
+            // So that the next owner can rely on the totals.
+            Ok(()) => match tokio::time::timeout(PUBLISH_LAST_MAX, self.publish(hosting)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(partition, %error, "the last totals were not published"),
+                Err(_) => tracing::debug!(partition, "the last totals were not published in time"),
+            },
+        }
+        drop(done);
+    }
+
+    /// From which position on totals can be relied on, for an owner that publishes every change from `from` on. Totals of
+    /// before can be relied on if the previous owner published everything up to there.
+    async fn published_since(&self, partition: u32, from: Position) -> Position {
+        match self.services.totals.heartbeats(&[partition]).await.as_deref() {
+            Ok([Some(previous)]) if previous.position >= from => previous.since,
+            _ => from,
+        }
+    }
+
     /// Persists until another worker has taken over.
     async fn persist_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.persist_every);

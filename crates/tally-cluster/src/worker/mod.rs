@@ -3,32 +3,39 @@
 mod aggregate;
 mod answer;
 mod broker_clock;
+mod drift;
 mod ends;
 mod host;
 mod hosting;
+mod lag;
+mod meters;
 mod outcomes;
 mod persist;
+mod plan;
 mod publish;
 mod round;
+mod standby;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tally_core::surface::Measure;
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub use broker_clock::BrokerClock;
 pub use host::HostError;
 use hosting::{Hosting, Letting};
+use meters::WorkerMeters;
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
 use crate::policy::ShardPolicies;
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
-use crate::rpc::{LinkSecurity, ListenError, RpcServer};
+use crate::rpc::{LinkSecurity, ListenError, Role, RpcServer};
 use crate::tls::TlsServer;
 
 /// How long a stopping worker answers what was asked before.
@@ -55,6 +62,10 @@ pub struct WorkerSettings {
     pub policies: ShardPolicies,
     /// Sub-counters that nobody has written to for this long are removed.
     pub shards_idle: Duration,
+    /// How many other workers apply each partition, ready to take over.
+    pub standbys: u32,
+    /// Differences between Redis and the state above this are logged as warnings.
+    pub drift_warn: u64,
 }
 
 /// The services that a worker uses.
@@ -99,7 +110,7 @@ pub(crate) struct WorkerShared {
     appender: Appender,
     /// Where API nodes reach this worker.
     address: OnceLock<String>,
-    /// Partitions that can answer.
+    /// Partitions that can answer, those of other owners included.
     hosted: Mutex<BTreeMap<u32, Arc<Hosting>>>,
     /// Partitions that need an operator, and why.
     stopped: Mutex<BTreeMap<u32, String>>,
@@ -107,6 +118,11 @@ pub(crate) struct WorkerShared {
     seed: u64,
     /// For commits to the group, which nothing depends on.
     group: Mutex<Option<Arc<Membership>>>,
+    meters: WorkerMeters,
+    /// The standbys of all partitions, by the last plan.
+    standbys: Mutex<BTreeMap<u32, Vec<String>>>,
+    /// Locked while a partition is read: the journal's client reads each once.
+    tails: Mutex<BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl WorkerShared {
@@ -129,6 +145,9 @@ impl Worker {
             stopped: Mutex::default(),
             seed: crate::seed(),
             group: Mutex::new(None),
+            meters: WorkerMeters::default(),
+            standbys: Mutex::default(),
+            tails: Mutex::default(),
             settings,
             services,
         });
@@ -138,13 +157,18 @@ impl Worker {
         // Set before there is a partition whose owner is asked for.
         let _ = shared.address.set(address.clone());
         let (events, changes) = mpsc::unbounded_channel();
-        let membership = Membership::join(&shared.services.kafka, &group, move |event| {
+        let planned = events.clone();
+        let membership = Membership::join(&shared.services.kafka, &group, &address, move |event| {
             // Fails only when the worker is gone.
-            let _ = events.send(event);
+            let _ = events.send(Change::Group(event));
         })?;
         let membership = Arc::new(membership);
         *shared.group.lock() = Some(Arc::clone(&membership));
         tokio::spawn(follow(Arc::clone(&shared), changes));
+        if shared.settings.standbys > 0 {
+            tokio::spawn(standby::plan_regularly(Arc::downgrade(&shared), group, planned));
+        }
+        tokio::spawn(meters::observe(Arc::downgrade(&shared)));
         Ok(Worker { shared, membership: Mutex::new(Some(membership)), server: Mutex::new(Some(server)), address })
     }
 
@@ -154,10 +178,21 @@ impl Worker {
         &self.address
     }
 
-    /// The partitions that it hosts now.
+    /// The partitions that it owns now.
     #[must_use]
     pub fn hosted(&self) -> Vec<u32> {
-        self.shared.hosted.lock().keys().copied().collect()
+        self.partitions(Role::Owner)
+    }
+
+    /// The partitions that it stands by for.
+    #[must_use]
+    pub fn standing_by(&self) -> Vec<u32> {
+        self.partitions(Role::Standby)
+    }
+
+    fn partitions(&self, role: Role) -> Vec<u32> {
+        let hosted = self.shared.hosted.lock();
+        hosted.iter().filter(|(_, hosting)| hosting.role() == role).map(|(partition, _)| *partition).collect()
     }
 
     /// The partitions that need an operator, and why.
@@ -169,15 +204,18 @@ impl Worker {
     /// The most writes per second to one sub-counter, and how far the slowest aggregator is behind.
     #[must_use]
     pub fn shard_load(&self) -> (f64, Duration) {
-        let hosted = self.shared.hosted.lock();
-        let gauges = hosted.values().map(|hosting| &hosting.aggregator);
-        gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
+        self.shared.shard_load()
+    }
+
+    /// Its metrics.
+    #[must_use]
+    pub fn measures(&self) -> Vec<Measure> {
+        self.shared.measures()
     }
 
     /// Persists everything that is in the journal now.
     pub async fn persist_all(&self, wait: Duration) -> Result<(), String> {
-        let hosted: Vec<Arc<Hosting>> = self.shared.hosted.lock().values().cloned().collect();
-        for hosting in hosted {
+        for hosting in self.shared.all_hosted().into_iter().filter(|hosting| hosting.role() == Role::Owner) {
             let persisted = tokio::time::timeout(wait, async {
                 let end = hosting.ends.now().await.ok_or("too many reads wait")?.map_err(|error| error.to_string())?;
                 hosting.host.reach(end).await.map_err(|error| error.to_string())?;
@@ -212,31 +250,64 @@ impl Drop for Worker {
     }
 }
 
-/// Hosts partitions as the group assigns them.
-async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<MembershipEvent>) {
-    let mut owned: BTreeMap<u32, oneshot::Sender<Letting>> = BTreeMap::new();
+/// A change of what this worker hosts.
+enum Change {
+    /// Of what it owns.
+    Group(MembershipEvent),
+    /// The partitions that it stands by for.
+    Standbys(BTreeSet<u32>),
+}
+
+/// A partition that this worker hosts, or tries to.
+struct HostedLife {
+    role: watch::Sender<Role>,
+    end: oneshot::Sender<Letting>,
+}
+
+impl HostedLife {
+    fn start(shared: &Arc<WorkerShared>, partition: u32, role: Role) -> HostedLife {
+        let (end, ended) = oneshot::channel();
+        let (role, roles) = watch::channel(role);
+        tokio::spawn(hosting::host(Arc::clone(shared), partition, roles, ended));
+        HostedLife { role, end }
+    }
+}
+
+/// Hosts partitions as the group assigns them and as standbys are planned.
+async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<Change>) {
+    let mut lives: BTreeMap<u32, HostedLife> = BTreeMap::new();
     while let Some(change) = changes.recv().await {
         match change {
-            MembershipEvent::Assigned(partitions) => {
+            Change::Group(MembershipEvent::Assigned(partitions)) => {
                 tracing::info!(?partitions, "partitions assigned");
                 for partition in partitions {
-                    let (end, ended) = oneshot::channel();
-                    owned.insert(partition, end);
-                    tokio::spawn(hosting::host(Arc::clone(&shared), partition, ended));
+                    let start = || HostedLife::start(&shared, partition, Role::Owner);
+                    lives.entry(partition).or_insert_with(start).role.send_replace(Role::Owner);
                 }
             }
-            MembershipEvent::Revoked { partitions, done } => {
+            Change::Group(MembershipEvent::Revoked { partitions, done }) => {
                 tracing::info!(?partitions, "partitions revoked");
                 let done = Arc::new(done);
-                for end in partitions.iter().filter_map(|partition| owned.remove(partition)) {
+                for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
                     // The rebalance goes on when the last clone of `done` is dropped.
-                    let _ = end.send(Letting::HandOver(Arc::clone(&done)));
+                    let _ = life.end.send(Letting::HandOver(Arc::clone(&done)));
                 }
             }
-            MembershipEvent::Lost(partitions) => {
+            Change::Group(MembershipEvent::Lost(partitions)) => {
                 tracing::warn!(?partitions, "partitions lost: the group did not hear from this worker in time");
-                for end in partitions.iter().filter_map(|partition| owned.remove(partition)) {
-                    let _ = end.send(Letting::Drop);
+                for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
+                    let _ = life.end.send(Letting::Drop);
+                }
+            }
+            Change::Standbys(planned) => {
+                let is_over = |partition: &u32, life: &mut HostedLife| {
+                    *life.role.borrow() == Role::Standby && !planned.contains(partition)
+                };
+                for (_, life) in lives.extract_if(.., is_over) {
+                    let _ = life.end.send(Letting::Drop);
+                }
+                for partition in planned {
+                    lives.entry(partition).or_insert_with(|| HostedLife::start(&shared, partition, Role::Standby));
                 }
             }
         }

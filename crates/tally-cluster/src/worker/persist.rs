@@ -46,9 +46,10 @@ impl WorkerShared {
                 return Ok(None);
             }
             // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile.
-            let persist = runtime.block_on(pg.persist(partition, hosting.epoch, from))?;
+            let persist = runtime.block_on(pg.persist(partition, hosting.epoch(), from))?;
             let (mut driver, to) = {
                 let mut hosted = host.state().lock();
+                host.unpersisted.begin();
                 (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied)
             };
             let written = (|| {
@@ -60,11 +61,13 @@ impl WorkerShared {
             match written {
                 Ok(()) => {
                     hosted.partition.capture_committed();
+                    host.unpersisted.saved();
                     host.store().committed(to);
                     Ok(Some(to))
                 }
                 Err(error) => {
                     hosted.partition.capture_abandoned();
+                    host.unpersisted.failed();
                     Err(PersistFailure::from(error))
                 }
             }

@@ -2,18 +2,35 @@
 
 use std::sync::Arc;
 
-use tally_core::time::Position;
-
 use super::WorkerShared;
+use super::drift::DriftPass;
+use super::host::PartitionHost;
 use super::hosting::Hosting;
+use super::round::Due;
 use crate::redis::{Heartbeat, TotalUpdate};
+
+/// What is being published. It is due again unless it was published, also if nobody waits for that any more.
+struct DueGuard<'a> {
+    host: &'a PartitionHost,
+    due: Option<Due>,
+}
+
+impl Drop for DueGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(due) = self.due.take() {
+            self.host.round().put_back(due);
+            self.host.unpublished.failed();
+        }
+    }
+}
 
 impl WorkerShared {
     /// Publishes changed totals every round, until the partition is let go.
     pub async fn publish_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.rollup_every);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut topology, mut published, mut since) = (None, None, hosting.host.persisted());
+        let (mut published, mut generation) = (None, None);
+        let mut drift = DriftPass::default();
         loop {
             every.tick().await;
             let applied = hosting.host.applied();
@@ -22,64 +39,62 @@ impl WorkerShared {
                 hosting.note_end().await;
             }
             // After a failover Redis may lack what it acknowledged before.
-            if let Ok(epoch) = self.services.totals.topology_epoch().await
-                && topology.replace(epoch).is_some_and(|before| before != epoch)
+            if let Ok(current) = self.services.totals.generation().await
+                && generation.replace(current).is_some_and(|before| before != current)
             {
-                since = hosting.host.applied();
                 hosting.host.round().publish_all();
             }
-            if let Err(error) = self.publish(hosting, since).await {
+            let outcome = match self.publish(hosting).await {
+                Ok(()) => self.reconcile(hosting, &mut drift).await,
+                failed => failed,
+            };
+            if let Err(error) = outcome {
                 tracing::warn!(partition = hosting.host.partition, %error, "totals were not published; trying again");
             }
         }
     }
 
-    async fn publish(&self, hosting: &Arc<Hosting>, since: Position) -> Result<(), String> {
+    /// Publishes what has changed, and then a heartbeat.
+    pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<(), String> {
         let host = &hosting.host;
         // Changes up to this position are in the round.
-        let (position, at) = host.standing();
+        let (position, at) = host.begin_round();
         let due = host.round().take(host.now().0);
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
+        let first = due.first.clone();
+        let mut guard = DueGuard { host, due: Some(due) };
         if !keys.is_empty() {
             let reading = tokio::task::spawn_blocking({
                 let (hosting, keys) = (Arc::clone(hosting), keys.clone());
                 let policies = self.settings.policies.clone();
                 move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
             });
-            let published = match reading.await {
-                Ok(Ok(reading)) => {
-                    let counters = keys.iter().zip(reading.records()).zip(&reading.summed);
-                    let updates = counters.map(|((key, record), summed)| TotalUpdate {
-                        key: key.clone(),
-                        position: reading.position,
-                        at: reading.as_of,
-                        record,
-                        summed: summed.clone(),
-                        first: due.first.contains(key),
-                    });
-                    let updates: Vec<TotalUpdate> = updates.collect();
-                    self.services.totals.publish(&updates).await.map_err(|error| error.to_string())
-                }
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(error) => Err(error.to_string()),
-            };
-            match published {
-                Ok(report) => host.round().gone(&report.gone),
-                Err(error) => {
-                    host.round().put_back(due);
-                    return Err(error);
-                }
-            }
+            let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+            let updates =
+                keys.iter().zip(reading.records()).zip(&reading.summed).map(|((key, record), summed)| TotalUpdate {
+                    key: key.clone(),
+                    position: reading.position,
+                    at: reading.as_of,
+                    record,
+                    summed: summed.clone(),
+                    first: first.contains(key),
+                });
+            let published = self.services.totals.publish(&updates.collect::<Vec<_>>()).await;
+            host.round().gone(&published.map_err(|error| error.to_string())?.gone);
         }
         let heartbeat = Heartbeat {
             partition: host.partition,
             position,
             at,
-            since,
+            since: hosting.since(),
             owner: self.address().to_owned(),
-            epoch: hosting.epoch,
+            standbys: self.standbys.lock().get(&host.partition).cloned().unwrap_or_default(),
+            epoch: hosting.epoch(),
         };
         let published = self.services.totals.publish_heartbeats(&[heartbeat]).await;
-        published.map(|_| ()).map_err(|error| error.to_string())
+        published.map_err(|error| error.to_string())?;
+        guard.due = None;
+        host.unpublished.saved();
+        Ok(())
     }
 }

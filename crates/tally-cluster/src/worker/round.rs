@@ -1,6 +1,7 @@
 //! Which totals a worker publishes in its next round.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use tally_core::key::Key;
 
@@ -76,6 +77,18 @@ impl Round {
         for key in keys {
             self.published.remove(key);
         }
+    }
+
+    /// The next totals in Redis after this key.
+    pub fn published_after(&self, after: Option<&Key>, max: usize) -> Vec<Key> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let keys = self.published.range::<Key, _>((from, Bound::Unbounded)).map(|(key, _)| key);
+        keys.take(max).cloned().collect()
+    }
+
+    /// Whether a total is about to be published.
+    pub fn is_due(&self, key: &Key) -> bool {
+        self.changed.contains(key) || self.first.contains(key)
     }
 
     /// Redis may have lost writes in a failover: everything published is due again, as if it were read for the first time.

@@ -115,6 +115,8 @@ impl TestPlace {
             persist_every: Duration::from_millis(500),
             policies: self.policies.clone(),
             shards_idle: Duration::from_secs(self.shards_idle_s),
+            standbys: 0,
+            drift_warn: 0,
         };
         Worker::start(settings, self.services().await).await.unwrap()
     }

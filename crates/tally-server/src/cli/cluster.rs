@@ -9,7 +9,7 @@ use serde_json::json;
 use tally_cluster::kafka::Tailer;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
 use tally_cluster::postgres::Pg;
-use tally_cluster::rpc::{PartitionStatus, RpcClient, RpcRequest, RpcResponse};
+use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
 
 use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
 use super::{EXIT_FAILED, EXIT_USAGE, output, serve};
@@ -121,7 +121,8 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
         let deadline = tokio::time::Instant::now() + STATUS_MAX;
         match client.call(owner, &RpcRequest::Status, deadline).await {
             Ok(RpcResponse::Status { partitions }) => {
-                hosted.extend(partitions.into_iter().map(|status| (status.partition, status)));
+                let owned = partitions.into_iter().filter(|status| status.role == Role::Owner);
+                hosted.extend(owned.map(|status| (status.partition, status)));
             }
             Ok(_) => {}
             Err(error) => output::error(&error),

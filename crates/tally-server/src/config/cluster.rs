@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
-use tally_cluster::limits::PARTITIONS_MAX;
+use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
 use tally_cluster::postgres::PgSettings;
 use tally_cluster::rpc::{LinkSecurity, Secret};
 use tally_cluster::tls::{TlsClient, TlsServer};
@@ -14,7 +14,7 @@ use tally_cluster::tls::{TlsClient, TlsServer};
 use super::{ConfigError, Setting, invalid, place, validate_switch};
 
 /// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
-pub const CLUSTER_KEYS: [&str; 29] = [
+pub const CLUSTER_KEYS: [&str; 31] = [
     "kafka",
     "topic",
     "partitions",
@@ -44,6 +44,8 @@ pub const CLUSTER_KEYS: [&str; 29] = [
     "secret",
     "rollup_every",
     "persist_every",
+    "standbys",
+    "drift_warn",
 ];
 
 /// What a process does.
@@ -90,6 +92,10 @@ pub struct ClusterConfig {
     pub rollup_every: Duration,
     /// How often the state is persisted.
     pub persist_every: Duration,
+    /// How many other workers apply each partition.
+    pub standbys: u32,
+    /// Differences between Redis and the state above this are logged as warnings.
+    pub drift_warn: u64,
 }
 
 /// Leaves out passwords.
@@ -125,9 +131,13 @@ impl<'a> Given<'a> {
     }
 
     fn number(self, key: &str, default: u32, max: u32) -> Result<u32, ConfigError> {
+        Ok(self.number_within(key, default.into(), 1, max.into())? as u32)
+    }
+
+    fn number_within(self, key: &str, default: u64, min: u64, max: u64) -> Result<u64, ConfigError> {
         let Some(setting) = self.get(key) else { return Ok(default) };
-        let number = setting.text.trim().parse().ok().filter(|number| (1..=max).contains(number));
-        number.ok_or_else(|| invalid(&full(key), setting, &format!("is not a number from 1 to {max}")))
+        let number = setting.text.trim().parse().ok().filter(|number| (min..=max).contains(number));
+        number.ok_or_else(|| invalid(&full(key), setting, &format!("is not a number from {min} to {max}")))
     }
 
     fn duration(self, key: &str, default: Duration, min: Duration) -> Result<Duration, ConfigError> {
@@ -196,6 +206,8 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         from_api_nodes: LinkSecurity { secret, tls: server_tls },
         rollup_every: given.duration("rollup_every", Duration::from_secs(1), Duration::from_millis(10))?,
         persist_every: given.duration("persist_every", Duration::from_secs(30), Duration::from_millis(100))?,
+        standbys: given.number_within("standbys", 0, 0, STANDBYS_MAX.into())? as u32,
+        drift_warn: given.number_within("drift_warn", 0, 0, i64::MAX as u64)?,
     }))
 }
 
@@ -306,6 +318,7 @@ mod tests {
         assert!(validate(&given(&MINIMAL[..1]), &[]).unwrap_err().0.contains("`cluster.redis` is missing"));
         assert!(refused(&[("worker", "0.0.0.0:7400")]).contains("`cluster.secret` is missing"));
         assert!(refused(&[("partitions", "0")]).contains("is not a number from 1 to"));
+        assert!(refused(&[("standbys", "9")]).contains("is not a number from 0 to 8"));
         assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));
         assert!(refused(&[("kafka_user", "u")]).contains("kafka_password"));
         let wrong = validate(&given(&MINIMAL), &[setting("apo")]).unwrap_err().0;

@@ -144,7 +144,9 @@ impl File<'_> {
                     let nodes = self.list(&full, value)?;
                     settings.extend(nodes.into_iter().map(|node| (key.clone(), node)));
                 }
-                "partitions" | "replication" => settings.push((key.clone(), self.number(&full, value)?)),
+                "partitions" | "replication" | "standbys" | "drift_warn" => {
+                    settings.push((key.clone(), self.number(&full, value)?));
+                }
                 "kafka_tls" | "redis_tls" => settings.push((key.clone(), self.boolean(&full, value)?)),
                 known if CLUSTER_KEYS.contains(&known) => settings.push((key.clone(), self.text(&full, value)?)),
                 unknown => return Err(self.unknown(&full, unknown, &CLUSTER_KEYS)),

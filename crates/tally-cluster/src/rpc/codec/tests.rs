@@ -56,7 +56,7 @@ fn requests() -> Vec<RpcRequest> {
     let read = |need, keys| RpcRequest::Read { partition, need, keys };
     vec![
         RpcRequest::Outcomes { partition, offset: u64::MAX },
-        read(Need::Any, Vec::new()),
+        read(Need::Refill, Vec::new()),
         read(Need::End, vec![key_a.clone(), key(&[0xff; KEY_BYTES_MAX])]),
         read(Need::Position(Position(u64::MAX)), vec![key(&[0xff; KEY_BYTES_MAX]); CALL_KEYS_MAX]),
         RpcRequest::Ledger { partition, key: key_a, after: u64::MAX, limit: PAGE_ITEMS_MAX as u32 },
@@ -173,7 +173,7 @@ fn a_damaged_message_does_not_panic_and_whatever_decodes_encodes_again() {
 #[test]
 fn more_than_a_limit_is_refused() {
     let keys = vec![key(b"a"); CALL_KEYS_MAX + 1];
-    let read = RpcRequest::Read { partition: 0, need: Need::Any, keys };
+    let read = RpcRequest::Read { partition: 0, need: Need::Refill, keys };
     assert_eq!(decode_request(&encode_request(&read)), None);
     let ledger = RpcRequest::Ledger { partition: 0, key: key(b"a"), after: 0, limit: PAGE_ITEMS_MAX as u32 + 1 };
     assert_eq!(decode_request(&encode_request(&ledger)), None);

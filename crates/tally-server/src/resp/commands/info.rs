@@ -73,6 +73,7 @@ fn figure(server: &RespServer, name: &str) -> f64 {
     let found = measures.iter().find(|measure| measure.name == name);
     match found.map(|measure| &measure.figure) {
         Some(Figure::Counter(count)) => *count as f64,
+        Some(Figure::CounterBy { counts, .. }) => counts.iter().map(|(_, count)| *count as f64).sum(),
         Some(Figure::Gauge(value)) => *value,
         Some(Figure::Histogram { count, .. }) => *count as f64,
         None => 0.0,

@@ -1,0 +1,43 @@
+//! Where approximate readings come from.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tally_core::surface::{Figure, Measure};
+
+/// Counters that were read, by where they were found.
+#[derive(Debug, Default)]
+pub struct ReadSources {
+    redis: AtomicU64,
+    worker: AtomicU64,
+    postgres: AtomicU64,
+}
+
+impl ReadSources {
+    /// Totals in Redis.
+    pub fn from_redis(&self, counters: usize) {
+        self.redis.fetch_add(counters as u64, Ordering::Relaxed);
+    }
+
+    /// Redis had none, so a worker was asked.
+    pub fn from_worker(&self, counters: usize) {
+        self.worker.fetch_add(counters as u64, Ordering::Relaxed);
+    }
+
+    /// No worker answered either.
+    pub fn from_postgres(&self, counters: usize) {
+        self.postgres.fetch_add(counters as u64, Ordering::Relaxed);
+    }
+
+    /// As a metric.
+    pub fn measure(&self) -> Measure {
+        let counts = [("redis", &self.redis), ("worker", &self.worker), ("postgres", &self.postgres)];
+        Measure {
+            name: "tally_total_reads_total",
+            help: "Counters read approximately, by where they were found",
+            figure: Figure::CounterBy {
+                label: "source",
+                counts: counts.map(|(source, count)| (source, count.load(Ordering::Relaxed))).to_vec(),
+            },
+        }
+    }
+}

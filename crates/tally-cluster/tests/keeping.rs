@@ -1,0 +1,178 @@
+//! What keeps totals right: never going back, shared reads, and healing.
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+
+use cluster::{PARTITIONS, TestPlace, TestServices};
+use futures_util::future::join_all;
+use tally_cluster::api::Cluster;
+use tally_cluster::redis::{RedisSettings, Total, TotalUpdate, Totals};
+use tally_cluster::worker::Worker;
+use tally_core::consistency::Consistency;
+use tally_core::counter::CounterState;
+use tally_core::key::Key;
+use tally_core::record::write_counter;
+use tally_core::surface::{Engine, Figure, Measure, ReadOptions, SubmitOptions};
+use tally_core::time::{Millis, Position};
+use tally_services::{RedisCluster, wait_for};
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+async fn add(cluster: &Cluster, key: &Key, amount: i64) {
+    let mut events = cluster.events();
+    events.add(key.as_ref(), amount);
+    cluster.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap();
+}
+
+async fn read(cluster: &Cluster, key: &Key) -> i64 {
+    cluster.read(vec![key.clone()], ReadOptions::new(Consistency::Eventual)).await.unwrap()[0].value
+}
+
+async fn stored(totals: &Totals, key: &Key) -> Option<Total> {
+    totals.stored(std::slice::from_ref(key)).await.unwrap().remove(0).and_then(|stored| stored.total)
+}
+
+async fn stored_value(totals: &Totals, key: &Key) -> Option<i64> {
+    stored(totals, key).await.and_then(|total| total.state).map(|state| state.counter.value())
+}
+
+/// Blocks a thread of the runtime, which has others.
+async fn wait_until(what: &str, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
+    let handle = tokio::runtime::Handle::current();
+    tokio::task::block_in_place(|| wait_for(what, || handle.block_on(attempt())));
+}
+
+async fn wait_until_hosted(worker: &Worker) {
+    wait_until("all partitions", async || match worker.hosted().len() {
+        hosted if hosted == PARTITIONS as usize => Ok(()),
+        hosted => Err(format!("{hosted} hosted")),
+    })
+    .await;
+}
+
+fn counted(measures: &[Measure], name: &str, label: Option<&str>) -> u64 {
+    match (&measures.iter().find(|measure| measure.name == name).unwrap().figure, label) {
+        (Figure::Counter(count), None) => *count,
+        (Figure::CounterBy { counts, .. }, Some(label)) => counts.iter().find(|(value, _)| *value == label).unwrap().1,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Cuts the replica of a master off: it stays as it is, and takes over when its master dies.
+fn stop_replication(redis: &RedisCluster, master: usize) {
+    // Connections of clients stay; the replica has to connect again, and cannot.
+    redis.cli(master, &["CONFIG", "SET", "requirepass", "secret"]).unwrap();
+    redis.cli(master, &["-a", "secret", "CLIENT", "KILL", "TYPE", "replica"]).unwrap();
+}
+
+#[test]
+fn a_failover_that_loses_totals_takes_no_reading_back() {
+    let services = TestServices::shared();
+    let redis = RedisCluster::start();
+    let place = services.place(1);
+    let place = TestPlace { redis: RedisSettings { nodes: redis.addresses(), ..place.redis.clone() }, ..place };
+    services.runtime.block_on(async {
+        let key = key("lost");
+        let worker = place.worker().await;
+        let (first, second) = (place.api().await, place.api().await);
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        wait_until_hosted(&worker).await;
+        let reach = async |value: i64| {
+            wait_until("the total in Redis", async || {
+                let seen = (read(&first, &key).await, read(&second, &key).await, stored_value(&totals, &key).await);
+                if seen == (value, value, Some(value)) { Ok(()) } else { Err(format!("{seen:?}")) }
+            })
+            .await;
+        };
+        add(&first, &key, 5).await;
+        reach(5).await;
+        let owner = tokio::task::block_in_place(|| {
+            redis.wait_until_ready();
+            let name = format!("{}:t:lost", place.redis.prefix);
+            let owns = |node: &usize| redis.cli(*node, &["GET", &name]).is_ok();
+            let owner = redis.masters().into_iter().find(owns).unwrap();
+            stop_replication(&redis, owner);
+            owner
+        });
+        add(&first, &key, 5).await;
+        reach(10).await;
+        // Nobody publishes it again.
+        worker.stop().await;
+        tokio::task::block_in_place(|| redis.kill(owner));
+        wait_until("the replica's total", async || match totals.stored(std::slice::from_ref(&key)).await {
+            Ok(_) if stored_value(&totals, &key).await == Some(5) => Ok(()),
+            other => Err(format!("{other:?}, node {owner} was killed")),
+        })
+        .await;
+        for _ in 0..20 {
+            assert_eq!((read(&first, &key).await, read(&second, &key).await), (10, 10));
+        }
+        let worker = place.worker().await;
+        wait_until_hosted(&worker).await;
+        reach(10).await;
+    });
+}
+
+#[test]
+fn concurrent_reads_of_a_counter_that_redis_lacks_share_one_request() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        // Without a worker every request takes a while.
+        let api = place.api().await;
+        let key = key("cold");
+        let values = join_all((0..64).map(|_| read(&api, &key))).await;
+        assert!(values.iter().all(|value| *value == 0));
+        let requests = counted(&api.measures(), "tally_total_reads_total", Some("postgres"));
+        assert!((1..=8).contains(&requests), "{requests} requests");
+    });
+}
+
+#[test]
+fn a_total_that_differs_from_the_state_is_found_healed_and_counted() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let worker = place.worker().await;
+        let api = place.api().await;
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        wait_until_hosted(&worker).await;
+        let key = key("drifting");
+        add(&api, &key, 5).await;
+        wait_until("the total in Redis", async || {
+            let seen = (read(&api, &key).await, stored_value(&totals, &key).await);
+            if seen == (5, Some(5)) { Ok(()) } else { Err(format!("{seen:?}")) }
+        })
+        .await;
+        assert_eq!(counted(&worker.measures(), "tally_drift_found_total", None), 0);
+        let mut wrong = CounterState::new(Millis(1));
+        wrong.counter.add(Millis(2), 42).unwrap();
+        let mut record = Vec::new();
+        write_counter(&wrong, &mut record);
+        let position = stored(&totals, &key).await.unwrap().position;
+        // The second one looks newer than anything that will be published.
+        for (found, position) in [(1, position), (2, Position(u64::MAX))] {
+            let seen = totals.stored(std::slice::from_ref(&key)).await.unwrap().remove(0).unwrap();
+            let record = Some(record.clone());
+            let update = TotalUpdate { key: key.clone(), position, at: Millis(1), record, summed: None, first: false };
+            assert_eq!(totals.replace(&[(seen.clone(), update.clone())]).await.unwrap(), [true]);
+            assert_eq!(totals.replace(&[(seen, update)]).await.unwrap(), [false], "it is another one now");
+            wait_until("healing", async || {
+                let measures = worker.measures();
+                let names = ["tally_drift_found_total", "tally_drift_healed_total"];
+                let counts = names.map(|name| counted(&measures, name, None));
+                let value = stored_value(&totals, &key).await;
+                if counts == [found, found] && value == Some(5) {
+                    Ok(())
+                } else {
+                    Err(format!("{counts:?}, {value:?}"))
+                }
+            })
+            .await;
+            assert_eq!(read(&api, &key).await, 5);
+        }
+        assert!(stored(&totals, &key).await.unwrap().position < Position(u64::MAX));
+    });
+}
