@@ -73,7 +73,8 @@ impl Cluster {
         }
         let mut owners = Box::pin(owners);
         let early = tokio::time::timeout(STANDBY_AFTER, &mut owners).await;
-        if let Ok(response @ (Ok(_) | Err(RpcCallError::Worker(RpcError::Gone | RpcError::Failed(_))))) = early {
+        // Outcomes that an owner does not have, because it took over later, a standby may have.
+        if let Ok(response @ (Ok(_) | Err(RpcCallError::Worker(RpcError::Failed(_))))) = early {
             return response;
         }
         let asked = others.into_iter().map(|standby| Box::pin(self.workers.call(standby, request, deadline)));

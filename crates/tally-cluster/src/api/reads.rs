@@ -178,7 +178,7 @@ impl Cluster {
                 found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
             }
         }
-        self.sources.from_redis(found.len());
+        self.sources.count_redis(found.len());
         Ok(())
     }
 
@@ -300,7 +300,7 @@ impl Cluster {
             Err(why) => return Err(unmet(why)),
         };
         if need == Need::Refill {
-            self.sources.from_worker(keys.len());
+            self.sources.count_worker(keys.len());
         }
         self.clock.observe(at);
         let (now, tail) = (self.now().max(at), UnsummedTail::default());
@@ -326,7 +326,7 @@ impl Cluster {
         if keys.iter().any(|key| self.served[partition as usize].least(key) > position) {
             return Err(unavailable(&"what is stored is older than what was read before"));
         }
-        self.sources.from_postgres(keys.len());
+        self.sources.count_postgres(keys.len());
         let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
         let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
         let (now, tail) = (self.now().max(as_of), UnsummedTail::default());

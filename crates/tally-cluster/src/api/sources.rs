@@ -14,17 +14,17 @@ pub struct ReadSources {
 
 impl ReadSources {
     /// Totals in Redis.
-    pub fn from_redis(&self, counters: usize) {
+    pub fn count_redis(&self, counters: usize) {
         self.redis.fetch_add(counters as u64, Ordering::Relaxed);
     }
 
     /// Redis had none, so a worker was asked.
-    pub fn from_worker(&self, counters: usize) {
+    pub fn count_worker(&self, counters: usize) {
         self.worker.fetch_add(counters as u64, Ordering::Relaxed);
     }
 
     /// No worker answered either.
-    pub fn from_postgres(&self, counters: usize) {
+    pub fn count_postgres(&self, counters: usize) {
         self.postgres.fetch_add(counters as u64, Ordering::Relaxed);
     }
 

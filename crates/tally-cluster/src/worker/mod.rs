@@ -160,7 +160,7 @@ impl Worker {
         let planned = events.clone();
         let membership = Membership::join(&shared.services.kafka, &group, &address, move |event| {
             // Fails only when the worker is gone.
-            let _ = events.send(Change::Group(event));
+            let _ = events.send(HostingChange::Group(event));
         })?;
         let membership = Arc::new(membership);
         *shared.group.lock() = Some(Arc::clone(&membership));
@@ -251,7 +251,7 @@ impl Drop for Worker {
 }
 
 /// A change of what this worker hosts.
-enum Change {
+enum HostingChange {
     /// Of what it owns.
     Group(MembershipEvent),
     /// The partitions that it stands by for.
@@ -274,18 +274,18 @@ impl HostedLife {
 }
 
 /// Hosts partitions as the group assigns them and as standbys are planned.
-async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<Change>) {
+async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<HostingChange>) {
     let mut lives: BTreeMap<u32, HostedLife> = BTreeMap::new();
     while let Some(change) = changes.recv().await {
         match change {
-            Change::Group(MembershipEvent::Assigned(partitions)) => {
+            HostingChange::Group(MembershipEvent::Assigned(partitions)) => {
                 tracing::info!(?partitions, "partitions assigned");
                 for partition in partitions {
                     let start = || HostedLife::start(&shared, partition, Role::Owner);
                     lives.entry(partition).or_insert_with(start).role.send_replace(Role::Owner);
                 }
             }
-            Change::Group(MembershipEvent::Revoked { partitions, done }) => {
+            HostingChange::Group(MembershipEvent::Revoked { partitions, done }) => {
                 tracing::info!(?partitions, "partitions revoked");
                 let done = Arc::new(done);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
@@ -293,17 +293,18 @@ async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<
                     let _ = life.end.send(Letting::HandOver(Arc::clone(&done)));
                 }
             }
-            Change::Group(MembershipEvent::Lost(partitions)) => {
+            HostingChange::Group(MembershipEvent::Lost(partitions)) => {
                 tracing::warn!(?partitions, "partitions lost: the group did not hear from this worker in time");
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
                     let _ = life.end.send(Letting::Drop);
                 }
             }
-            Change::Standbys(planned) => {
-                let is_over = |partition: &u32, life: &mut HostedLife| {
+            HostingChange::Standbys(planned) => {
+                let is_over = |(partition, life): &(&u32, &HostedLife)| {
                     *life.role.borrow() == Role::Standby && !planned.contains(partition)
                 };
-                for (_, life) in lives.extract_if(.., is_over) {
+                let over: Vec<u32> = lives.iter().filter(is_over).map(|(partition, _)| *partition).collect();
+                for life in over.iter().filter_map(|partition| lives.remove(partition)) {
                     let _ = life.end.send(Letting::Drop);
                 }
                 for partition in planned {

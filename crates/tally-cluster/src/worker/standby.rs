@@ -1,6 +1,6 @@
 //! Standing by for a partition: applying its journal without persisting.
 //!
-//! What a standby changed in memory counts as stored once the stored position has reached it, whoever stored it (decision
+//! What a standby changed in memory counts as stored once the owner has stored that position or a later one (decision
 //! 0021). So memory is freed as at the owner, and a takeover continues from memory.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::hosting::Hosting;
 use super::plan::plan;
-use super::{Change, WorkerShared};
+use super::{HostingChange, WorkerShared};
 use crate::limits::{CAPTURE_BYTES, STANDBY_FOLLOW_MS, STANDBY_PLAN_MS};
 use crate::postgres::{PartitionRow, PgError};
 
@@ -91,7 +91,7 @@ async fn capture(hosting: &Arc<Hosting>) -> Option<Position> {
 }
 
 /// Plans regularly which partitions this worker stands by for, until it is gone.
-pub async fn plan_regularly(worker: Weak<WorkerShared>, group: String, changes: mpsc::UnboundedSender<Change>) {
+pub async fn plan_regularly(worker: Weak<WorkerShared>, group: String, changes: mpsc::UnboundedSender<HostingChange>) {
     let mut every = tokio::time::interval(Duration::from_millis(STANDBY_PLAN_MS));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -114,7 +114,7 @@ pub async fn plan_regularly(worker: Weak<WorkerShared>, group: String, changes: 
         let ours: BTreeSet<u32> =
             planned.iter().filter(|(_, all)| is_ours(all)).map(|(partition, _)| *partition).collect();
         *shared.standbys.lock() = planned;
-        if changes.send(Change::Standbys(ours)).is_err() {
+        if changes.send(HostingChange::Standbys(ours)).is_err() {
             return;
         }
     }
