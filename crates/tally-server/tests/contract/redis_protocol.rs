@@ -92,7 +92,7 @@ fn command(name: &str, args: &[&[u8]]) -> Command {
     [name.as_bytes()].iter().chain(args).map(|arg| arg.to_vec()).collect()
 }
 
-fn text(number: impl ToString) -> Vec<u8> {
+fn text(number: &impl ToString) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
@@ -143,7 +143,7 @@ impl RedisCalls {
                 let AddExpiry { at: Some(Deadline::At(at)), only_if_none } = expiry else {
                     return Err(inexpressible(expiry));
                 };
-                let mut add = command("INCREX", &[&stored, b"BYINT", &text(delta), b"PXAT", &text(at.0)]);
+                let mut add = command("INCREX", &[&stored, b"BYINT", &text(delta), b"PXAT", &text(&at.0)]);
                 if *only_if_none {
                     add.push(b"ENX".to_vec());
                 }
@@ -152,7 +152,7 @@ impl RedisCalls {
             }
             (Change::Set { value, when, expiry, .. }, None) if id.is_none() => {
                 let (value, when) = (*value, *when);
-                let mut set = command("SET", &[&stored, &text(value)]);
+                let mut set = command("SET", &[&stored, &text(&value)]);
                 set.extend(match when {
                     Condition::Always => None,
                     Condition::Absent => Some(b"NX".to_vec()),
@@ -162,7 +162,7 @@ impl RedisCalls {
                 set.extend(match expiry {
                     Expiry::Keep => vec![b"KEEPTTL".to_vec()],
                     Expiry::Never => Vec::new(),
-                    Expiry::At(Deadline::At(at)) => vec![b"PXAT".to_vec(), text(at.0)],
+                    Expiry::At(Deadline::At(at)) => vec![b"PXAT".to_vec(), text(&at.0)],
                     Expiry::At(Deadline::After(millis)) => vec![b"PX".to_vec(), text(millis)],
                 });
                 set.push(b"GET".to_vec());
@@ -230,8 +230,8 @@ fn expire_command(stored: &[u8], at: Option<Deadline>, when: ExpiryCondition) ->
     let mut expire = match (at, when) {
         (None, ExpiryCondition::Always) => return Some(command("PERSIST", &[stored])),
         (None, _) => return None,
-        (Some(Deadline::At(at)), _) => command("PEXPIREAT", &[stored, &text(at.0)]),
-        (Some(Deadline::After(millis)), _) => command("PEXPIRE", &[stored, &text(millis)]),
+        (Some(Deadline::At(at)), _) => command("PEXPIREAT", &[stored, &text(&at.0)]),
+        (Some(Deadline::After(millis)), _) => command("PEXPIRE", &[stored, &text(&millis)]),
     };
     let flags: &[&str] = match when {
         ExpiryCondition::Always => &[],
