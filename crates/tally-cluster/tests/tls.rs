@@ -115,6 +115,8 @@ async fn use_redis(settings: &RedisSettings) -> Result<(), RedisError> {
             at: Millis(1),
             epoch: 1,
             owner: "worker:1".to_owned(),
+            since: Position(0),
+            standbys: Vec::new(),
         })
         .collect();
     totals.publish_heartbeats(&heartbeats).await?;

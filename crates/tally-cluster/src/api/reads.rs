@@ -28,6 +28,7 @@ use super::routes::PartitionRoute;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::redis::ShardState;
+use crate::rpc::limits::LEDGER_ENTRIES_MAX;
 use crate::rpc::{Need, RpcRequest, RpcResponse};
 
 /// A counter, and how current it is.
@@ -436,7 +437,7 @@ impl Cluster {
         after: u64,
         limit: usize,
     ) -> Result<Vec<LedgerEntry>, EngineError> {
-        let limit = limit.clamp(1, PAGE_ITEMS_MAX + 1);
+        let limit = limit.clamp(1, LEDGER_ENTRIES_MAX);
         let partition = self.partition_of(key.as_ref());
         match self.ask(partition, RpcRequest::Ledger { key, partition, after, limit: limit as u32 }).await {
             Ok(RpcResponse::Ledger { entries }) => Ok(entries),

@@ -10,14 +10,14 @@
 
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::{ChainHead, LedgerEntry};
-use tally_core::limits::{CALL_KEYS_MAX, KEY_BYTES_MAX, PAGE_ITEMS_MAX, REASON_BYTES_MAX};
+use tally_core::limits::{CALL_KEYS_MAX, KEY_BYTES_MAX, REASON_BYTES_MAX};
 use tally_core::outcome::Outcomes;
 use tally_core::record::{Records, read_counter, read_ledger, write_counter};
 use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
 use tally_core::varint::{Cursor, put_bytes, put_u64};
 
-use super::limits::{ADDRESS_BYTES_MAX, ERROR_BYTES_MAX, RECORD_BYTES_MAX, STATUS_PARTITIONS_MAX};
+use super::limits::{ADDRESS_BYTES_MAX, ERROR_BYTES_MAX, LEDGER_ENTRIES_MAX, RECORD_BYTES_MAX, STATUS_PARTITIONS_MAX};
 use super::message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse};
 
 const VERSION: u8 = 1;
@@ -99,7 +99,7 @@ pub fn decode_request(message: &[u8]) -> Option<RpcRequest> {
             partition: number(&mut cursor)?,
             key: key(&mut cursor)?,
             after: cursor.u64()?,
-            limit: number(&mut cursor).filter(|limit| *limit as usize <= PAGE_ITEMS_MAX)?,
+            limit: number(&mut cursor).filter(|limit| *limit as usize <= LEDGER_ENTRIES_MAX)?,
         },
         kind::COUNT => RpcRequest::Count { partition: number(&mut cursor)? },
         kind::PERSIST => RpcRequest::Persist { partition: number(&mut cursor)? },
@@ -136,7 +136,7 @@ pub fn decode_response(message: &[u8]) -> Option<Result<RpcResponse, RpcError>> 
             at: Millis(cursor.u64()?),
             records: items(&mut cursor, CALL_KEYS_MAX, 1, record)?,
         }),
-        kind::LEDGER => Ok(RpcResponse::Ledger { entries: items(&mut cursor, PAGE_ITEMS_MAX, 64, entry)? }),
+        kind::LEDGER => Ok(RpcResponse::Ledger { entries: items(&mut cursor, LEDGER_ENTRIES_MAX, 64, entry)? }),
         kind::COUNT => Ok(RpcResponse::Count { counters: cursor.u64()?, at: Millis(cursor.u64()?) }),
         kind::PERSIST => Ok(RpcResponse::Persisted { position: Position(cursor.u64()?) }),
         kind::SNAPSHOTS => Ok(RpcResponse::Snapshots { snapshots: items(&mut cursor, CALL_KEYS_MAX, 2, snapshot)? }),

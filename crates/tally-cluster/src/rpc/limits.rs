@@ -62,13 +62,16 @@ pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Most workers that a client remembers.
 pub const PEERS_MAX: usize = 4_096;
 
+/// Most ledger entries in an answer: a page, and one more that shows whether there is another page.
+pub const LEDGER_ENTRIES_MAX: usize = PAGE_ITEMS_MAX + 1;
+
 /// Longest number in a message, in bytes.
 const NUMBER_BYTES_MAX: usize = 10;
 const _: () = assert!(CALL_KEYS_MAX * (KEY_BYTES_MAX + NUMBER_BYTES_MAX) + 64 <= REQUEST_BYTES_MAX);
 const _: () = assert!(
     BATCH_EVENTS_MAX * (2 + 3 * NUMBER_BYTES_MAX) + BATCH_PARTS_MAX * 4 * NUMBER_BYTES_MAX + 64 <= RESPONSE_BYTES_MAX
 );
-const _: () = assert!(PAGE_ITEMS_MAX * (2 * REASON_BYTES_MAX + 256) + 64 <= RESPONSE_BYTES_MAX);
+const _: () = assert!(LEDGER_ENTRIES_MAX * (2 * REASON_BYTES_MAX + 256) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + NUMBER_BYTES_MAX) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + 32 + 2 * NUMBER_BYTES_MAX) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(STATUS_PARTITIONS_MAX * (5 * NUMBER_BYTES_MAX + 2) + 64 <= RESPONSE_BYTES_MAX);

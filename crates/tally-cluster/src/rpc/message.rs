@@ -33,7 +33,7 @@ pub enum RpcRequest {
         key: Key,
         /// Only entries after the one with this number.
         after: u64,
-        /// At most this many, and never more than `PAGE_ITEMS_MAX`.
+        /// At most this many, and never more than `LEDGER_ENTRIES_MAX`.
         limit: u32,
     },
     /// How many counters has the partition?

@@ -65,6 +65,9 @@ impl RpcHandler for Arc<WorkerShared> {
             }
             RpcRequest::Persist { partition } => {
                 let hosting = self.hosting(partition)?;
+                if hosting.role() != Role::Owner {
+                    return Err(RpcError::NotHosted { owner: None });
+                }
                 self.sum_now(&hosting).await.map_err(RpcError::Failed)?;
                 reach_end(&hosting).await?;
                 self.persist(&hosting).await.map_err(|error| RpcError::Failed(error.to_string()))?;

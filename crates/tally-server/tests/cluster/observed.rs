@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use tally_services::Postgres;
+
 use crate::harness::{Server, wait_for};
-use crate::place::{EXACT, TestCluster};
+use crate::place::{EXACT, Services, TestCluster};
 
 /// The metrics of a node, by name and labels.
 pub fn metrics(server: &Server) -> BTreeMap<String, f64> {
@@ -50,19 +52,19 @@ fn nodes_show_lag_partitions_and_where_readings_come_from() {
 
 #[test]
 fn a_postgresql_that_is_away_shows_as_lag() {
-    let (services, _turn) = crate::place::Services::breakable();
-    let cluster = TestCluster::on(services, 3, "");
+    let postgres = Postgres::start();
+    let cluster = TestCluster::on(Services { postgres: &postgres, ..Services::shared() }, "");
     let (api, worker) = (cluster.node("api"), cluster.node("worker"));
     cluster.wait_until_hosted();
-    services.postgres.kill();
+    postgres.kill();
     assert_eq!(api.send("POST", "/api/v1/counters/late/increment", "").status, 200);
     wait_for("persist lag", || {
         let seen = metrics(&worker);
         let lag = (seen["tally_persist_lag_seconds"], seen["tally_persist_lag_records"]);
         if lag.0 > 1.0 && lag.1 >= 1.0 { Ok(()) } else { Err(format!("{lag:?}")) }
     });
-    services.postgres.restart();
-    services.postgres.wait_until_available();
+    postgres.restart();
+    postgres.wait_until_available();
     wait_for("no persist lag", || {
         let lag = metrics(&worker)["tally_persist_lag_records"];
         if lag == 0.0 { Ok(()) } else { Err(format!("{lag}")) }

@@ -11,7 +11,6 @@ use tally_services::{Kafka, Postgres, RedisCluster};
 use tempfile::TempDir;
 
 use crate::harness::{self, Server, run, tally, wait_for};
-use crate::proxy::Proxy;
 
 /// Namespaces with stronger consistency than the default.
 pub const EXACT: &str =
@@ -40,25 +39,8 @@ impl Services<'static> {
 /// A topic, a database, and a configuration file that names them.
 pub struct TestCluster {
     dir: TempDir,
-    database: String,
+    pub database: String,
     config: PathBuf,
-}
-
-/// Proxies in front of all services of one worker.
-pub struct Proxies {
-    pub kafka: Proxy,
-    pub redis: Proxy,
-    pub postgres: Proxy,
-}
-
-impl Proxies {
-    pub fn start(services: Services<'_>) -> Proxies {
-        Proxies {
-            kafka: Proxy::of_kafka(&services.kafka.bootstrap_servers()),
-            redis: Proxy::of_redis(&services.redis.addresses()),
-            postgres: Proxy::of_postgres(services.postgres.port()),
-        }
-    }
 }
 
 impl TestCluster {
@@ -100,17 +82,6 @@ impl TestCluster {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--roles", role, "--config"]);
         command.arg(&self.config).current_dir(self.dir.path());
         command
-    }
-
-    /// A worker that reaches its services through proxies.
-    pub fn worker_behind(&self, proxies: &Proxies) -> Server {
-        let (user, database) = (self.database.rsplit_once('@').unwrap().0, self.database.rsplit_once('/').unwrap().1);
-        let mut command = self.command("worker");
-        command
-            .env("TALLY_CLUSTER_KAFKA", proxies.kafka.addresses().join(","))
-            .env("TALLY_CLUSTER_REDIS", proxies.redis.addresses().join(","))
-            .env("TALLY_CLUSTER_POSTGRES", format!("{user}@{}/{database}", proxies.postgres.addresses()[0]));
-        Server::start_with(command)
     }
 
     /// The status of every partition.

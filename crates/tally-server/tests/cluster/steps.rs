@@ -5,12 +5,43 @@ use serde_json::json;
 
 use crate::harness::{Server, wait_for};
 use crate::load::Load;
-use crate::place::{Proxies, Services, TestCluster};
+use crate::place::{Services, TestCluster};
+use crate::proxy::Proxy;
 use crate::proxy::{Message, Sender};
 
 /// Kafka's numbers of requests.
 const FETCH: i16 = 1;
 const OFFSET_COMMIT: i16 = 8;
+
+/// Proxies in front of all services of one worker.
+pub struct Proxies {
+    pub kafka: Proxy,
+    pub redis: Proxy,
+    pub postgres: Proxy,
+}
+
+impl Proxies {
+    pub fn start(services: Services<'_>) -> Proxies {
+        Proxies {
+            kafka: Proxy::of_kafka(&services.kafka.bootstrap_servers()),
+            redis: Proxy::of_redis(&services.redis.addresses()),
+            postgres: Proxy::of_postgres(services.postgres.port()),
+        }
+    }
+}
+
+impl TestCluster {
+    /// A worker that reaches its services through proxies.
+    pub fn worker_behind(&self, proxies: &Proxies) -> Server {
+        let (user, database) = (self.database.rsplit_once('@').unwrap().0, self.database.rsplit_once('/').unwrap().1);
+        let mut command = self.command("worker");
+        command
+            .env("TALLY_CLUSTER_KAFKA", proxies.kafka.addresses().join(","))
+            .env("TALLY_CLUSTER_REDIS", proxies.redis.addresses().join(","))
+            .env("TALLY_CLUSTER_POSTGRES", format!("{user}@{}/{database}", proxies.postgres.addresses()[0]));
+        Server::start_with(command)
+    }
+}
 
 /// What is there when the worker is killed.
 struct Scene<'a> {

@@ -118,8 +118,8 @@ impl SharedCluster {
         SHARED.get_or_init(|| {
             let exact = |number: usize| format!("[namespaces.c{number}]\nconsistency = \"exact\"\n");
             let cluster = TestCluster::new(&(0..NAMESPACES).map(exact).collect::<String>());
-            ServerAddress::of_new(&cluster.node_command("worker"));
-            let api = ServerAddress::of_new(&cluster.node_command("api"));
+            ServerAddress::of_new(&cluster.command("worker"));
+            let api = ServerAddress::of_new(&cluster.command("api"));
             cluster.wait_until_hosted();
             SharedCluster { cluster, api, used: AtomicUsize::new(0) }
         })

@@ -59,7 +59,7 @@ fn requests() -> Vec<RpcRequest> {
         read(Need::Refill, Vec::new()),
         read(Need::End, vec![key_a.clone(), key(&[0xff; KEY_BYTES_MAX])]),
         read(Need::Position(Position(u64::MAX)), vec![key(&[0xff; KEY_BYTES_MAX]); CALL_KEYS_MAX]),
-        RpcRequest::Ledger { partition, key: key_a, after: u64::MAX, limit: PAGE_ITEMS_MAX as u32 },
+        RpcRequest::Ledger { partition, key: key_a, after: u64::MAX, limit: LEDGER_ENTRIES_MAX as u32 },
         RpcRequest::Count { partition },
         RpcRequest::Persist { partition },
         RpcRequest::Snapshots { partition, keys: vec![key(&[0xff; KEY_BYTES_MAX]); CALL_KEYS_MAX] },
@@ -86,7 +86,7 @@ fn responses() -> Vec<Result<RpcResponse, RpcError>> {
         Ok(RpcResponse::Read { position, at, records }),
         Ok(RpcResponse::Read { position, at, records: vec![Some(vec![1; RECORD_BYTES_MAX]); CALL_KEYS_MAX] }),
         Ok(RpcResponse::Ledger { entries }),
-        Ok(RpcResponse::Ledger { entries: vec![entry_of(&"x".repeat(REASON_BYTES_MAX)); PAGE_ITEMS_MAX] }),
+        Ok(RpcResponse::Ledger { entries: vec![entry_of(&"x".repeat(REASON_BYTES_MAX)); LEDGER_ENTRIES_MAX] }),
         Ok(RpcResponse::Count { counters: u64::MAX, at }),
         Ok(RpcResponse::Persisted { position }),
         Ok(RpcResponse::Snapshots { snapshots: snapshots() }),
@@ -175,7 +175,7 @@ fn more_than_a_limit_is_refused() {
     let keys = vec![key(b"a"); CALL_KEYS_MAX + 1];
     let read = RpcRequest::Read { partition: 0, need: Need::Refill, keys };
     assert_eq!(decode_request(&encode_request(&read)), None);
-    let ledger = RpcRequest::Ledger { partition: 0, key: key(b"a"), after: 0, limit: PAGE_ITEMS_MAX as u32 + 1 };
+    let ledger = RpcRequest::Ledger { partition: 0, key: key(b"a"), after: 0, limit: LEDGER_ENTRIES_MAX as u32 + 1 };
     assert_eq!(decode_request(&encode_request(&ledger)), None);
     // Many records announced, none there.
     let mut read = vec![VERSION, kind::READ];
