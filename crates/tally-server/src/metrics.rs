@@ -290,17 +290,17 @@ impl fmt::Debug for Scrape {
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        encode_build_info(&mut encoder)?;
+        encode_build_info(&mut encoder, self.service.engine_name())?;
         encode_requests(&mut encoder, &self.protocols)?;
         encode_connections(&mut encoder, &self.protocols)?;
         self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
     }
 }
 
-fn encode_build_info(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn encode_build_info(encoder: &mut DescriptorEncoder<'_>, engine: &str) -> fmt::Result {
     let help = "Version and engine of this build; always 1.";
     let mut info = encoder.encode_descriptor("tally_build", help, None, MetricType::Info)?;
-    info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", "embedded")])
+    info.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("engine", engine)])
 }
 
 fn encode_requests(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<ProtocolMetrics>]) -> fmt::Result {

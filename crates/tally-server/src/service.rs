@@ -103,6 +103,16 @@ pub enum Failure {
     Engine(#[from] EngineError),
 }
 
+impl Service<ServerEngine> {
+    /// The name of the engine, for metrics.
+    pub fn engine_name(&self) -> &'static str {
+        match self.engine.get() {
+            Some(ServerEngine::Cluster(_)) => "cluster",
+            Some(ServerEngine::Embedded(_)) | None => "embedded",
+        }
+    }
+}
+
 impl<E: Engine> Service<E> {
     /// A service that does not have its engine yet.
     pub fn new(policies: Policies) -> Self {

@@ -98,6 +98,10 @@ impl Cluster {
     /// Carries out a call to `best-effort` counters.
     pub(super) async fn write_best_effort(&self, events: Events) -> Result<Receipt, EngineError> {
         let batch: Vec<EventRef<'_>> = events.batch().iter().collect();
+        // A counter of another namespace has no sub-counters, and must not get any: nobody would sum them.
+        if batch.iter().any(|event| self.policies.of(event.key).is_none()) {
+            return Box::pin(self.write(events, Consistency::Eventual)).await;
+        }
         let mut ways: Vec<Way> = batch.iter().map(way).collect();
         // Events that must be applied in a row depend on the state, unless they all only read or only remove.
         for group in events.groups() {

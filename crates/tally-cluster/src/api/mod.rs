@@ -289,6 +289,11 @@ impl Engine for Cluster {
         let waiting: usize = self.lanes.iter().map(|lane| lane.waiting_events()).sum();
         vec![
             Measure {
+                name: "tally_partitions",
+                help: "Partitions of the cluster",
+                figure: Figure::Gauge(f64::from(self.partitions)),
+            },
+            Measure {
                 name: "tally_cluster_partitions_failing",
                 help: "Partitions whose last append to Kafka failed",
                 figure: Figure::Gauge(failing as f64),

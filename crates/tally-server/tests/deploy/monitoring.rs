@@ -8,26 +8,6 @@ use serde_json::{Value, json};
 use crate::harness::{Server, run, write};
 use crate::{deployed, read, succeed, yaml};
 
-/// Metrics of the cluster that are not in the table of `docs/operating.md` yet. Remove a name once it is there.
-const PENDING: [&str; 16] = [
-    "tally_aggregator_lag_seconds",
-    "tally_append_queue_events",
-    "tally_apply_lag_records",
-    "tally_cluster_partitions_failing",
-    "tally_drift_found_total",
-    "tally_drift_healed_total",
-    "tally_drift_max",
-    "tally_partitions_hosted",
-    "tally_partitions_standby",
-    "tally_partitions_stopped",
-    "tally_persist_lag_records",
-    "tally_persist_lag_seconds",
-    "tally_request_ids",
-    "tally_rollup_lag_seconds",
-    "tally_shard_load_max",
-    "tally_total_reads_total",
-];
-
 /// Every word of a text that begins like a metric of Tally, without the suffixes of histograms.
 fn metrics_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
@@ -138,18 +118,10 @@ fn queries_of_the_dashboard_are_valid() {
 fn alerts_and_dashboard_use_only_metrics_that_exist() {
     let mut known = exported();
     known.extend(documented());
-    known.extend(PENDING.map(str::to_owned));
     let expressions: Vec<String> = rules().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
     for used in [metrics_in(&expressions.join("\n")), metrics_in(&queries().join("\n"))] {
         assert!(used.len() > 10, "{used:?}");
         let unknown: Vec<&String> = used.difference(&known).collect();
         assert!(unknown.is_empty(), "{unknown:?} are neither exported nor in docs/operating.md");
     }
-}
-
-#[test]
-fn metrics_that_are_documented_are_not_pending() {
-    let pending = BTreeSet::from(PENDING.map(str::to_owned));
-    let both: Vec<_> = pending.intersection(&documented()).cloned().collect();
-    assert!(both.is_empty(), "remove {both:?} from PENDING");
 }
