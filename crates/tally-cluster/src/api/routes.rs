@@ -20,8 +20,6 @@ pub struct PartitionRoute {
     pub published: Position,
     /// The time of that position.
     pub published_at: Option<Millis>,
-    /// The epoch of the newest heartbeat.
-    pub epoch: u64,
     /// Totals of earlier positions may be outdated.
     pub since: Position,
     /// Others that apply the partition.
@@ -78,12 +76,9 @@ impl PartitionRoutes {
                     route.owner = Some(heartbeat.owner);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));
-                    // Redis may have lost the newest one.
-                    if heartbeat.epoch >= route.epoch {
-                        route.epoch = heartbeat.epoch;
-                        route.since = heartbeat.since;
-                        route.standbys = heartbeat.standbys;
-                    }
+                    // It never goes back, also if Redis has lost the newest heartbeat.
+                    route.since = route.since.max(heartbeat.since);
+                    route.standbys = heartbeat.standbys;
                 }
             }
             Err(error) => tracing::debug!(%error, "heartbeats cannot be read"),

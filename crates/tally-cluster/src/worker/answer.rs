@@ -64,17 +64,14 @@ impl RpcHandler for Arc<WorkerShared> {
                 Ok(RpcResponse::Count { counters, at })
             }
             RpcRequest::Persist { partition } => {
-                let hosting = self.hosting(partition)?;
-                if hosting.role() != Role::Owner {
-                    return Err(RpcError::NotHosted { owner: None });
-                }
+                let hosting = self.owned(partition)?;
                 self.sum_now(&hosting).await.map_err(RpcError::Failed)?;
                 reach_end(&hosting).await?;
                 self.persist(&hosting).await.map_err(|error| RpcError::Failed(error.to_string()))?;
                 Ok(RpcResponse::Persisted { position: hosting.host.persisted() })
             }
             RpcRequest::Snapshots { partition, keys } => {
-                let hosting = self.hosting(partition)?;
+                let hosting = self.owned(partition)?;
                 reach_end(&hosting).await?;
                 let snapshots = tokio::task::spawn_blocking(move || hosting.host.snapshots(&keys)).await;
                 let snapshots = snapshots.map_err(|error| RpcError::Failed(error.to_string()))?;
@@ -102,6 +99,12 @@ impl RpcHandler for Arc<WorkerShared> {
 }
 
 impl WorkerShared {
+    /// A partition that this worker owns.
+    fn owned(&self, partition: u32) -> Result<Arc<Hosting>, RpcError> {
+        let hosting = self.hosting(partition)?;
+        if hosting.role() == Role::Owner { Ok(hosting) } else { Err(RpcError::NotHosted { owner: None }) }
+    }
+
     fn hosting(&self, partition: u32) -> Result<Arc<Hosting>, RpcError> {
         if let Some(hosting) = self.hosted.lock().get(&partition) {
             return Ok(Arc::clone(hosting));
