@@ -44,8 +44,8 @@ pub struct Batch {
     mixes: Vec<Mix>,
     parts: Vec<Part>,
     reads: usize,
-    /// Whether there are imports, which need a newer format.
-    has_imports: bool,
+    /// Whether there are events that an earlier format does not have: imports, or sums of sub-counters.
+    needs_version_3: bool,
     resets_clock: bool,
     /// The position of the store that slots marked `UNSTORED` were checked against.
     checked_at: Option<Position>,
@@ -178,7 +178,7 @@ impl Batch {
         self.parts.clear();
         self.extra_bytes = 0;
         self.reads = 0;
-        self.has_imports = false;
+        self.needs_version_3 = false;
         self.resets_clock = false;
         self.checked_at = None;
     }
@@ -295,7 +295,8 @@ impl Batch {
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
         self.reads += usize::from(matches!(extra.change, Some(Change::Read(_))));
-        self.has_imports |= matches!(extra.change, Some(Change::Import(_) | Change::ImportRequest(_)));
+        let is_new = |change: &Change| matches!(change, Change::Import(_) | Change::ImportRequest(_) | Change::Sum(_));
+        self.needs_version_3 |= extra.change.as_ref().is_some_and(is_new);
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
     }

@@ -19,8 +19,8 @@
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
 //!
-//! Version 3 is version 2 with imports. A batch without any is written as version 2, so that a journal without imports can
-//! be read by versions of Tally that do not know them.
+//! Version 3 is version 2 with imports or sums of sub-counters. A batch without any is written as version 2, so that a journal
+//! without them can be read by earlier builds.
 //!
 //! Version 1 is still read. It has no flags, has the sum of combined adds instead of their runs, and sets bit 6 of the
 //! head if an event is in the same group as the previous one.
@@ -42,10 +42,10 @@ use crate::sub_counters::{ShardReports, decode_reports, encode_reports};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
-/// The version that is written, unless there are imports.
+/// The version that is written, unless an event needs the next one.
 const VERSION: u8 = 2;
-/// The version of a batch with imports.
-const VERSION_IMPORTS: u8 = 3;
+/// The version of a batch with imports or sums of sub-counters.
+const VERSION_3: u8 = 3;
 /// The previous version: no flags, and sums instead of runs for combined adds.
 const VERSION_BARE_SUMS: u8 = 1;
 
@@ -105,7 +105,7 @@ pub enum CodecError {
     #[error("the checksum of the batch does not match")]
     Checksum,
     /// Written by a newer version.
-    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION_IMPORTS})")]
+    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION_3})")]
     Version(u8),
     /// The checksum matches but the content is invalid.
     #[error("the batch is malformed at event {0}")]
@@ -134,7 +134,7 @@ pub fn encode_with_reads(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
 fn put_batch(batch: &Batch, at: Millis, len: usize, is_written: impl Fn(&Slot) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
-    out.push(if batch.has_imports { VERSION_IMPORTS } else { VERSION });
+    out.push(if batch.needs_version_3 { VERSION_3 } else { VERSION });
     out.push(if batch.resets_clock { FLAG_RESETS_CLOCK } else { 0 });
     put_u64(out, at.0);
     put_u64(out, len as u64);
@@ -215,7 +215,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     let version = cursor.u8().ok_or(CodecError::Malformed(0))?;
     let flags = match version {
         VERSION_BARE_SUMS => Some(0),
-        VERSION | VERSION_IMPORTS => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
+        VERSION | VERSION_3 => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
         other => return Err(CodecError::Version(other)),
     };
     batch.resets_clock = flags.ok_or(CodecError::Malformed(0))? & FLAG_RESETS_CLOCK != 0;
@@ -224,7 +224,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     for event in 0..count as usize {
         read_event(&mut cursor, version, seed, batch).ok_or(CodecError::Malformed(event))?;
     }
-    if !cursor.is_done() || batch.has_imports && version != VERSION_IMPORTS {
+    if !cursor.is_done() || batch.needs_version_3 && version != VERSION_3 {
         return Err(CodecError::Malformed(count as usize));
     }
     Ok(Millis(at))

@@ -204,24 +204,27 @@ fn the_largest_import_survives_a_round_trip_and_a_larger_one_is_refused() {
     assert_eq!(check(&entries), Err(many));
 }
 
-/// So that a version that does not know imports reads every journal without them, and names the format of the others.
+/// So that a build that does not know imports and sums reads every journal without them, and names the format of the others.
 #[test]
-fn only_batches_with_imports_have_format_3() {
+fn only_batches_with_imports_or_sums_have_format_3() {
     let key = Key::new("k").unwrap();
-    let mut call = Events::new(SEED);
-    call.add(key.as_ref(), 1);
-    assert_eq!(encoded(call.batch(), Millis(5))[0], 2);
-    call.push(key.as_ref(), import_of(&key, 1), None, None);
-    let mut bytes = encoded(call.batch(), Millis(5));
-    assert_eq!(bytes[0], 3);
-    let mut combiner = Combiner::default();
-    combiner.gather(&call, &mut Vec::new());
-    assert_eq!(encoded(combiner.batch(), Millis(5))[0], 3);
-    bytes[0] = 2;
-    let content = bytes.len() - 4;
-    let crc = crc32fast::hash(&bytes[..content]);
-    bytes[content..].copy_from_slice(&crc.to_le_bytes());
-    assert!(matches!(decode(&bytes, SEED, &mut Batch::default()), Err(CodecError::Malformed(_))));
+    let sum = Change::Sum(ShardReports::new(vec![largest_report(0)]).unwrap());
+    for new in [import_of(&key, 1), sum] {
+        let mut call = Events::new(SEED);
+        call.add(key.as_ref(), 1);
+        assert_eq!(encoded(call.batch(), Millis(5))[0], 2);
+        call.push(key.as_ref(), new, None, None);
+        let mut bytes = encoded(call.batch(), Millis(5));
+        assert_eq!(bytes[0], 3);
+        let mut combiner = Combiner::default();
+        combiner.gather(&call, &mut Vec::new());
+        assert_eq!(encoded(combiner.batch(), Millis(5))[0], 3);
+        bytes[0] = 2;
+        let content = bytes.len() - 4;
+        let crc = crc32fast::hash(&bytes[..content]);
+        bytes[content..].copy_from_slice(&crc.to_le_bytes());
+        assert!(matches!(decode(&bytes, SEED, &mut Batch::default()), Err(CodecError::Malformed(_))));
+    }
 }
 
 /// Bytes as version 1 wrote them: two sets, an increment of 2, and increments that sum up to 7.
