@@ -1,6 +1,7 @@
 //! Certificates for services with TLS, made with the `openssl` command.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::fail::OrFail;
 use crate::scratch::ScratchDir;
@@ -9,6 +10,8 @@ use crate::tool::{Tool, program};
 /// A certificate authority of this test. Its files are removed when it is dropped.
 pub struct CertificateAuthority {
     dir: ScratchDir,
+    /// Of the last certificate. Not in a file, which tests that run side by side would share.
+    serial: AtomicU32,
 }
 
 /// A certificate with its key, as files.
@@ -27,7 +30,7 @@ const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prim
 impl CertificateAuthority {
     /// A new authority, which nobody trusts yet.
     pub fn new() -> CertificateAuthority {
-        let authority = CertificateAuthority { dir: ScratchDir::new("certificates") };
+        let authority = CertificateAuthority { dir: ScratchDir::new("certificates"), serial: AtomicU32::new(1) };
         let create = authority.openssl().args(["req", "-x509", "-days", "2", "-subj", "/CN=Tally test CA"]);
         let create = create.args(["-addext", "keyUsage=critical,keyCertSign"]).args(NEW_KEY);
         create.args(["-keyout", "ca.key", "-out", "ca.pem"]).run().or_fail("cannot create a CA");
@@ -55,8 +58,9 @@ impl CertificateAuthority {
         let extensions = self.dir.write(&file("ext"), &format!("subjectAltName={alternative_names}\n"));
         let ask = self.openssl().args(["req", "-new", "-subj", &format!("/CN={name}")]).args(NEW_KEY);
         ask.args(["-keyout", &key, "-out", &request]).run().or_fail("cannot create a key");
+        let serial = (self.serial.fetch_add(1, Ordering::Relaxed) + 1).to_string();
         let sign = self.openssl().args(["x509", "-req", "-in", &request, "-days", days, "-CA", "ca.pem"]);
-        let sign = sign.args(["-CAkey", "ca.key", "-CAcreateserial", "-out", &certificate, "-extfile"]);
+        let sign = sign.args(["-CAkey", "ca.key", "-set_serial", &serial, "-out", &certificate, "-extfile"]);
         sign.arg(&extensions).run().or_fail("cannot sign a certificate");
         let path = |name: &str| self.dir.path().join(name);
         CertificateFiles { certificate: path(&certificate), key: path(&key), ca: self.file() }
