@@ -15,6 +15,8 @@ use tools::{ToolResult, pgbench, redis_benchmark};
 use crate::progress::BenchProgress;
 use crate::redis::paced::{self, Percentiles, Request};
 use crate::report::{Row, Target};
+use crate::server::Tally;
+use crate::usage::cpu_seconds;
 use crate::{BenchError, Options};
 
 /// Pipelining, and the least ratio to sub-counters in Redis.
@@ -37,7 +39,7 @@ const STANDBYS: [u32; 2] = [0, 1];
 
 /// Steps of the progress bar.
 pub fn steps(options: &Options) -> u64 {
-    (1 + options.rounds * (2 * HOT.len() + 2 + 2 + STANDBYS.len())) as u64
+    (1 + options.rounds * (2 * HOT.len() + 1 + 2 + 2 + STANDBYS.len())) as u64
 }
 
 /// All measurements, one value per round.
@@ -45,12 +47,24 @@ pub fn steps(options: &Options) -> u64 {
 struct Measured {
     /// By pipelining: Tally, and sub-counters in Redis.
     hot: [[Vec<f64>; 2]; HOT.len()],
+    spread: Vec<Spread>,
     floor: Vec<ToolResult>,
     row: Vec<ToolResult>,
     approximate: Vec<Percentiles>,
     accurate: Vec<Percentiles>,
     /// By number of standbys.
     outages: [Vec<outage::Outage>; STANDBYS.len()],
+}
+
+/// Increments of many keys, and what they cost.
+#[derive(Clone, Copy)]
+struct Spread {
+    per_second: f64,
+    /// CPU seconds per million increments.
+    api_cpu: f64,
+    worker_cpu: f64,
+    /// Bytes of a counter in PostgreSQL, with its indexes.
+    row_bytes: f64,
 }
 
 /// Runs the suite.
@@ -79,6 +93,9 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
                     progress.step();
                 }
             }
+            show("1 M random keys, Tally");
+            measured.spread.push(spread(&cluster, &api, &worker, options.seconds)?);
+            progress.step();
             for turn in 0..2 {
                 if (round + turn) % 2 == 0 {
                     show("decrements with a floor, Tally");
@@ -108,6 +125,24 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
 
 fn hot_key(port: u16, pipeline: u64, seconds: f64) -> Result<ToolResult, BenchError> {
     redis_benchmark(port, HOT_CONNECTIONS, pipeline, seconds, &[], &["INCR", "hot"])
+}
+
+/// Increments of a million keys: each is an event of its own.
+fn spread(cluster: &BenchCluster, api: &Tally, worker: &Tally, seconds: f64) -> Result<Spread, BenchError> {
+    let cpu = || [api, worker].map(|node| cpu_seconds(node.process.0.id()));
+    let before = cpu();
+    let command = ["INCR", "key:__rand_int__"];
+    let result = redis_benchmark(api.resp_port, HOT_CONNECTIONS, 128, seconds, &["-r", "1000000"], &command)?;
+    // Until the worker has applied and persisted all of it.
+    cluster.wait_until_persisted()?;
+    let after = cpu();
+    let millions = result.requests / 1e6;
+    Ok(Spread {
+        per_second: result.per_second,
+        api_cpu: (after[0] - before[0]) / millions,
+        worker_cpu: (after[1] - before[1]) / millions,
+        row_bytes: cluster.row_bytes()?,
+    })
 }
 
 /// The pattern that people build: an increment of one of several keys, chosen at random.
@@ -151,6 +186,12 @@ impl Measured {
             let ratios = tally.iter().zip(redis).map(|(tally, redis)| tally / redis).collect();
             row(name("Tally ÷ sub-counters"), "", ratios, Some(Target::AtLeast(*ratio_min)));
         }
+        let of = |pick: fn(&Spread) -> f64| self.spread.iter().map(pick).collect::<Vec<f64>>();
+        let name = |what: &str| format!("1 M random keys, pipeline 128: {what}");
+        row(name("Tally, eventual"), "increments/s", of(|spread| spread.per_second), None);
+        row(name("CPU time of the API node"), "s/million", of(|spread| spread.api_cpu), None);
+        row(name("CPU time of the worker"), "s/million", of(|spread| spread.worker_cpu), None);
+        row("a counter in PostgreSQL, with indexes".to_owned(), "bytes", of(|spread| spread.row_bytes), None);
         let of = |results: &[ToolResult], pick: fn(&ToolResult) -> f64| results.iter().map(pick).collect::<Vec<f64>>();
         let name = |what: &str| format!("decrements with a floor, {FLOOR_CONNECTIONS} connections: {what}");
         row(name("Tally, exact"), "decrements/s", of(&self.floor, |result| result.per_second), None);

@@ -39,7 +39,7 @@ impl BenchCluster {
         let settings = format!(
             "[namespaces.exact]\nconsistency = \"exact\"\n[namespaces.accurate]\nconsistency = \"accurate\"\n\
              [cluster]\nkafka = \"{}\"\npartitions = 8\nreplication = 1\nredis = [{}]\npostgres = \"{}\"\n\
-             worker = \"127.0.0.1:0\"\n",
+             worker = \"127.0.0.1:0\"\npersist_every = \"5s\"\n",
             kafka.bootstrap_servers(),
             nodes.join(", "),
             postgres.url(),
@@ -79,6 +79,31 @@ impl BenchCluster {
             return Err(BenchError::new(&format!("{args:?}: {}", String::from_utf8_lossy(&output.stderr))));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Waits until everything in the journal is in PostgreSQL.
+    pub fn wait_until_persisted(&self) -> Result<(), BenchError> {
+        let timer = Timer::start();
+        loop {
+            let status = self.tally(&["cluster", "status", "-o", "json"], 0)?;
+            let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| BenchError::new(&error))?;
+            let partitions = status["partitions"].as_array().cloned().unwrap_or_default();
+            let is_persisted = |partition: &serde_json::Value| partition["persisted"] == partition["end"];
+            if !partitions.is_empty() && partitions.iter().all(is_persisted) {
+                return Ok(());
+            }
+            if timer.seconds() > 3.0 * HOSTED_SECONDS_MAX {
+                return Err(BenchError::new(&format!("not persisted: {status}")));
+            }
+            thread::park_timeout(Duration::from_millis(500));
+        }
+    }
+
+    /// Bytes of a counter in PostgreSQL.
+    pub fn row_bytes(&self) -> Result<f64, BenchError> {
+        let sql = "SELECT pg_total_relation_size('counters')::float / greatest(count(*), 1) FROM counters";
+        let bytes = self.postgres.psql(sql).map_err(|error| BenchError::new(&error))?;
+        bytes.trim().parse().map_err(|error| BenchError::new(&error))
     }
 
     /// Waits until every partition has a worker, and returns the addresses of the workers.

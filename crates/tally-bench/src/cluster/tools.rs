@@ -10,6 +10,8 @@ use crate::BenchError;
 pub struct ToolResult {
     /// Operations per second.
     pub per_second: f64,
+    /// Operations, including those of the run that finds out how many to send.
+    pub requests: f64,
     /// 50th percentile of the latency; of pgbench the mean.
     pub p50_ms: f64,
     /// 99th percentile; of pgbench nothing.
@@ -41,6 +43,7 @@ pub fn redis_benchmark(
         let result = (|| {
             Some(ToolResult {
                 per_second: field("rps")?,
+                requests: requests as f64,
                 p50_ms: field("p50_latency_ms")?,
                 p99_ms: field("p99_latency_ms")?,
             })
@@ -48,7 +51,8 @@ pub fn redis_benchmark(
         result.ok_or_else(|| BenchError::new(&format!("redis-benchmark failed: {out}{errors}")))
     };
     let few = run(FEW * pipeline.min(16))?;
-    run((few.per_second * seconds) as u64)
+    let result = run((few.per_second * seconds) as u64)?;
+    Ok(ToolResult { requests: few.requests + result.requests, ..result })
 }
 
 /// A field of the last line.
@@ -75,7 +79,9 @@ pub fn pgbench(cluster: &BenchCluster, connections: u64, seconds: f64) -> Result
         line.split_whitespace().next()?.parse().ok()
     };
     match (number("tps = "), number("latency average = ")) {
-        (Some(per_second), Some(mean)) => Ok(ToolResult { per_second, p50_ms: mean, p99_ms: f64::NAN }),
+        (Some(per_second), Some(mean)) => {
+            Ok(ToolResult { per_second, requests: per_second * seconds, p50_ms: mean, p99_ms: f64::NAN })
+        }
         _ => Err(BenchError::new(&format!("pgbench: {output}"))),
     }
 }
