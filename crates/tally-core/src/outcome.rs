@@ -102,6 +102,13 @@ impl Outcomes {
         &self.slots
     }
 
+    /// Bytes of memory used.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let splits = self.splits.iter().map(|(_, split)| size_of::<(usize, Split)>() + size_of_val(&*split.runs));
+        size_of_val(&*self.slots) + splits.sum::<usize>()
+    }
+
     /// Removes all outcomes, keeps the allocation.
     pub fn clear(&mut self) {
         self.slots.clear();

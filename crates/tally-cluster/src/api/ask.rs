@@ -81,13 +81,23 @@ impl Cluster {
         let mut standbys = Box::pin(select_ok(asked));
         match early {
             Ok(owners) => standbys.await.map(|(response, _)| response).or(owners),
-            Err(_) => tokio::select! {
-                owners = &mut owners => match owners {
-                    Ok(response) => Ok(response),
-                    Err(error) => standbys.await.map(|(response, _)| response).map_err(|_| error),
-                },
-                Ok((response, _)) = &mut standbys => Ok(response),
-            },
+            Err(_) => {
+                // Neither may be polled again once it has failed.
+                let (mut owners_error, mut has_standbys) = (None, true);
+                loop {
+                    tokio::select! {
+                        answered = &mut owners, if owners_error.is_none() => match answered {
+                            Err(error) if has_standbys => owners_error = Some(error),
+                            answered => return answered,
+                        },
+                        answered = &mut standbys, if has_standbys => match (answered, owners_error.take()) {
+                            (Ok((response, _)), _) => return Ok(response),
+                            (Err(_), Some(error)) => return Err(error),
+                            (Err(_), None) => has_standbys = false,
+                        },
+                    }
+                }
+            }
         }
     }
 

@@ -143,7 +143,10 @@ impl Cluster {
         let slots: Vec<bool> = events.batch().iter().map(|event| self.policies.of(event.key).is_some()).collect();
         let needs_value = |event: &EventRef<'_>| {
             way(event) == Way::Refused
-                && !matches!(event.change, ChangeRef::Other(Change::Sum(_) | Change::Sweep { .. }))
+                && !matches!(
+                    event.change,
+                    ChangeRef::Other(Change::Sum(_) | Change::Import(_) | Change::ImportRequest(_))
+                )
         };
         if events.batch().iter().zip(&slots).any(|(event, is_sharded)| *is_sharded && needs_value(&event)) {
             return Err(EngineError::ConsistencyTooWeak);
@@ -299,7 +302,12 @@ impl Cluster {
         if call.is_empty() {
             return Ok(());
         }
-        Box::pin(self.write(call, Consistency::Exact)).await.map(drop)
+        let receipt = Box::pin(self.write(call, Consistency::Exact)).await?;
+        if receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some()) {
+            let why = "the sub-counters together leave the range of a 64-bit integer";
+            return Err(EngineError::Unavailable(why.to_owned()));
+        }
+        Ok(())
     }
 
     /// The time of the brokers.

@@ -49,7 +49,7 @@ impl RecentOutcomes {
 }
 
 fn bytes_of(record: &AppliedRecord) -> usize {
-    size_of::<AppliedRecord>() + size_of_val(record.outcomes.slots())
+    size_of::<AppliedRecord>() + record.outcomes.memory_bytes()
 }
 
 #[cfg(test)]

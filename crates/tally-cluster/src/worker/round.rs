@@ -62,6 +62,10 @@ impl Round {
 
     /// Takes what is due. If publishing fails, return it with [`Round::put_back`].
     pub fn take(&mut self, now_ms: u64) -> Due {
+        // The time to live of those in `first` begins when Redis gets them.
+        for key in &self.first {
+            self.published.insert(key.clone(), now_ms + TOTAL_KEPT_MS);
+        }
         self.published.retain(|_, until| now_ms < *until);
         Due { changed: std::mem::take(&mut self.changed), first: std::mem::take(&mut self.first) }
     }
@@ -75,7 +79,10 @@ impl Round {
     /// These totals are no longer in Redis.
     pub fn gone(&mut self, keys: &[Key]) {
         for key in keys {
-            self.published.remove(key);
+            // One that was read meanwhile is about to be there again.
+            if !self.first.contains(key) {
+                self.published.remove(key);
+            }
         }
     }
 
@@ -134,6 +141,32 @@ mod tests {
         let mut round = Round::new(1_000);
         round.changed(b"inherited", 1_001);
         assert_eq!(round.take(1_001).changed, keys(&["inherited"]));
+    }
+
+    #[test]
+    fn a_total_that_is_published_again_is_kept_current_for_its_new_time_to_live() {
+        let mut round = Round::new(0);
+        let hot = Key::new("hot").unwrap();
+        round.read(&hot, later());
+        round.take(later());
+        round.publish_all();
+        let again = later() + TOTAL_KEPT_MS - 1;
+        assert_eq!(round.take(again).first, keys(&["hot"]));
+        round.changed(b"hot", again + TOTAL_KEPT_MS - 1);
+        assert_eq!(round.take(again + TOTAL_KEPT_MS - 1).changed, keys(&["hot"]));
+    }
+
+    #[test]
+    fn a_total_that_was_read_while_redis_lacked_it_is_kept_current() {
+        let mut round = Round::new(0);
+        let hot = Key::new("hot").unwrap();
+        round.read(&hot, later());
+        round.take(later());
+        round.read(&hot, later() + 1);
+        round.gone(std::slice::from_ref(&hot));
+        round.take(later() + 1);
+        round.changed(b"hot", later() + 2);
+        assert_eq!(round.take(later() + 2).changed, keys(&["hot"]));
     }
 
     #[test]
