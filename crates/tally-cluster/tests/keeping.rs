@@ -3,10 +3,12 @@
 
 mod cluster;
 
+use std::time::Duration;
+
 use cluster::{PARTITIONS, TestPlace, TestServices};
 use futures_util::future::join_all;
 use tally_cluster::api::Cluster;
-use tally_cluster::redis::{RedisSettings, Total, TotalUpdate, Totals};
+use tally_cluster::redis::{Heartbeat, RedisSettings, Total, TotalUpdate, Totals};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
 use tally_core::counter::CounterState;
@@ -174,5 +176,35 @@ fn a_total_that_differs_from_the_state_is_found_healed_and_counted() {
             assert_eq!(read(&api, &key).await, 5);
         }
         assert!(stored(&totals, &key).await.unwrap().position < Position(u64::MAX));
+    });
+}
+
+/// A worker that was paused may claim a partition once more before it learns that it has lost it.
+#[test]
+fn an_idle_owner_that_was_superseded_claims_its_partition_again() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let worker = place.worker().await;
+        let api = place.api().await;
+        wait_until_hosted(&worker).await;
+        let key = key("idle");
+        add(&api, &key, 5).await;
+        worker.persist_all(Duration::from_secs(60)).await.unwrap();
+        let (pg, totals) = (place.services().await.pg, Totals::connect(&place.redis).await.unwrap());
+        for partition in 0..PARTITIONS {
+            let nobody = "127.0.0.1:1".to_owned();
+            let claim = pg.claim(partition, &nobody).await.unwrap();
+            let (position, since, standbys) = (claim.position, Position(0), Vec::new());
+            let (epoch, at, owner) = (claim.epoch, Millis(1), nobody);
+            let heartbeat = Heartbeat { partition, epoch, position, at, since, owner, standbys };
+            assert_eq!(totals.publish_heartbeats(&[heartbeat]).await.unwrap(), [true]);
+        }
+        wait_until("the owner to answer again", async || {
+            let read = api.read(vec![key.clone()], ReadOptions::new(Consistency::Exact)).await;
+            let value = read.map_err(|error| error.to_string())?[0].value;
+            if value == 5 { Ok(()) } else { Err(value.to_string()) }
+        })
+        .await;
     });
 }

@@ -151,6 +151,8 @@ impl Lane {
             let (combiner, ticket) = self.open.take();
             if combiner.batch().is_empty() {
                 if is_closing {
+                    // The last lane drops the producer, which gives up what is in flight.
+                    let _all = permits.acquire_many(LANE_APPENDS_MAX as u32 - 1).await;
                     return;
                 }
                 continue;

@@ -329,7 +329,7 @@ impl WorkerShared {
             }
             // So that the next owner can rely on the totals.
             Ok(()) => match tokio::time::timeout(PUBLISH_LAST_MAX, self.publish(hosting)).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(_)) => {}
                 Ok(Err(error)) => tracing::debug!(partition, %error, "the last totals were not published"),
                 Err(_) => tracing::debug!(partition, "the last totals were not published in time"),
             },

@@ -9,6 +9,15 @@ use super::hosting::Hosting;
 use super::round::Due;
 use crate::redis::{Heartbeat, TotalUpdate};
 
+/// What became of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoundOutcome {
+    /// Redis has everything up to now.
+    Published,
+    /// There is a heartbeat of a newer epoch.
+    Superseded,
+}
+
 /// What is being published. It is due again unless it was published, also if nobody waits for that any more.
 struct DueGuard<'a> {
     host: &'a PartitionHost,
@@ -25,7 +34,7 @@ impl Drop for DueGuard<'_> {
 }
 
 impl WorkerShared {
-    /// Publishes changed totals every round, until the partition is let go.
+    /// Publishes changed totals every round, until another worker has claimed the partition.
     pub async fn publish_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.rollup_every);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -45,8 +54,10 @@ impl WorkerShared {
                 hosting.host.round().publish_all();
             }
             let outcome = match self.publish(hosting).await {
-                Ok(()) => self.reconcile(hosting, &mut drift).await,
-                failed => failed,
+                Ok(RoundOutcome::Published) => self.reconcile(hosting, &mut drift).await,
+                // An owner of an idle partition does not persist, and would not notice otherwise.
+                Ok(RoundOutcome::Superseded) => return,
+                Err(error) => Err(error),
             };
             if let Err(error) = outcome {
                 tracing::warn!(partition = hosting.host.partition, %error, "totals were not published; trying again");
@@ -55,7 +66,7 @@ impl WorkerShared {
     }
 
     /// Publishes what has changed, and then a heartbeat.
-    pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<(), String> {
+    pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<RoundOutcome, String> {
         let host = &hosting.host;
         // Changes up to this position are in the round.
         let (position, at) = host.begin_round();
@@ -91,10 +102,10 @@ impl WorkerShared {
             standbys: self.standbys.lock().get(&host.partition).cloned().unwrap_or_default(),
             epoch: hosting.epoch(),
         };
-        let published = self.services.totals.publish_heartbeats(&[heartbeat]).await;
-        published.map_err(|error| error.to_string())?;
+        let published =
+            self.services.totals.publish_heartbeats(&[heartbeat]).await.map_err(|error| error.to_string())?;
         guard.due = None;
         host.unpublished.saved();
-        Ok(())
+        Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
     }
 }
