@@ -13,12 +13,15 @@ use rdkafka::message::{Message, Timestamp};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use tally_core::time::{Millis, Position};
+use tokio::time::Instant;
 
 use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::{RECORD_BYTES_MAX, TAIL_BUFFER_KIB};
 
 /// How often the consumer's own events are served while no record arrives.
 const SERVE_EVERY: Duration = Duration::from_millis(500);
+/// A partition without records for this long is compared with the journal's end. Twice in a row behind it, it is opened again.
+const STALL_AFTER: Duration = Duration::from_secs(1);
 
 /// Reads partitions of the journal. One per process: its partitions share connections.
 #[derive(Clone)]
@@ -60,6 +63,10 @@ pub struct PartitionTail {
     shared: Arc<TailerShared>,
     partition: u32,
     next: Position,
+    /// Since when no record has arrived.
+    idle_since: Instant,
+    /// Whether there were records then already that have not arrived.
+    is_behind: bool,
 }
 
 impl Tailer {
@@ -91,8 +98,11 @@ impl Tailer {
             move || {
                 while !stopping.load(Ordering::Acquire) {
                     // Records go to the queues of their partitions; here only errors and logs arrive.
-                    if let Some(Err(error)) = consumer.poll(SERVE_EVERY) {
-                        tracing::debug!(%error, "Kafka consumer");
+                    match consumer.poll(SERVE_EVERY) {
+                        Some(Err(error)) => tracing::debug!(%error, "Kafka consumer"),
+                        // Its tail notices that it lacks this one, and opens the partition again.
+                        Some(Ok(record)) => tracing::warn!(partition = record.partition(), "a record missed its queue"),
+                        None => {}
                     }
                 }
             }
@@ -124,21 +134,16 @@ impl Tailer {
         if from < first || from > end {
             return Err(TopicError::NoPosition { partition, wanted: from.0, first: first.0, end: end.0 });
         }
-        let shared = Arc::clone(&self.shared);
-        let _assigning = shared.assigning.lock();
-        let mut list = TopicPartitionList::new();
-        let offset = Offset::Offset(from.0 as i64);
-        let assigned = list.add_partition_offset(&shared.settings.topic, partition as i32, offset);
-        assigned
-            .and_then(|()| {
-                // Split off the queue first, so that no record goes to the main queue.
-                let queue = shared.consumer.split_partition_queue(&shared.settings.topic, partition as i32);
-                shared.consumer.incremental_assign(&list)?;
-                Ok(queue)
-            })
-            .map_err(|error| TopicError::new(&shared.settings, &error))
-            .and_then(|queue| queue.ok_or_else(|| TopicError::Other("the partition has no queue".to_owned())))
-            .map(|queue| PartitionTail { queue: Some(queue), shared: Arc::clone(&self.shared), partition, next: from })
+        let mut tail = PartitionTail {
+            queue: None,
+            shared: Arc::clone(&self.shared),
+            partition,
+            next: from,
+            idle_since: Instant::now(),
+            is_behind: false,
+        };
+        tail.assign()?;
+        Ok(tail)
     }
 
     /// The first position that the journal still has, and its end. Blocks for a round trip.
@@ -161,10 +166,15 @@ impl PartitionTail {
     pub fn next(&mut self, wait: Duration) -> Result<Option<JournalRecord>, TopicError> {
         let Some(queue) = &self.queue else { return Ok(None) };
         let message = match queue.poll(wait) {
-            None => return Ok(None),
+            None => {
+                self.check_for_stall()?;
+                return Ok(None);
+            }
             Some(Err(error)) => return self.failed(&error).map(|()| None),
             Some(Ok(message)) => message,
         };
+        self.idle_since = Instant::now();
+        self.is_behind = false;
         let start = Position(message.offset().max(0) as u64);
         if start != self.next {
             // Offsets have no gaps without transactions and compaction, and `topic::check` excludes the latter.
@@ -183,6 +193,55 @@ impl PartitionTail {
         let batch = message.payload().unwrap_or_default().to_vec();
         self.next = Position(start.0 + 1);
         Ok(Some(JournalRecord { start, at, batch }))
+    }
+
+    /// Begins to read at the next position.
+    fn assign(&mut self) -> Result<(), TopicError> {
+        let shared = Arc::clone(&self.shared);
+        let _assigning = shared.assigning.lock();
+        let mut list = TopicPartitionList::new();
+        let offset = Offset::Offset(self.next.0 as i64);
+        let assigned = list.add_partition_offset(&shared.settings.topic, self.partition as i32, offset);
+        let queue = assigned.and_then(|()| {
+            // Split off the queue first, so that no record goes to the main queue.
+            let queue = shared.consumer.split_partition_queue(&shared.settings.topic, self.partition as i32);
+            shared.consumer.incremental_assign(&list)?;
+            Ok(queue)
+        });
+        let queue = queue.map_err(|error| TopicError::new(&shared.settings, &error))?;
+        self.queue = Some(queue.ok_or_else(|| TopicError::Other("the partition has no queue".to_owned()))?);
+        Ok(())
+    }
+
+    fn unassign(&mut self) {
+        let _assigning = self.shared.assigning.lock();
+        let mut list = TopicPartitionList::new();
+        list.add_partition(&self.shared.settings.topic, self.partition as i32);
+        if let Err(error) = self.shared.consumer.incremental_unassign(&list) {
+            tracing::debug!(partition = self.partition, %error, "a partition could not be closed");
+        }
+        self.queue = None;
+    }
+
+    /// If records have not arrived for a while although there are some, opens the partition again. The client library
+    /// sometimes does not deliver them to a partition that was closed and opened shortly before.
+    fn check_for_stall(&mut self) -> Result<(), TopicError> {
+        if self.idle_since.elapsed() < STALL_AFTER {
+            return Ok(());
+        }
+        self.idle_since = Instant::now();
+        let tailer = Tailer { shared: Arc::clone(&self.shared) };
+        // A broker that does not answer now is asked again.
+        let Ok(end) = tailer.end(self.partition) else { return Ok(()) };
+        let has_more = end > self.next;
+        if has_more && std::mem::replace(&mut self.is_behind, true) {
+            tracing::warn!(partition = self.partition, next = self.next.0, end = end.0, "reading the journal again");
+            self.unassign();
+            self.is_behind = false;
+            return self.assign();
+        }
+        self.is_behind = has_more;
+        Ok(())
     }
 
     /// Errors that the client recovers from by itself are only logged.
@@ -212,13 +271,7 @@ impl PartitionTail {
 
 impl Drop for PartitionTail {
     fn drop(&mut self) {
-        let _assigning = self.shared.assigning.lock();
-        let mut list = TopicPartitionList::new();
-        list.add_partition(&self.shared.settings.topic, self.partition as i32);
-        if let Err(error) = self.shared.consumer.incremental_unassign(&list) {
-            tracing::debug!(partition = self.partition, %error, "a partition could not be closed");
-        }
-        self.queue = None;
+        self.unassign();
     }
 }
 
