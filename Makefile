@@ -13,7 +13,7 @@ REDIS_COMMANDS ?= 1000000
 FUZZ_ROUNDS ?= 20000000
 
 # Tests of one program that run side by side. Many wait for a server most of the time, so more than there are cores.
-export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
+export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
 # The Python client that the tests use, and the file that says it is there.
 REDIS_PY_VERSION := 6.4.0
