@@ -121,6 +121,8 @@ fn the_description_lists_exactly_the_calls_that_exist() {
         ("GET", "/api/v1/counters"),
         ("POST", "/api/v1/counters/k/reset"),
         ("POST", "/api/v1/counters/k/adjust"),
+        ("GET", "/api/v1/export"),
+        ("POST", "/api/v1/import"),
         ("GET", "/livez"),
         ("GET", "/readyz"),
         ("GET", "/metrics"),
