@@ -36,6 +36,8 @@ pub const GROUP_EVENTS_MAX: usize = 8_192;
 pub const CAPTURE_BYTES: usize = 4 << 20;
 /// Longest wait of a request to a worker: for outcomes, or until a position is applied.
 pub const WORKER_WAIT_MS: u64 = 10_000;
+/// How long a worker lets a request wait for a position of the journal. Shorter, so that the caller learns what it waited for.
+pub const REACH_WAIT_MS: u64 = WORKER_WAIT_MS * 4 / 5;
 /// Appends of one partition that are on their way at once.
 pub const LANE_APPENDS_MAX: usize = 2;
 /// Longest wait for a place in the open batch of a partition.

@@ -204,6 +204,34 @@ fn what_depends_on_the_value_is_refused_and_removing_it_includes_the_sub_counter
 }
 
 #[test]
+fn a_call_to_several_namespaces_treats_each_as_it_is_configured() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker);
+        let (views, bounded, likes) = (key("views:x"), key("views:bounded"), key("likes:y"));
+        join_all((0..30).map(|_| add(&api, &views, 1))).await;
+        let mut call = api.events();
+        call.push(likes.as_ref(), Change::Add(3), None, None);
+        call.push(views.as_ref(), Change::Delete(why()), None, None);
+        let bounds = Bounds { floor: Some(0), ceiling: None, on_bound: OnBound::Refuse };
+        call.push(bounded.as_ref(), Change::Add(1), None, Some(Details { bounds: Some(bounds), ..Details::default() }));
+        call.push(views.as_ref(), Change::Add(2), None, None);
+        call.push(likes.as_ref(), Change::Add(4), None, None);
+        let outcomes = api.submit(call, SubmitOptions::new(Consistency::Exact)).await.unwrap().outcomes;
+        assert_eq!(outcomes[2].refusal, Some(Refusal::BestEffort));
+        let others = [0, 1, 3, 4].map(|place: usize| outcomes[place]);
+        assert!(others.iter().all(|outcome| outcome.refusal.is_none()), "{outcomes:?}");
+        assert_eq!((outcomes[0].value, outcomes[4].value, outcomes[4].exact), (3, 7, true));
+        // What the sub-counters had counted was removed, too.
+        assert_eq!(read(&api, &views, Consistency::Exact).await.unwrap().value, 2);
+        assert_eq!(read(&api, &likes, Consistency::Exact).await.unwrap().value, 7);
+        worker.stop().await;
+    });
+}
+
+#[test]
 fn a_hot_counter_gets_more_sub_counters() {
     let services = TestServices::shared();
     let place = place(services, ShardPolicy { count: ShardCount::Adaptive(16), ..FIXED });
@@ -231,7 +259,7 @@ fn a_hot_counter_gets_more_sub_counters() {
 }
 
 #[test]
-fn idle_sub_counters_are_removed_and_one_that_comes_back_after_a_failover_counts_no_more() {
+fn idle_sub_counters_are_removed_and_one_that_comes_back_after_a_failover_counts_only_what_is_new() {
     let services = TestServices::shared();
     let mut place = place(services, FIXED);
     place.shards_idle_s = 1;
@@ -264,9 +292,11 @@ fn idle_sub_counters_are_removed_and_one_that_comes_back_after_a_failover_counts
         }
         totals.register(partition, idle.as_ref(), 8, 8).await.unwrap();
         assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 40);
+        // And counting goes on, in those as well.
+        add(&api, &idle, 1).await;
+        assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 41);
         gone();
-        // And counting goes on.
-        add(&api, &idle, 2).await;
+        add(&api, &idle, 1).await;
         assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 42);
         worker.stop().await;
     });

@@ -12,7 +12,10 @@ use tally_cluster::redis::{Heartbeat, RedisSettings, Total, TotalUpdate, Totals}
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
 use tally_core::counter::CounterState;
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry};
 use tally_core::key::Key;
+use tally_core::limits::SWEEP_SLICE;
+use tally_core::outcome::Token;
 use tally_core::record::write_counter;
 use tally_core::surface::{Engine, Figure, Measure, ReadOptions, SubmitOptions};
 use tally_core::time::{Millis, Position};
@@ -206,5 +209,53 @@ fn an_idle_owner_that_was_superseded_claims_its_partition_again() {
             if value == 5 { Ok(()) } else { Err(value.to_string()) }
         })
         .await;
+    });
+}
+
+/// More than a slice of them, so that one pass has to go on where the last slice ended.
+#[test]
+fn expired_counters_are_removed_also_if_they_are_many() {
+    const COUNTERS: usize = 3 * SWEEP_SLICE;
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        wait_until_hosted(&worker).await;
+        // The tag keeps them in one partition.
+        let mut events = api.events();
+        for number in 0..COUNTERS {
+            let set = Change::Set {
+                value: 1,
+                when: Condition::Always,
+                expiry: Expiry::At(Deadline::After(1)),
+                why: Correction::new("test", "because").unwrap(),
+            };
+            events.push(key(&format!("{{t}}{number}")).as_ref(), set, None, None);
+        }
+        api.submit(events, SubmitOptions::new(Consistency::Exact)).await.unwrap();
+        worker.persist_all(Duration::from_secs(60)).await.unwrap();
+        let count = || services.postgres.psql_at(&place.postgres, "SELECT count(*) FROM counters").unwrap();
+        wait_until("the removal", async || match count().trim() {
+            "0" => Ok(()),
+            left => Err(format!("{left} left")),
+        })
+        .await;
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_position_that_the_journal_does_not_have() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        wait_until_hosted(&worker).await;
+        let key = key("n");
+        add(&api, &key, 5).await;
+        let partition = tally_cluster::partitioner::partition_of(key.as_ref(), PARTITIONS);
+        let forged = Token::new(partition, Position(1 << 40));
+        let options = ReadOptions { at_least: Some(forged), ..ReadOptions::new(Consistency::Eventual) };
+        let refused = api.read(vec![key], options).await.unwrap_err();
+        assert!(refused.to_string().contains("but the journal ends at"), "{refused}");
     });
 }

@@ -21,7 +21,7 @@ pub struct SubCounter {
     pub increments: u64,
     /// Sum of its subtractions, as a positive number.
     pub decrements: u64,
-    /// Whether it was removed and will not be reported again.
+    /// Whether it was removed. It may come back after a failover of Redis, and count on.
     pub is_closed: bool,
 }
 
@@ -49,19 +49,16 @@ impl SummedShards {
         self.0.binary_search_by_key(&shard, |known| known.shard)
     }
 
-    /// Whether the report is of a sub-counter that was closed or replaced, so that nothing it counts is ever added.
+    /// Whether the report is of a sub-counter that was replaced by a later one, so that nothing it counts is ever added.
     #[must_use]
-    pub fn is_outdated(&self, report: &SubCounter) -> bool {
-        self.place(report.shard).is_ok_and(|at| {
-            let known = &self.0[at];
-            report.incarnation < known.incarnation || report.incarnation == known.incarnation && known.is_closed
-        })
+    pub fn is_replaced(&self, report: &SubCounter) -> bool {
+        self.place(report.shard).is_ok_and(|at| report.incarnation < self.0[at].incarnation)
     }
 
     /// What the report adds to what is summed.
     #[must_use]
     pub fn gain(&self, report: &SubCounter) -> Gain {
-        if self.is_outdated(report) {
+        if self.is_replaced(report) {
             return Gain::default();
         }
         let known = self.place(report.shard).ok().map(|at| &self.0[at]);
@@ -75,7 +72,7 @@ impl SummedShards {
 
     /// Takes a report in, and returns what it adds.
     pub fn merge(&mut self, report: &SubCounter) -> Gain {
-        if self.is_outdated(report) {
+        if self.is_replaced(report) {
             return Gain::default();
         }
         let gain = self.gain(report);
@@ -84,7 +81,8 @@ impl SummedShards {
                 let known = &mut self.0[at];
                 known.increments = known.increments.max(report.increments);
                 known.decrements = known.decrements.max(report.decrements);
-                known.is_closed = report.is_closed;
+                // A late report does not open it again, unless it has counted since.
+                known.is_closed = report.is_closed || known.is_closed && gain == Gain::default();
             }
             Ok(at) => self.0[at] = *report,
             Err(at) => self.0.insert(at, *report),
@@ -272,14 +270,17 @@ mod tests {
         assert_eq!(summed.merge(&report(3, 10, 100)).increments, 100);
         assert_eq!(summed.merge(&report(3, 20, 4)).increments, 4);
         assert_eq!(summed.merge(&report(3, 10, 500)).increments, 0);
-        assert!(summed.is_outdated(&report(3, 10, 500)));
+        assert!(summed.is_replaced(&report(3, 10, 500)));
     }
 
     #[test]
-    fn a_closed_sub_counter_that_comes_back_is_ignored() {
+    fn a_closed_sub_counter_that_comes_back_adds_only_what_it_counts_beyond_its_last_report() {
         let mut summed = SummedShards::default();
         assert_eq!(summed.merge(&SubCounter { is_closed: true, ..report(0, 7, 9) }).increments, 9);
-        assert_eq!(summed.merge(&report(0, 7, 9)).increments, 0);
+        assert_eq!(summed.merge(&report(0, 7, 5)).increments, 0);
+        assert!(summed.reports()[0].is_closed);
+        assert_eq!(summed.merge(&report(0, 7, 11)).increments, 2);
+        assert!(!summed.reports()[0].is_closed);
         assert_eq!(summed.merge(&report(0, 8, 1)).increments, 1);
     }
 

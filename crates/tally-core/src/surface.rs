@@ -11,7 +11,7 @@ use crate::counter::CounterState;
 use crate::event::RequestId;
 use crate::key::Key;
 use crate::ledger::{ChainHead, LedgerEntry};
-use crate::outcome::{Reads, Receipt, Refusal, Token};
+use crate::outcome::{Reads, Receipt, Token};
 use crate::reading::{Reading, Stats};
 use crate::request_ids::FirstOutcome;
 
@@ -162,9 +162,6 @@ pub enum EngineError {
     /// The engine did not reach the token or the freshness that a read asked for in time.
     #[error("the requested reading is not available yet: {0}")]
     TooStale(String),
-    /// The answer depends on a value that a `best-effort` namespace does not know at one moment. Nothing changed.
-    #[error("{}", Refusal::BEST_EFFORT_TEXT)]
-    ConsistencyTooWeak,
     /// The engine is shutting down. Nothing changed.
     #[error("the engine is shutting down; nothing was changed")]
     Closing,

@@ -323,17 +323,18 @@ impl Model {
         let (mut plus, mut minus) = (0, 0);
         for report in reports {
             let known = shards.entry(report.shard).or_insert_with(|| fresh(report));
-            if report.incarnation < known.incarnation || report.incarnation == known.incarnation && known.is_closed {
+            if report.incarnation < known.incarnation {
                 continue;
             }
             if report.incarnation > known.incarnation {
                 *known = fresh(report);
             }
+            let is_news = report.increments > known.increments || report.decrements > known.decrements;
             plus += u128::from(report.increments.saturating_sub(known.increments));
             minus += u128::from(report.decrements.saturating_sub(known.decrements));
             known.increments = known.increments.max(report.increments);
             known.decrements = known.decrements.max(report.decrements);
-            known.is_closed = report.is_closed;
+            known.is_closed = report.is_closed || known.is_closed && !is_news;
         }
         if (plus, minus) == (0, 0) {
             self.shards.insert(event.key.clone(), shards);

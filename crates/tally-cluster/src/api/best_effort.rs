@@ -30,6 +30,8 @@ pub struct Registrations {
 struct Registration {
     at: Instant,
     shards: u32,
+    /// All sub-counters that this node has written to are below this.
+    peak: u32,
 }
 
 impl Registrations {
@@ -42,6 +44,11 @@ impl Registrations {
             .map(|known| known.shards)
     }
 
+    /// All sub-counters that this node has written to are below this, as far as it remembers.
+    fn peak(&self, key: &Key) -> u32 {
+        self.known.lock().get(key).map_or(1, |known| known.peak)
+    }
+
     fn put(&self, key: &Key, at: Instant, shards: u32) {
         let mut known = self.known.lock();
         if known.len() >= REGISTERED_MAX && !known.contains_key(key) {
@@ -51,7 +58,8 @@ impl Registrations {
                 known.clear();
             }
         }
-        known.insert(key.clone(), Registration { at, shards });
+        let peak = known.get(key).map_or(shards, |before| before.peak.max(shards));
+        known.insert(key.clone(), Registration { at, shards, peak });
     }
 }
 
@@ -80,8 +88,13 @@ fn way(event: &EventRef<'_>) -> Way {
         ChangeRef::Add(_) | ChangeRef::Adds(_) => Way::Journal,
         ChangeRef::Other(Change::Read(_)) => Way::Read,
         ChangeRef::Other(
-            Change::Set { when: Condition::Always, .. } | Change::Reset(_) | Change::Delete(_) | Change::Expire { .. },
+            Change::Set { when: Condition::Always, .. }
+            | Change::Reset(_)
+            | Change::Delete(_)
+            | Change::Expire { .. }
+            | Change::Import(_),
         ) => Way::SumFirst,
+        ChangeRef::Other(Change::Sum(_) | Change::ImportRequest(_)) => Way::Journal,
         ChangeRef::Other(_) => Way::Refused,
     }
 }
@@ -96,12 +109,8 @@ pub(super) struct LiveShards {
 
 impl Cluster {
     /// Carries out a call to `best-effort` counters.
-    pub(super) async fn write_best_effort(&self, events: Events) -> Result<Receipt, EngineError> {
+    pub(super) async fn write_best_effort(&self, events: &Events) -> Result<Receipt, EngineError> {
         let batch: Vec<EventRef<'_>> = events.batch().iter().collect();
-        // A counter of another namespace has no sub-counters, and must not get any: nobody would sum them.
-        if batch.iter().any(|event| self.policies.of(event.key).is_none()) {
-            return Box::pin(self.write(events, Consistency::Eventual)).await;
-        }
         let mut ways: Vec<Way> = batch.iter().map(way).collect();
         // Events that must be applied in a row depend on the state, unless they all only read or only remove.
         for group in events.groups() {
@@ -121,10 +130,10 @@ impl Cluster {
             match run[0] {
                 Way::SubCounter => slots.extend(self.add_to_shards(now).await?),
                 Way::Read => slots.extend(self.read_slots(now).await?),
-                Way::Refused => slots.extend(now.iter().map(|_| Outcome {
+                Way::Refused => slots.extend(now.iter().map(|event| Outcome {
                     refusal: Some(Refusal::BestEffort),
                     exact: false,
-                    at: self.now(),
+                    at: self.time_of(event.key),
                     ..Outcome::EMPTY
                 })),
                 way @ (Way::Journal | Way::SumFirst) => {
@@ -135,25 +144,8 @@ impl Cluster {
             }
         }
         let outcomes = events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect();
-        Ok(Receipt { outcomes, as_of: self.now(), token })
-    }
-
-    /// For each outcome of a call to several namespaces, whether its counter is `best-effort`.
-    pub(super) fn best_effort_outcomes(&self, events: &Events) -> Result<Vec<bool>, EngineError> {
-        let slots: Vec<bool> = events.batch().iter().map(|event| self.policies.of(event.key).is_some()).collect();
-        let needs_value = |event: &EventRef<'_>| {
-            way(event) == Way::Refused
-                && !matches!(
-                    event.change,
-                    ChangeRef::Other(Change::Sum(_) | Change::Import(_) | Change::ImportRequest(_))
-                )
-        };
-        if events.batch().iter().zip(&slots).any(|(event, is_sharded)| *is_sharded && needs_value(&event)) {
-            return Err(EngineError::ConsistencyTooWeak);
-        }
-        let of_slot = |slot: usize| Outcome { exists: slots[slot], ..Outcome::EMPTY };
-        let outcomes = events.outcomes(|slot| SlotOutcome { outcome: of_slot(slot), split: None, base: 0 });
-        Ok(outcomes.map(|outcome| outcome.exists).collect())
+        let as_of = slots.iter().map(|slot| slot.at).max().unwrap_or_default();
+        Ok(Receipt { outcomes, as_of, token })
     }
 
     async fn add_to_shards(&self, events: &[EventRef<'_>]) -> Result<Vec<Outcome>, EngineError> {
@@ -170,7 +162,7 @@ impl Cluster {
         };
         let delta = super::writes::saturated(sum);
         let key = event.key.to_key();
-        let at = self.now();
+        let at = self.time_of(event.key);
         let amount = u64::try_from(sum.unsigned_abs()).unwrap_or(u64::MAX);
         let add = if sum < 0 { ShardAdd::Down(amount) } else { ShardAdd::Up(amount) };
         let partition = self.partition_of(event.key);
@@ -179,7 +171,7 @@ impl Cluster {
             Some(shards) => shards,
             None => self.register(partition, &key, &policy, 1).await.map_err(|error| error.refused())?,
         };
-        let shard = self.shard_for(&policy, shards);
+        let shard = self.shard_for(&policy, shards, at);
         let keys = std::collections::BTreeSet::from([key.clone()]);
         let (added, ()) = tokio::join!(
             self.services.totals.add_to_shard(event.key, shard, add),
@@ -205,6 +197,8 @@ impl Cluster {
     /// Enters the counter into the list of active ones. Sub-counters below `peak` are written to.
     async fn register(&self, partition: u32, key: &Key, policy: &ShardPolicy, peak: u32) -> Result<u32, RegisterError> {
         let at = Instant::now();
+        // Redis may have lost the entry in a failover.
+        let peak = peak.max(self.registrations.peak(key));
         let registered = self.services.totals.register(partition, key.as_ref(), policy.first_shards(), peak).await;
         match registered {
             Ok(Some(shards)) => {
@@ -216,12 +210,12 @@ impl Cluster {
         }
     }
 
-    fn shard_for(&self, policy: &ShardPolicy, shards: u32) -> u32 {
+    fn shard_for(&self, policy: &ShardPolicy, shards: u32, at: Millis) -> u32 {
         let shards = u64::from(shards.max(1));
         let number = match policy.layout {
             ShardLayout::Random => fastrand::u64(..),
             ShardLayout::ByClient => self.seed,
-            ShardLayout::ByTime => self.now().0 / BY_TIME_MS,
+            ShardLayout::ByTime => at.0 / BY_TIME_MS,
         };
         (number % shards) as u32
     }
@@ -242,9 +236,10 @@ impl Cluster {
             };
             call.push(event.key, change, event.request_id, event.details.cloned());
         }
-        let receipt = Box::pin(self.write(call, Consistency::Eventual)).await?;
-        let outcomes = places.iter().map(|&place| receipt.outcomes.get(place).copied());
-        let outcomes: Option<Vec<Outcome>> = outcomes.collect();
+        let receipt = self.write_journal(call, Consistency::Eventual).await?;
+        // What sub-counters have counted since the last sum is not in the values.
+        let of_place = |&place: &usize| Some(Outcome { exact: false, ..*receipt.outcomes.get(place)? });
+        let outcomes: Option<Vec<Outcome>> = places.iter().map(of_place).collect();
         let outcomes = outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
         Ok((outcomes, receipt.token))
     }
@@ -302,7 +297,7 @@ impl Cluster {
         if call.is_empty() {
             return Ok(());
         }
-        let receipt = Box::pin(self.write(call, Consistency::Exact)).await?;
+        let receipt = Box::pin(self.write_journal(call, Consistency::Exact)).await?;
         if receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some()) {
             let why = "the sub-counters together leave the range of a 64-bit integer";
             return Err(EngineError::Unavailable(why.to_owned()));
@@ -310,9 +305,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// The time of the brokers.
-    pub(super) fn now(&self) -> Millis {
-        self.clock.now().unwrap_or_default()
+    /// The time of a counter's partition.
+    pub(super) fn time_of(&self, key: KeyRef<'_>) -> Millis {
+        self.clocks.now(self.partition_of(key))
     }
 }
 

@@ -73,7 +73,7 @@ impl Cluster {
         let requests = self
             .services
             .pg
-            .requests(partition, after, self.now(), limit)
+            .requests(partition, after, self.clocks.now(partition), limit)
             .await
             .map_err(|error| unavailable(&error))?;
         let next = if requests.len() == limit {

@@ -2,6 +2,7 @@
 
 mod ask;
 mod best_effort;
+mod clocks;
 mod estimate;
 mod export;
 mod lane;
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use best_effort::Registrations;
+use clocks::PartitionClocks;
 use estimate::Estimates;
 use lane::Lane;
 use routes::PartitionRoutes;
@@ -41,7 +43,7 @@ use crate::policy::ShardPolicies;
 use crate::postgres::PgError;
 use crate::rpc::{LinkSecurity, RpcClient};
 use crate::tls::TlsClient;
-use crate::worker::{BrokerClock, Services};
+use crate::worker::Services;
 
 /// Why an API node did not start.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +80,7 @@ pub struct Cluster {
     estimates: Estimates,
     registrations: Registrations,
     policies: Arc<ShardPolicies>,
-    clock: Arc<BrokerClock>,
+    clocks: Arc<PartitionClocks>,
     sources: ReadSources,
     /// By partition.
     served: Vec<ServedPositions>,
@@ -107,13 +109,13 @@ impl Cluster {
         services.pg.check_schema().await?;
         let partitions = checked_partitions(&services).await?;
         let appender = Arc::new(Appender::new(&services.kafka)?);
-        let clock = Arc::new(BrokerClock::default());
+        let clocks = Arc::new(PartitionClocks::new(partitions));
         let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender)));
         let routes = PartitionRoutes::start(
             partitions,
             Arc::clone(&services.totals),
             Arc::clone(&services.pg),
-            Arc::clone(&clock),
+            Arc::clone(&clocks),
         );
         Ok(Cluster {
             partitions,
@@ -124,7 +126,7 @@ impl Cluster {
             estimates: Estimates::default(),
             registrations: Registrations::default(),
             policies: Arc::new(policies),
-            clock,
+            clocks,
             sources: ReadSources::default(),
             served: (0..partitions).map(|_| ServedPositions::default()).collect(),
             shared_reads: SharedReads::default(),

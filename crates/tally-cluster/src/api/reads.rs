@@ -24,10 +24,12 @@ use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
+use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
-use crate::redis::ShardState;
+use crate::postgres::ListedCounter;
+use crate::redis::{ShardState, Total};
 use crate::rpc::limits::LEDGER_ENTRIES_MAX;
 use crate::rpc::{Need, RpcRequest, RpcResponse};
 
@@ -120,7 +122,8 @@ impl Cluster {
         }
         let readings: Option<Vec<ReadCounter>> = keys.iter().map(|key| found.get(key).copied()).collect();
         let readings = readings.ok_or_else(|| EngineError::Unavailable("a counter was not answered for".to_owned()))?;
-        let too_old = |max: u64| readings.iter().any(|counter| !counter.exact && self.now().since(counter.as_of) > max);
+        let age = |key: &Key, counter: &ReadCounter| self.time_of(key.as_ref()).since(counter.as_of);
+        let too_old = |max| keys.iter().zip(&readings).any(|(key, counter)| !counter.exact && age(key, counter) > max);
         if options.staleness_max_ms.is_some_and(too_old) {
             return Err(EngineError::TooStale("the partition's worker is behind".to_owned()));
         }
@@ -137,6 +140,10 @@ impl Cluster {
         // Before the totals: a heartbeat that arrives later may promise more than they have.
         let routes: Vec<PartitionRoute> =
             keys.iter().map(|key| self.routes.get(self.partition_of(key.as_ref()))).collect();
+        // Also before: a sub-counter is removed only after a total that has it was published.
+        let live_keys: BTreeSet<&Key> = keys.iter().filter(|key| self.reads_live(key, options)).collect();
+        let live = live_keys.into_iter().map(async |key| (key, self.live_shards(key.as_ref()).await));
+        let mut live: BTreeMap<&Key, Result<LiveShards, EngineError>> = join_all(live).await.into_iter().collect();
         let totals = match self.services.totals.get(keys).await {
             Ok(totals) => totals,
             Err(error) => {
@@ -144,13 +151,18 @@ impl Cluster {
                 return Ok(());
             }
         };
-        let now = self.now();
         for ((key, total), route) in keys.iter().zip(totals).zip(routes) {
             let partition = self.partition_of(key.as_ref());
+            let now = self.clocks.now(partition);
+            let live = live.remove(key);
+            let served = self.served[partition as usize].least(key);
             // A predecessor may have died before it published what changed since an older one.
-            let Some(total) = total.filter(|total| total.position >= route.since) else {
+            // A live reading must not miss what an earlier one had from another source.
+            let has_served = |total: &Total| total.position.max(route.published) >= served;
+            let is_usable = |total: &Total| total.position >= route.since && (live.is_none() || has_served(total));
+            let Some(total) = total.filter(is_usable) else {
                 // Without a total nobody knows what is summed. The sum makes the answer current, and the worker's is exact.
-                if self.reads_live(key, options) {
+                if live.is_some() {
                     Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
                     let read = self.read_worker(partition, Need::End, &[key]).await?;
                     found.extend(read.first().map(|counter| (key, ReadCounter { exact: false, ..*counter })));
@@ -159,8 +171,8 @@ impl Cluster {
                 }
                 continue;
             };
-            if self.reads_live(key, options) {
-                let tail = self.tail(key, total.summed.as_ref()).await?;
+            if let Some(live) = live {
+                let tail = self.tail(key, &live?, total.summed.as_ref())?;
                 let held = total.state.filter(|held| !held.is_expired(now));
                 let position = total.position;
                 found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail, position });
@@ -171,7 +183,7 @@ impl Cluster {
             let as_of = as_of.unwrap_or(total.at);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             // Not by the heartbeat: after a failover, an old total can be beside a newer heartbeat of another node.
-            let is_new_enough = total.position >= needed.max(self.served[partition as usize].least(key));
+            let is_new_enough = total.position >= needed.max(served);
             let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
             let held = total.state.filter(|held| !held.is_expired(now));
             if is_new_enough && is_fresh {
@@ -191,9 +203,8 @@ impl Cluster {
     }
 
     /// What sub-counters have counted beyond what is summed.
-    async fn tail(&self, key: &Key, summed: Option<&SummedShards>) -> Result<UnsummedTail, EngineError> {
+    fn tail(&self, key: &Key, live: &LiveShards, summed: Option<&SummedShards>) -> Result<UnsummedTail, EngineError> {
         let policy = self.policies.of(key.as_ref()).copied().unwrap_or_default();
-        let live = self.live_shards(key.as_ref()).await?;
         if let Some((count, why)) = &live.unreachable
             && policy.on_unreachable == OnUnreachable::Fail
         {
@@ -264,7 +275,15 @@ impl Cluster {
             Ok(wanted.collect::<Vec<_>>())
         });
         let counters = try_join_all(asked).await?.into_iter().flatten();
-        Ok(counters.filter_map(|(key, counter)| Some((*by_key.get(&key)?, counter))).collect())
+        let counters = counters.filter_map(|(key, counter)| Some((*by_key.get(&key)?, counter)));
+        let mut counters: Vec<(&Key, ReadCounter)> = counters.collect();
+        // Newer ones may have been served since the request that was joined began.
+        let served = &self.served[partition as usize];
+        for (key, counter) in counters.iter_mut().filter(|(key, counter)| counter.position < served.least(key)) {
+            let read = self.read_worker(partition, Need::Position(served.least(key)), &[*key]).await?;
+            read.into_iter().for_each(|newer| *counter = newer);
+        }
+        Ok(counters)
     }
 
     async fn read_worker(&self, partition: u32, need: Need, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
@@ -303,8 +322,8 @@ impl Cluster {
         if need == Need::Refill {
             self.sources.count_worker(keys.len());
         }
-        self.clock.observe(at);
-        let (now, tail) = (self.now().max(at), UnsummedTail::default());
+        self.clocks.observe(partition, at);
+        let (now, tail) = (self.clocks.now(partition).max(at), UnsummedTail::default());
         let counters = records.iter().map(|bytes| match bytes {
             None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail, position }),
             Some(bytes) => record::read_counter(bytes)
@@ -330,7 +349,7 @@ impl Cluster {
         self.sources.count_postgres(keys.len());
         let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
         let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
-        let (now, tail) = (self.now().max(as_of), UnsummedTail::default());
+        let (now, tail) = (self.clocks.now(partition).max(as_of), UnsummedTail::default());
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
@@ -345,11 +364,11 @@ impl Cluster {
 
     /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.
     pub(super) async fn refresh_estimates(&self, partition: u32, keys: &BTreeSet<Key>) {
-        let outdated = self.estimates.outdated(keys.iter(), self.now());
+        let now = self.clocks.now(partition);
+        let outdated = self.estimates.outdated(keys.iter(), now);
         if outdated.is_empty() {
             return;
         }
-        let now = self.now();
         let mut unknown = Vec::new();
         match self.services.totals.get(&outdated).await {
             Ok(totals) => {
@@ -421,8 +440,9 @@ impl Cluster {
         let listed = self.services.pg.list(&page.prefix, page.after.as_ref(), limit + 1).await;
         let listed = listed.map_err(|error| EngineError::Unavailable(error.to_string()))?;
         let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
-        let now = self.now();
-        let items = listed.into_iter().take(limit).filter(|counter| !counter.state.is_expired(now)).map(|counter| {
+        let is_current = |counter: &ListedCounter| !counter.state.is_expired(self.clocks.now(counter.partition));
+        let items = listed.into_iter().take(limit).filter(is_current).map(|counter| {
+            let now = self.clocks.now(counter.partition);
             let (held, as_of) = (Some(counter.state), counter.clock);
             let (tail, position) = (UnsummedTail::default(), Position(0));
             let read = ReadCounter { held, exact: false, as_of, now, tail, position };

@@ -6,10 +6,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tally_core::time::{Millis, Position};
 
+use super::clocks::PartitionClocks;
 use crate::limits::ROUTES_REFRESH_MS;
 use crate::postgres::Pg;
 use crate::redis::Totals;
-use crate::worker::BrokerClock;
 
 /// What is known of one partition.
 #[derive(Clone, Debug, Default)]
@@ -31,14 +31,19 @@ pub struct PartitionRoutes {
     routes: Mutex<Vec<PartitionRoute>>,
     totals: Arc<Totals>,
     pg: Arc<Pg>,
-    clock: Arc<BrokerClock>,
+    clocks: Arc<PartitionClocks>,
 }
 
 impl PartitionRoutes {
     /// Starts to follow the heartbeats, until dropped.
-    pub fn start(partitions: u32, totals: Arc<Totals>, pg: Arc<Pg>, clock: Arc<BrokerClock>) -> Arc<PartitionRoutes> {
+    pub fn start(
+        partitions: u32,
+        totals: Arc<Totals>,
+        pg: Arc<Pg>,
+        clocks: Arc<PartitionClocks>,
+    ) -> Arc<PartitionRoutes> {
         let routes = Mutex::new(vec![PartitionRoute::default(); partitions as usize]);
-        let routes = Arc::new(PartitionRoutes { routes, totals, pg, clock });
+        let routes = Arc::new(PartitionRoutes { routes, totals, pg, clocks });
         let weak = Arc::downgrade(&routes);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(Duration::from_millis(ROUTES_REFRESH_MS));
@@ -70,9 +75,9 @@ impl PartitionRoutes {
         match self.totals.heartbeats(&partitions).await {
             Ok(heartbeats) => {
                 let mut routes = self.routes.lock();
-                for (route, heartbeat) in routes.iter_mut().zip(heartbeats) {
+                for ((route, heartbeat), partition) in routes.iter_mut().zip(heartbeats).zip(partitions) {
                     let Some(heartbeat) = heartbeat else { continue };
-                    self.clock.observe(heartbeat.at);
+                    self.clocks.observe(partition, heartbeat.at);
                     route.owner = Some(heartbeat.owner);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
-use tally_core::batch::{Events, SlotOutcome};
+use tally_core::batch::{DividedCall, Events, SlotOutcome};
 use tally_core::consistency::Consistency;
 use tally_core::event::ChangeRef;
 use tally_core::key::Key;
@@ -13,13 +13,6 @@ use tally_core::time::{Millis, Position};
 
 use super::Cluster;
 
-/// What the part of a call in one partition came to.
-struct PartReceipt {
-    outcomes: Vec<Outcome>,
-    at: Millis,
-    token: Token,
-}
-
 impl Cluster {
     pub(super) async fn write(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
         if !events.batch().fits_call() {
@@ -28,48 +21,55 @@ impl Cluster {
         if events.batch().is_read_only() {
             return Ok(self.read_batch(&events, &ReadOptions::new(consistency)).await?.receipt);
         }
-        if consistency == Consistency::BestEffort {
-            // Boxed, so that the others do not have its size.
-            return Box::pin(self.write_best_effort(events)).await;
+        if self.policies.is_empty() {
+            return self.write_journal(events, consistency).await;
         }
-        let sharded = if self.policies.is_empty() { Vec::new() } else { self.best_effort_outcomes(&events)? };
+        let (with_shards, without): (Vec<_>, Vec<_>) =
+            events.batch().iter().map(|event| event.key).partition(|key| self.policies.of(*key).is_some());
+        // Boxed, so that the last one does not have their size.
+        match (with_shards.is_empty(), without.is_empty()) {
+            (false, false) => Box::pin(self.write_mixed(events, consistency)).await,
+            (false, true) => Box::pin(self.write_best_effort(&events)).await,
+            (true, _) => self.write_journal(events, consistency).await,
+        }
+    }
+
+    /// A call to counters with and without sub-counters: each part goes its own way. A group never has both, see
+    /// [`Engine::grouping`](tally_core::surface::Engine::grouping).
+    async fn write_mixed(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
+        let call = events.divide(|key| u32::from(self.policies.of(key).is_some()));
+        let parts = call.parts().iter().map(async |(has_shards, events)| match has_shards {
+            0 => self.write_journal(events.clone(), consistency).await,
+            _ => self.write_best_effort(events).await,
+        });
+        joined(&call, all_or_unknown(join_all(parts).await)?)
+    }
+
+    /// A call that goes through the journal as it is.
+    pub(super) async fn write_journal(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
         let waits = consistency == Consistency::Exact || events.depend_on_state();
         let call = events.divide(|key| self.partition_of(key));
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
         let parts = all_or_unknown(join_all(parts).await)?;
-        let mut token = Token::default();
-        let mut as_of = Millis(0);
-        let mut outcomes = Vec::with_capacity(parts.len());
-        for part in parts {
-            token.merge(&part.token);
-            as_of = as_of.max(part.at);
-            outcomes.push(part.outcomes);
-        }
-        let outcomes = call.join(outcomes);
-        let mut outcomes =
-            outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
-        // What sub-counters have counted since the last sum is not in the value.
-        let of_sharded = outcomes.iter_mut().zip(sharded).filter(|(_, is_sharded)| *is_sharded);
-        of_sharded.for_each(|(outcome, _)| outcome.exact = false);
-        Ok(Receipt { outcomes, as_of, token })
+        joined(&call, parts)
     }
 
-    async fn write_part(&self, partition: u32, events: &Events, waits: bool) -> Result<PartReceipt, EngineError> {
+    async fn write_part(&self, partition: u32, events: &Events, waits: bool) -> Result<Receipt, EngineError> {
         let lane = &self.lanes[partition as usize];
         if waits {
             let call = lane.append(events).await?;
             let appended = call.batch.appended;
-            self.clock.observe(appended.at);
+            self.clocks.observe(partition, appended.at);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
-            return Ok(PartReceipt { outcomes, at, token: Token::new(partition, appended.end) });
+            return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
         }
         // Totals for the estimates are fetched meanwhile.
         let keys: BTreeSet<Key> = events.batch().iter().map(|event| event.key.to_key()).collect();
         let (call, ()) = tokio::join!(lane.append(events), self.refresh_estimates(partition, &keys));
         let appended = call?.batch.appended;
-        self.clock.observe(appended.at);
+        self.clocks.observe(partition, appended.at);
         let outcomes = self.estimate(events, appended.end, appended.at);
-        Ok(PartReceipt { outcomes, at: appended.at, token: Token::new(partition, appended.end) })
+        Ok(Receipt { outcomes, as_of: appended.at, token: Token::new(partition, appended.end) })
     }
 
     /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet.
@@ -102,6 +102,21 @@ impl Cluster {
             .collect();
         events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect()
     }
+}
+
+/// The receipt of a call, from those of its parts.
+fn joined(call: &DividedCall, parts: Vec<Receipt>) -> Result<Receipt, EngineError> {
+    let mut token = Token::default();
+    let mut as_of = Millis(0);
+    let mut outcomes = Vec::with_capacity(parts.len());
+    for part in parts {
+        token.merge(&part.token);
+        as_of = as_of.max(part.as_of);
+        outcomes.push(part.outcomes);
+    }
+    let outcomes = call.join(outcomes);
+    let outcomes = outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
+    Ok(Receipt { outcomes, as_of, token })
 }
 
 /// All results, or the one error that says the most: if a part may be in the journal, the outcome of the call is unknown.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
+use parking_lot::Mutex;
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::Timestamp;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
@@ -14,7 +15,8 @@ use crate::limits::{APPEND_TIMEOUT_MS, APPENDS_QUEUED_MAX, RECORD_BYTES_MAX};
 
 /// Appends batches: idempotent, acknowledged by all replicas in sync.
 pub struct Appender {
-    producer: FutureProducer,
+    /// Replaced after an error that it does not recover from.
+    producer: Mutex<FutureProducer>,
     settings: Arc<KafkaSettings>,
 }
 
@@ -41,21 +43,22 @@ pub enum AppendError {
 impl Appender {
     /// Connects in the background: brokers may be away.
     pub fn new(settings: &KafkaSettings) -> Result<Appender, TopicError> {
-        let mut config = settings.client();
-        config
-            .set("enable.idempotence", "true")
-            .set("acks", "all")
-            // Batches are combined before they get here. Waiting for more would only add latency.
-            .set("linger.ms", "0")
-            .set("compression.type", "lz4")
-            .set("message.max.bytes", RECORD_BYTES_MAX.to_string())
-            .set("delivery.timeout.ms", APPEND_TIMEOUT_MS.to_string())
-            .set("request.timeout.ms", (APPEND_TIMEOUT_MS / 2).to_string())
-            .set("queue.buffering.max.messages", APPENDS_QUEUED_MAX.to_string())
-            .set("retry.backoff.ms", "50")
-            .set("retry.backoff.max.ms", "500");
-        let producer = config.create().map_err(|error| TopicError::new(settings, &error))?;
-        Ok(Appender { producer, settings: Arc::new(settings.clone()) })
+        let producer = connect(settings).map_err(|error| TopicError::new(settings, &error))?;
+        Ok(Appender { producer: Mutex::new(producer), settings: Arc::new(settings.clone()) })
+    }
+
+    /// The producer in use. The client library stops one for good if it cannot tell any more what the broker has, which
+    /// has then failed the batches it was sending.
+    fn producer(&self) -> Result<FutureProducer, AppendError> {
+        let mut producer = self.producer.lock();
+        if let Some((_, why)) = producer.client().fatal_error() {
+            tracing::error!(%why, "the Kafka producer has stopped; replacing it");
+            let next = connect(&self.settings).map_err(|error| AppendError::NotSent(say(&self.settings, &error)))?;
+            let stopped = std::mem::replace(&mut *producer, next);
+            // Dropping it waits for its threads. Where there can be no thread for that, this one waits.
+            let _ = std::thread::Builder::new().name("tally-drop".to_owned()).spawn(move || drop(stopped));
+        }
+        Ok(producer.clone())
     }
 
     /// Queues a batch. Batches of one partition are appended in the order of these calls; the future resolves when this
@@ -66,7 +69,7 @@ impl Appender {
         batch: &[u8],
     ) -> Result<impl Future<Output = Result<Appended, AppendError>> + Send + use<>, AppendError> {
         let record = FutureRecord::<(), [u8]>::to(&self.settings.topic).partition(partition as i32).payload(batch);
-        let sent = self.producer.send_result(record);
+        let sent = self.producer()?.send_result(record);
         let delivery = sent.map_err(|(error, _)| AppendError::NotSent(say(&self.settings, &error)))?;
         let settings = Arc::clone(&self.settings);
         Ok(async move {
@@ -88,8 +91,26 @@ impl Appender {
     /// Waits until everything queued was delivered or has failed. Blocks.
     pub fn flush(&self, timeout: Duration) {
         // What is not delivered by then has told its caller.
-        let _ = self.producer.flush(timeout);
+        let producer = self.producer.lock().clone();
+        let _ = producer.flush(timeout);
     }
+}
+
+fn connect(settings: &KafkaSettings) -> KafkaResult<FutureProducer> {
+    let mut config = settings.client();
+    config
+        .set("enable.idempotence", "true")
+        .set("acks", "all")
+        // Batches are combined before they get here. Waiting for more would only add latency.
+        .set("linger.ms", "0")
+        .set("compression.type", "lz4")
+        .set("message.max.bytes", RECORD_BYTES_MAX.to_string())
+        .set("delivery.timeout.ms", APPEND_TIMEOUT_MS.to_string())
+        .set("request.timeout.ms", (APPEND_TIMEOUT_MS / 2).to_string())
+        .set("queue.buffering.max.messages", APPENDS_QUEUED_MAX.to_string())
+        .set("retry.backoff.ms", "50")
+        .set("retry.backoff.max.ms", "500");
+    config.create()
 }
 
 fn say(settings: &KafkaSettings, error: &KafkaError) -> String {
@@ -112,4 +133,33 @@ fn is_refused(error: &KafkaError) -> bool {
                 | Code::InvalidTimestamp
         )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+    use super::*;
+
+    /// No broker that works gives this error, so it comes from the client library's own mock of one.
+    #[tokio::test]
+    async fn a_producer_that_stopped_for_good_is_replaced() {
+        let brokers = MockCluster::new(1).unwrap();
+        brokers.create_topic("journal", 1, 1).unwrap();
+        let settings = KafkaSettings {
+            brokers: brokers.bootstrap_servers(),
+            topic: "journal".to_owned(),
+            ..KafkaSettings::default()
+        };
+        let appender = Appender::new(&settings).unwrap();
+        let append = async || appender.append(0, b"batch").unwrap().await;
+        assert_eq!(append().await.unwrap().end, Position(1));
+        let lost = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+        brokers.request_errors(RDKafkaApiKey::Produce, &[lost]);
+        assert!(matches!(append().await.unwrap_err(), AppendError::Unknown(_)));
+        assert_eq!(append().await.unwrap().end, Position(2));
+    }
 }

@@ -9,6 +9,7 @@ use tally_core::record;
 use tally_core::request_ids::FirstOutcome;
 use tally_core::time::Millis;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::Pg;
 use super::columns::{self, bigint, int, number, timestamp};
@@ -34,7 +35,7 @@ const LIST: &str = "SELECT c.key, c.record, c.partition, coalesce(p.clock, 0) \
     WHERE c.key >= $1 AND c.key < $2 ORDER BY c.key LIMIT $3";
 
 const EXPIRED: &str = "SELECT key, record FROM counters WHERE partition = $1 AND expires_at <= $2 \
-    ORDER BY expires_at, key LIMIT $3";
+    AND (expires_at, key) > ($3, $4) ORDER BY expires_at, key LIMIT $5";
 
 const LEDGER: &str = "SELECT key, seq, record FROM counter_ledger WHERE key = $1 AND seq > $2 ORDER BY seq LIMIT $3";
 
@@ -89,10 +90,20 @@ impl Pg {
         rows.iter().map(|row| request(column(row, 0)?, column(row, 1)?)).collect()
     }
 
-    /// Counters of a partition that have expired at `at`, and when, the oldest expiry first. Returns at most `limit`.
-    pub async fn expired(&self, partition: u32, at: Millis, limit: usize) -> Result<Vec<(Millis, Key)>, PgError> {
+    /// Counters of a partition that have expired at `at`, and when, the oldest expiry first, after `after`. Returns at most
+    /// `limit`.
+    pub async fn expired(
+        &self,
+        partition: u32,
+        at: Millis,
+        after: Option<&(Millis, Key)>,
+        limit: usize,
+    ) -> Result<Vec<(Millis, Key)>, PgError> {
         let limit = limit.min(SWEEP_MAX) as i64;
-        let rows = self.reading().await?.query(EXPIRED, &[&int(partition), &timestamp(at), &limit]).await?;
+        let (after_at, after_key) = after.map_or((Millis(0), &[][..]), |(at, key)| (*at, key.as_bytes()));
+        let arguments: [&(dyn ToSql + Sync); 5] =
+            [&int(partition), &timestamp(at), &timestamp(after_at), &after_key, &limit];
+        let rows = self.reading().await?.query(EXPIRED, &arguments).await?;
         let mut expired = Vec::with_capacity(rows.len());
         for row in &rows {
             let key = column(row, 0)?;

@@ -228,12 +228,9 @@ impl Totals {
         }
     }
 
-    /// The time of a node of Redis, in seconds.
-    pub async fn seconds(&self) -> Result<u64, RedisError> {
-        let (answer, _) = self.cluster.ask_any(&redis::cmd("TIME")).await.map_err(|error| self.failed(&error))?;
-        let (seconds, _micros): (u64, u64) =
-            redis::from_redis_value(answer).map_err(|error| RedisError::Unexpected(error.to_string()))?;
-        Ok(seconds)
+    /// The time in seconds, by the clock of the node that registers the counters of the partition.
+    pub async fn seconds(&self, partition: u32) -> Result<u64, RedisError> {
+        Ok(self.run_active(partition, ShardScript::Seconds, Vec::new()).await?.max(0) as u64)
     }
 }
 

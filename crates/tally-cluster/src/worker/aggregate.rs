@@ -12,7 +12,7 @@ use tally_core::batch::{Events, encode};
 use tally_core::event::Change;
 use tally_core::key::{Key, KeyRef};
 use tally_core::sub_counters::{ShardReports, SubCounter};
-use tally_core::time::Millis;
+use tally_core::time::{Millis, Position};
 use tokio::time::Instant;
 
 use super::WorkerShared;
@@ -32,6 +32,8 @@ struct SummedCounter {
     /// What is in the journal and applied.
     summed: Vec<SubCounter>,
     summed_at: Instant,
+    /// Totals of this position have it.
+    applied: Position,
     /// Number of writes to each sub-counter, and when it was read.
     writes: HashMap<(u32, u64), (u64, Instant)>,
     /// Since when the counter has had more sub-counters than it needs.
@@ -90,7 +92,7 @@ impl WorkerShared {
             hosting.aggregator.load_max.store(0, Ordering::Relaxed);
             return Ok(());
         }
-        let seconds = self.services.totals.seconds().await.map_err(failed)?;
+        let seconds = self.services.totals.seconds(partition).await.map_err(failed)?;
         let mut load_max = 0.0f64;
         for slice in active.chunks(SUMS_BATCH_MAX) {
             let due: Vec<(&ActiveCounter, ShardPolicy)> = slice
@@ -179,11 +181,13 @@ impl WorkerShared {
             let known = aggregator.counters.entry(key.clone()).or_insert_with(|| SummedCounter {
                 summed: Vec::new(),
                 summed_at: Instant::now(),
+                applied: Position(0),
                 writes: HashMap::new(),
                 cool_since: None,
             });
             known.summed = counted;
             known.summed_at = Instant::now();
+            known.applied = hosting.host.applied();
         }
         Ok(())
     }
@@ -199,12 +203,13 @@ impl WorkerShared {
         Ok(record.outcomes.slots().iter().map(|outcome| outcome.refusal.is_some()).collect())
     }
 
-    /// Removes sub-counters that came back with an older state of Redis. What they count is never summed.
+    /// Removes sub-counters that came back with an older state of Redis. What one of them counts is lost if it was replaced
+    /// since, because it may have been summed already.
     async fn discard_outdated(&self, hosting: &Arc<Hosting>, key: &Key, counted: &[SubCounter]) {
         let outdated: Vec<SubCounter> = {
             let hosted = hosting.host.state().lock();
             let Some(summed) = hosted.partition.summed(key) else { return };
-            counted.iter().filter(|counted| summed.is_outdated(counted)).copied().collect()
+            counted.iter().filter(|counted| summed.is_replaced(counted)).copied().collect()
         };
         for counted in outdated {
             tracing::warn!(
@@ -274,9 +279,11 @@ impl WorkerShared {
         idle: &[(&ActiveCounter, &[ShardState])],
     ) -> Result<(), String> {
         let counted = |shards: &[ShardState]| -> Vec<SubCounter> { shards.iter().map(|shard| shard.counted).collect() };
+        // And published: a read that finds no sub-counter must find a total that has it.
         let is_summed = |active: &ActiveCounter, shards: &[ShardState]| {
-            shards.is_empty()
-                || aggregator.counters.get(&active.key).is_some_and(|known| known.summed == counted(shards))
+            let in_total =
+                |known: &SummedCounter| known.summed == counted(shards) && hosting.published() >= known.applied;
+            shards.is_empty() || aggregator.counters.get(&active.key).is_some_and(in_total)
         };
         let idle: Vec<_> = idle.iter().filter(|(active, shards)| is_summed(active, shards)).collect();
         let closing: Vec<(KeyRef<'_>, SubCounter)> = idle

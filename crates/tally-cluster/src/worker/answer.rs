@@ -10,7 +10,7 @@ use super::WorkerShared;
 use super::host::HostReading;
 use super::hosting::Hosting;
 use super::store::StoreFailure;
-use crate::limits::{STANDBY_READS_MAX, WORKER_WAIT_MS};
+use crate::limits::{REACH_WAIT_MS, STANDBY_READS_MAX};
 use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
 impl RpcHandler for Arc<WorkerShared> {
@@ -34,7 +34,10 @@ impl RpcHandler for Arc<WorkerShared> {
                             keys.iter().for_each(|key| round.read(key, now.0));
                         }
                     }
-                    Need::Position(position) => reach(&hosting, position).await?,
+                    Need::Position(position) => {
+                        check_position(&hosting, position).await?;
+                        reach(&hosting, position).await?;
+                    }
                     Need::End => reach_end(&hosting).await?,
                 }
                 let reading = read(&hosting, keys).await?;
@@ -135,9 +138,30 @@ async fn read(hosting: &Arc<Hosting>, keys: Vec<Key>) -> Result<HostReading, Rpc
 }
 
 async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
-    match tokio::time::timeout(Duration::from_millis(WORKER_WAIT_MS), hosting.host.reach(position)).await {
+    match tokio::time::timeout(Duration::from_millis(REACH_WAIT_MS), hosting.host.reach(position)).await {
         Ok(reached) => reached.map_err(|error| RpcError::Failed(error.to_string())),
-        Err(_) => Err(RpcError::Overloaded),
+        Err(_) => {
+            let applied = hosting.host.applied();
+            Err(RpcError::Failed(format!(
+                "its worker has read the journal up to {}, not yet up to {}",
+                applied.0, position.0
+            )))
+        }
+    }
+}
+
+/// Refuses a position that the journal does not have: nobody should wait for it.
+async fn check_position(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
+    if hosting.host.applied() >= position {
+        return Ok(());
+    }
+    match hosting.ends.now().await {
+        Some(Ok(end)) if position > end => {
+            Err(RpcError::Failed(format!("the token is of position {}, but the journal ends at {}", position.0, end.0)))
+        }
+        Some(Ok(_)) => Ok(()),
+        Some(Err(error)) => Err(RpcError::Failed(error.to_string())),
+        None => Err(RpcError::Overloaded),
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use super::broker_clock::BrokerClock;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
-use super::round::Round;
+use super::round::{Due, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
 use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX};
@@ -78,7 +78,7 @@ pub struct PartitionHost {
     applied: watch::Sender<Position>,
     /// Why the applying thread stopped.
     failure: watch::Sender<Option<HostError>>,
-    /// Memory is full of changes: persist now.
+    /// Somebody wants a persist now, for example because memory is full of changes.
     persist_wanted: tokio::sync::Notify,
     stopping: AtomicBool,
     /// Whether changes are published and counted, which standbys leave to the owner.
@@ -223,7 +223,7 @@ impl PartitionHost {
                 return Ok(());
             }
             // Only persisting frees memory. The journal keeps what is not applied yet.
-            self.persist_wanted.notify_one();
+            self.want_persist();
             std::thread::park_timeout(RETRY_AFTER);
         }
         let list = |partition: &Partition, at, missing: &mut MissingKeys| {
@@ -322,7 +322,12 @@ impl PartitionHost {
         &self.state
     }
 
-    /// Resolves when memory is full of changes.
+    /// Asks for a persist before its time.
+    pub fn want_persist(&self) {
+        self.persist_wanted.notify_one();
+    }
+
+    /// Resolves when a persist was asked for.
     pub async fn persist_wanted(&self) {
         self.persist_wanted.notified().await;
     }
@@ -413,12 +418,13 @@ impl PartitionHost {
         self.now_at(&self.state.lock().partition)
     }
 
-    /// What is applied, and the time by which all that was acknowledged before it is applied, for a round of publishing. Every
-    /// change before that position has been noted.
-    pub fn begin_round(&self) -> (Position, Millis) {
+    /// Begins a round of publishing: what is applied, the time by which all that was acknowledged before it is applied, and what
+    /// is due, which includes every change before that position.
+    pub fn begin_round(&self) -> (Position, Millis, Due) {
         let hosted = self.state.lock();
         self.unpublished.begin();
-        (hosted.applied, self.current_at(&hosted.partition))
+        let due = self.round.lock().take(self.now_at(&hosted.partition).0);
+        (hosted.applied, self.current_at(&hosted.partition), due)
     }
 
     /// The brokers' time, if it is known.
@@ -436,7 +442,7 @@ impl PartitionHost {
         self.clock.now().is_some()
     }
 
-    /// What is to be published.
+    /// What is to be published. The state is locked before this, never after it: `apply` does both.
     pub fn round(&self) -> parking_lot::MutexGuard<'_, Round> {
         self.round.lock()
     }

@@ -49,6 +49,8 @@ pub struct Hosting {
     since: AtomicU64,
     /// Where the journal ends.
     pub ends: Ends,
+    /// Redis has the totals of this position.
+    published: AtomicU64,
     /// Held while it is persisted, because each persist begins where the last one ended.
     pub persisting: Arc<tokio::sync::Mutex<()>>,
     /// The journal's end when it was last asked for, for metrics.
@@ -77,6 +79,16 @@ impl Hosting {
     /// What this worker is for the partition.
     pub fn role(&self) -> Role {
         if self.epoch() == 0 { Role::Standby } else { Role::Owner }
+    }
+
+    /// Redis has the totals of this position.
+    pub fn published(&self) -> Position {
+        Position(self.published.load(Ordering::Acquire))
+    }
+
+    /// Redis has the totals of this position from now on.
+    pub fn note_published(&self, position: Position) {
+        self.published.fetch_max(position.0, Ordering::AcqRel);
     }
 
     /// Totals of earlier positions may be outdated.
@@ -211,10 +223,11 @@ async fn own(
     let is_ready = ready.is_some();
     let owned = match ready {
         Some(standby) => {
-            // A capture under way ends first.
-            let _turn = standby.0.persisting.lock().await;
-            standby.0.host.take_over(claim.position);
-            drop(_turn);
+            {
+                // A capture under way ends first.
+                let _turn = standby.0.persisting.lock().await;
+                standby.0.host.take_over(claim.position);
+            }
             standby
         }
         None => match open(shared, partition, claim.position, claim.meta).await {
@@ -272,6 +285,7 @@ async fn open(
         host: PartitionHost::new(store, partition, meta, settings),
         epoch: AtomicU64::new(0),
         since: AtomicU64::new(0),
+        published: AtomicU64::new(0),
         ends: Ends::new(shared.tailer.clone(), partition),
         persisting: Arc::default(),
         end: AtomicU64::new(0),
@@ -373,48 +387,70 @@ impl WorkerShared {
         let mut sweep = tokio::time::interval(Duration::from_millis(SWEEP_EVERY_MS));
         let mut tick = tokio::time::interval(Duration::from_millis(IDLE_TICK_MS));
         let mut last = None;
+        let mut swept = Position(0);
         loop {
-            let batch = tokio::select! {
-                _ = sweep.tick() => self.expired(hosting).await,
+            tokio::select! {
+                // PostgreSQL lists what was swept until that is persisted.
+                _ = sweep.tick(), if hosting.host.persisted() >= swept => swept = self.sweep(hosting).await,
                 _ = tick.tick() => {
                     let applied = hosting.host.applied();
                     let is_idle = last.replace(applied) == Some(applied);
-                    (is_idle && hosting.host.has_expiring() || !hosting.host.has_time()).then(Batch::default)
+                    if is_idle && hosting.host.has_expiring() || !hosting.host.has_time() {
+                        self.append(hosting.host.partition, &Batch::default()).await;
+                    }
                 }
-            };
-            if let Some(batch) = batch {
-                self.append(hosting.host.partition, &batch).await;
             }
         }
     }
 
-    async fn expired(&self, hosting: &Hosting) -> Option<Batch> {
+    /// Removes all counters that have expired and are stored. Returns the position after their removal.
+    async fn sweep(&self, hosting: &Hosting) -> Position {
         let (_, now) = hosting.host.count();
         let partition = hosting.host.partition;
         if let Err(error) = self.services.pg.forget_requests(partition, now).await {
             tracing::debug!(partition, %error, "expired request ids were not removed");
         }
-        let expired = self.services.pg.expired(partition, now, SWEEP_SLICE).await.unwrap_or_default();
-        if expired.is_empty() {
-            return None;
+        let mut swept = Position(0);
+        let mut last = None;
+        loop {
+            let expired = match self.services.pg.expired(partition, now, last.as_ref(), SWEEP_SLICE).await {
+                Ok(expired) => expired,
+                Err(error) => {
+                    tracing::debug!(partition, %error, "expired counters cannot be listed");
+                    break;
+                }
+            };
+            if expired.is_empty() {
+                break;
+            }
+            let mut events = Events::new(self.seed);
+            for (expires_at, key) in &expired {
+                events.push(key.as_ref(), Change::Sweep { expires_at: *expires_at }, None, None);
+            }
+            let Some(end) = self.append(partition, events.batch()).await else { break };
+            swept = end;
+            last = expired.into_iter().next_back();
         }
-        let mut events = Events::new(self.seed);
-        for (expires_at, key) in expired {
-            events.push(key.as_ref(), Change::Sweep { expires_at }, None, None);
+        if swept > Position(0) {
+            hosting.host.want_persist();
         }
-        Some(events.batch().clone())
+        swept
     }
 
-    /// Appends a batch of the worker's own. If that fails, the next round does it.
-    async fn append(&self, partition: u32, batch: &Batch) {
+    /// Appends a batch of the worker's own, and returns its end. If that fails, the next round does it.
+    async fn append(&self, partition: u32, batch: &Batch) -> Option<Position> {
         let mut bytes = Vec::new();
         encode(batch, Millis(0), &mut bytes);
         let appended = match self.appender.append(partition, &bytes) {
             Ok(appending) => appending.await,
             Err(error) => Err(error),
         };
-        if let Err(error) = appended {
-            tracing::debug!(partition, %error, "a batch of the worker was not appended");
+        match appended {
+            Ok(appended) => Some(appended.end),
+            Err(error) => {
+                tracing::debug!(partition, %error, "a batch of the worker was not appended");
+                None
+            }
         }
     }
 }

@@ -68,9 +68,7 @@ impl WorkerShared {
     /// Publishes what has changed, and then a heartbeat.
     pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<RoundOutcome, String> {
         let host = &hosting.host;
-        // Changes up to this position are in the round.
-        let (position, at) = host.begin_round();
-        let due = host.round().take(host.now().0);
+        let (position, at, due) = host.begin_round();
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         let first = due.first.clone();
         let mut guard = DueGuard { host, due: Some(due) };
@@ -105,6 +103,7 @@ impl WorkerShared {
         let published =
             self.services.totals.publish_heartbeats(&[heartbeat]).await.map_err(|error| error.to_string())?;
         guard.due = None;
+        hosting.note_published(position);
         host.unpublished.saved();
         Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
     }

@@ -256,7 +256,7 @@ async fn tombstones_delete_and_later_values_replace() {
     );
     assert_eq!(record::read_counter(found[&b"clikes:2"[..]]), Some(counter(12)));
     assert_eq!(record::read_head(found[&b"hlikes:1"[..]]).map(|head| head.seq), Some(2));
-    assert_eq!(pg.expired(1, Millis(u64::MAX), 10).await, Ok(Vec::new()), "it does not expire any more");
+    assert_eq!(pg.expired(1, Millis(u64::MAX), None, 10).await, Ok(Vec::new()), "it does not expire any more");
     assert_eq!(pg.claim(1, "next").await.unwrap().meta, Some(META), "without new metadata, the old stays");
 }
 
@@ -323,7 +323,7 @@ async fn keys_and_texts_may_have_any_bytes() {
     let entry = pg.ledger(key(keys[1]).as_ref(), 0, 10).await.unwrap();
     assert_eq!(entry, [ledger_entry(1, "NUL \0 and all")]);
     assert_eq!(pg.list(b"", None, 10).await.unwrap().len(), keys.len());
-    assert_eq!(pg.expired(0, NOW, 10).await.unwrap().len(), keys.len());
+    assert_eq!(pg.expired(0, NOW, None, 10).await.unwrap().len(), keys.len());
     let rows = sql(&url).await.query("SELECT name FROM counters WHERE key LIKE 'caf%' OR key LIKE 'a%'", &[]).await;
     let mut names: Vec<String> = rows.unwrap().iter().map(|row| row.get(0)).collect();
     names.sort();
@@ -372,11 +372,13 @@ async fn expired_counters_are_found_by_time_and_partition() {
     write_counters(&pg, 0, &[(b"a", at(30)), (b"b", at(10)), (b"c", at(20)), (b"d", counter(1)), (b"z", at(u64::MAX))])
         .await;
     write_counters(&pg, 1, &[(b"other", at(5))]).await;
-    let found = pg.expired(0, Millis(20), 10).await.unwrap();
+    let found = pg.expired(0, Millis(20), None, 10).await.unwrap();
     assert_eq!(found, [(Millis(10), key("b")), (Millis(20), key("c"))]);
-    assert_eq!(pg.expired(0, Millis(100), 1).await.unwrap(), [(Millis(10), key("b"))]);
-    assert_eq!(pg.expired(0, Millis(u64::MAX - 1), 10).await.unwrap().len(), 3);
-    assert_eq!(pg.expired(0, Millis(u64::MAX), 10).await.unwrap().len(), 4);
+    let first = pg.expired(0, Millis(100), None, 1).await.unwrap();
+    assert_eq!(first, [(Millis(10), key("b"))]);
+    assert_eq!(pg.expired(0, Millis(20), first.first(), 10).await.unwrap(), found[1..], "the page after it");
+    assert_eq!(pg.expired(0, Millis(u64::MAX - 1), None, 10).await.unwrap().len(), 3);
+    assert_eq!(pg.expired(0, Millis(u64::MAX), None, 10).await.unwrap().len(), 4);
 }
 
 #[tokio::test]
@@ -436,7 +438,7 @@ async fn a_damaged_record_is_an_error_that_names_its_key() {
     sql(&url).await.batch_execute(damage).await.unwrap();
     let malformed = |key: &str| PgError::Malformed { key: key.into() };
     assert_eq!(pg.list(b"", None, 10).await, Err(malformed("clikes:2")));
-    assert_eq!(pg.expired(0, Millis(u64::MAX), 10).await, Err(malformed("clikes:2")));
+    assert_eq!(pg.expired(0, Millis(u64::MAX), None, 10).await, Err(malformed("clikes:2")));
     let entry = pg.ledger(key("likes:1").as_ref(), 0, 10).await.unwrap_err();
     assert!(matches!(&entry, PgError::Malformed { key } if key.contains("likes:1")), "{entry}");
 }
@@ -495,7 +497,7 @@ async fn a_worker_that_takes_over_continues_from_what_was_captured() {
         sink.into_persist()
     };
     tokio::task::spawn_blocking(capture).await.unwrap().commit(Position(1)).await.unwrap();
-    assert_eq!(pg.expired(0, Millis(NOW.0 + 1), 10).await.unwrap(), [(Millis(NOW.0 + 1), set.clone())]);
+    assert_eq!(pg.expired(0, Millis(NOW.0 + 1), None, 10).await.unwrap(), [(Millis(NOW.0 + 1), set.clone())]);
 
     let claim = pg.claim(0, "second").await.unwrap();
     assert_eq!((claim.epoch, claim.position), (2, Position(1)));

@@ -411,7 +411,6 @@ impl From<Failure> for Problem {
             Failure::Engine(EngineError::Unavailable(_)) => Problem::new(Kind::Unavailable, detail).retry_after_s(1),
             Failure::Engine(EngineError::Unreadable(_)) => Problem::new(Kind::Unreadable, detail),
             Failure::Engine(EngineError::TooLarge) => Problem::new(Kind::BodyTooLarge, detail),
-            Failure::Engine(EngineError::ConsistencyTooWeak) => Problem::new(Kind::ConsistencyTooWeak, detail),
             Failure::Engine(EngineError::TooStale(_)) => Problem::new(Kind::TooStale, detail).retry_after_s(1),
             Failure::Engine(EngineError::OutcomeUnknown(_)) => {
                 let advice = "; with a request id, sending the same request again is safe";

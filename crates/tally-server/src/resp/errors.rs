@@ -25,7 +25,6 @@ pub fn failure(failure: &Failure) -> String {
             | EngineError::Closing
             | EngineError::Unreadable(_)
             | EngineError::TooLarge
-            | EngineError::ConsistencyTooWeak
             | EngineError::TooStale(_) => format!("ERR {error}"),
         },
     }

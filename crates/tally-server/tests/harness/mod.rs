@@ -238,6 +238,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            let base = std::mem::take(&mut self.base);
+            eprintln!("log of {base}:\n{}", self.log());
+        }
     }
 }
 
