@@ -1,6 +1,6 @@
 //! A cluster on one machine: Kafka, Redis Cluster, PostgreSQL, one API node and one worker.
 //!
-//! Two patterns that people build by hand are measured beside it, on the same services: sub-counters in Redis, which are
+//! Two patterns that people build by hand are measured on the same services for comparison: sub-counters in Redis, which are
 //! not durable, and a row in PostgreSQL. Both sides have the same connections and pipelining, and take turns.
 
 mod nodes;

@@ -6,7 +6,7 @@
 mod baseline;
 pub mod client;
 mod counting;
-mod load;
+pub mod load;
 pub mod paced;
 mod servers;
 

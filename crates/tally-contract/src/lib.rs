@@ -84,8 +84,8 @@ pub trait Host: Sync {
     }
 
     /// What callers of these engines cannot do. Behaviours that need it are skipped.
-    fn lacks(&self) -> &'static [Ability] {
-        &[]
+    fn lacks(&self) -> Vec<Ability> {
+        Vec::new()
     }
 
     /// The key under which a counter is stored, which is part of its ledger's hashes.

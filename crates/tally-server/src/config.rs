@@ -12,6 +12,7 @@ mod size;
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tally_core::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use tally_engine::StoredClock;
@@ -225,6 +226,13 @@ fn validate_switch(key: &str, given: Option<&Setting>) -> Result<bool, ConfigErr
         None | Some((_, "false" | "0" | "no" | "off")) => Ok(false),
         Some((setting, _)) => Err(invalid(key, setting, "is not a boolean; use true or false")),
     }
+}
+
+/// A duration such as `1s`, not shorter than `min`.
+fn validate_duration(key: &str, setting: &Setting, min: Duration) -> Result<Duration, ConfigError> {
+    let duration = humantime::parse_duration(setting.text.trim()).ok().filter(|duration| *duration >= min);
+    let problem = format!("is not a duration of at least {}; use one such as 1s", humantime::format_duration(min));
+    duration.ok_or_else(|| invalid(key, setting, &problem))
 }
 
 fn validate_threads(setting: &Setting) -> Result<usize, ConfigError> {

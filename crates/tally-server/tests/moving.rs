@@ -5,10 +5,9 @@
 mod harness;
 
 use std::io::Write;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use harness::moves::{counter_lines, export, fill, import, import_all};
+use harness::moves::{counter_lines, export, fill, import, import_all, start_import};
 use harness::{Server, run, tally, wait_for};
 use serde_json::{Value, json};
 
@@ -191,10 +190,7 @@ fn an_import_into_a_server_that_is_killed_can_be_run_again() {
     let file = export(&source, dir.path(), "source");
     let data = dir.path().join("data");
     let destination = Server::start_in(&data);
-    let mut command = tally();
-    command.args(["import", "--server", &destination.base, "-"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut importing = command.spawn().unwrap();
+    let mut importing = start_import(&destination);
     let mut input = importing.stdin.take().unwrap();
     let text = std::fs::read(&file).unwrap();
     let (first, rest) = text.split_at(text.len() * 9 / 10);
@@ -222,10 +218,7 @@ fn a_pipe_that_ends_early_is_an_error() {
     increment(&source, "a", 1, "1");
     let file = export(&source, dir.path(), "source");
     let text = std::fs::read(&file).unwrap();
-    let mut command = tally();
-    command.args(["import", "--server", &destination.base, "-"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut importing = command.spawn().unwrap();
+    let mut importing = start_import(&destination);
     importing.stdin.take().unwrap().write_all(&text[..text.len() - 20]).unwrap();
     let ended = importing.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(65), "{ended:?}");

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use super::nodes::BenchCluster;
 use crate::BenchError;
+use crate::redis::load::column;
 
 /// What a tool reports.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +56,6 @@ pub fn redis_benchmark(
     Ok(ToolResult { requests: few.requests + result.requests, ..result })
 }
 
-/// A field of the last line.
-fn column(csv: &str, name: &str) -> Option<f64> {
-    let mut lines = csv.lines().filter(|line| line.starts_with('"'));
-    let at = lines.next()?.split("\",\"").position(|field| field.trim_matches('"') == name)?;
-    lines.next_back()?.split("\",\"").nth(at)?.trim_matches('"').parse().ok()
-}
-
 /// The pattern that people build: a row that does not fall below zero.
 pub fn pgbench(cluster: &BenchCluster, connections: u64, seconds: f64) -> Result<ToolResult, BenchError> {
     let sql = |sql: &str| cluster.postgres.psql(sql).map_err(|error| BenchError::new(&error));
@@ -83,17 +77,5 @@ pub fn pgbench(cluster: &BenchCluster, connections: u64, seconds: f64) -> Result
             Ok(ToolResult { per_second, requests: per_second * seconds, p50_ms: mean, p99_ms: f64::NAN })
         }
         _ => Err(BenchError::new(&format!("pgbench: {output}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::column;
-
-    #[test]
-    fn a_field_is_found_by_the_name_of_its_column() {
-        let csv = "\"test\",\"rps\",\"p50_latency_ms\"\n\"INCR hot\",\"49701.79\",\"0.736\"\n";
-        assert_eq!((column(csv, "rps"), column(csv, "p50_latency_ms")), (Some(49701.79), Some(0.736)));
-        assert_eq!(column("Error from server: ERR\n", "rps"), None);
     }
 }

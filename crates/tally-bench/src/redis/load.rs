@@ -106,33 +106,33 @@ fn printed(benchmark: &mut ChildGuard, load: &RedisLoad) -> Result<f64, BenchErr
     let status = benchmark.0.wait().map_err(|error| BenchError::new(&error))?;
     let out = read(benchmark.0.stdout.as_mut().map(|out| out as _));
     let errors = read(benchmark.0.stderr.as_mut().map(|err| err as _));
-    let rate = rate_in(&out).filter(|_| status.success());
+    let rate = column(&out, "rps").filter(|_| status.success());
     rate.ok_or_else(|| BenchError::new(&format!("{}: redis-benchmark failed ({status}):\n{out}{errors}", load.name)))
 }
 
-/// The field `rps` of the last line.
-fn rate_in(csv: &str) -> Option<f64> {
+/// A field of the last line that redis-benchmark printed.
+pub fn column(csv: &str, name: &str) -> Option<f64> {
     let mut lines = csv.lines().filter(|line| line.starts_with('"'));
-    let at = lines.next()?.split("\",\"").position(|field| field.trim_matches('"') == "rps")?;
+    let at = lines.next()?.split("\",\"").position(|field| field.trim_matches('"') == name)?;
     lines.next_back()?.split("\",\"").nth(at)?.trim_matches('"').parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::rate_in;
+    use super::column;
 
     #[test]
-    fn the_rate_is_found_by_the_name_of_its_column() {
+    fn a_field_is_found_by_the_name_of_its_column() {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"INCR hot\",\"49701.79\",\"0.736\"\n";
-        assert_eq!(rate_in(csv), Some(49701.79));
+        assert_eq!(column(csv, "rps"), Some(49701.79));
         let moved = "\"test\",\"avg_latency_ms\",\"rps\"\n\"INCR a,b\",\"0.736\",\"12.5\"\n";
-        assert_eq!(rate_in(moved), Some(12.5));
+        assert_eq!(column(moved, "rps"), Some(12.5));
     }
 
     #[test]
     fn output_without_a_rate_is_not_a_rate() {
-        assert_eq!(rate_in(""), None);
-        assert_eq!(rate_in("\"test\",\"rps\"\n"), None);
-        assert_eq!(rate_in("Error from server: ERR\n"), None);
+        assert_eq!(column("", "rps"), None);
+        assert_eq!(column("\"test\",\"rps\"\n", "rps"), None);
+        assert_eq!(column("Error from server: ERR\n", "rps"), None);
     }
 }

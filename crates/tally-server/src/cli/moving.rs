@@ -104,7 +104,7 @@ pub fn export(args: &ExportArgs) -> ExitCode {
     }
 }
 
-/// Writes to a file beside it first, so that an unfinished export never replaces a finished one.
+/// Writes to a file next to it first, so that an unfinished export never replaces a finished one.
 fn export_to_file(client: &ApiClient, path: &Path) -> Result<ExportSummary, MoveError> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");

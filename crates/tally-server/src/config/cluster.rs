@@ -11,7 +11,7 @@ use tally_cluster::postgres::PgSettings;
 use tally_cluster::rpc::{LinkSecurity, Secret};
 use tally_cluster::tls::{TlsClient, TlsServer};
 
-use super::{ConfigError, Setting, invalid, place, validate_switch};
+use super::{ConfigError, Setting, invalid, place, validate_duration, validate_switch};
 
 /// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
 pub const CLUSTER_KEYS: [&str; 31] = [
@@ -142,9 +142,7 @@ impl<'a> Given<'a> {
 
     fn duration(self, key: &str, default: Duration, min: Duration) -> Result<Duration, ConfigError> {
         let Some(setting) = self.get(key) else { return Ok(default) };
-        let duration = humantime::parse_duration(setting.text.trim()).ok().filter(|duration| *duration >= min);
-        let problem = format!("is not a duration of at least {}; use one such as 1s", humantime::format_duration(min));
-        duration.ok_or_else(|| invalid(&full(key), setting, &problem))
+        validate_duration(&full(key), setting, min)
     }
 }
 

@@ -6,7 +6,7 @@ use tally_cluster::limits::SHARDS_MAX_DEFAULT;
 use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout};
 use tally_core::limits::SHARDS_MAX;
 
-use super::{ConfigError, Setting, invalid, place};
+use super::{ConfigError, Setting, invalid, place, validate_duration};
 use crate::hint::did_you_mean;
 use crate::policy::{Consistency, NamespacePolicy, Policies};
 
@@ -47,8 +47,12 @@ pub fn validate(given: &[(String, String, Setting)]) -> Result<Policies, ConfigE
                 "shards" if setting.text == ADAPTIVE => fixed = None,
                 "shards" => fixed = Some(shard_number(&full, setting, "`adaptive` or a number")?),
                 "shards_max" => shards_max = shard_number(&full, setting, "a number")?,
-                "rollup_every" => policy.rollup_every = Some(duration(&full, setting, Duration::from_millis(10))?),
-                "persist_every" => policy.persist_every = Some(duration(&full, setting, Duration::from_millis(100))?),
+                "rollup_every" => {
+                    policy.rollup_every = Some(validate_duration(&full, setting, Duration::from_millis(10))?);
+                }
+                "persist_every" => {
+                    policy.persist_every = Some(validate_duration(&full, setting, Duration::from_millis(100))?);
+                }
                 // The file was read with the same list.
                 _ => {}
             }
@@ -77,12 +81,6 @@ fn one_of<T: Copy>(key: &str, setting: &Setting, choices: &[(&'static str, T)]) 
 fn shard_number(key: &str, setting: &Setting, expected: &str) -> Result<u32, ConfigError> {
     let number = setting.text.parse().ok().filter(|number| (1..=SHARDS_MAX).contains(number));
     number.ok_or_else(|| invalid(key, setting, &format!("is not {expected} from 1 to {SHARDS_MAX}")))
-}
-
-fn duration(key: &str, setting: &Setting, min: Duration) -> Result<Duration, ConfigError> {
-    let duration = humantime::parse_duration(setting.text.trim()).ok().filter(|duration| *duration >= min);
-    let problem = format!("is not a duration of at least {}; use one such as 1s", humantime::format_duration(min));
-    duration.ok_or_else(|| invalid(key, setting, &problem))
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! Moving counters from an embedded server into a cluster and back, while both serve.
 
 use std::io::Write;
-use std::process::Stdio;
 
 use serde_json::json;
 
-use crate::harness::moves::{counter_lines, export, fill, import_all};
-use crate::harness::{Server, tally, wait_for};
+use crate::harness::moves::{counter_lines, export, fill, import_all, start_import};
+use crate::harness::{Server, wait_for};
 use crate::load::Load;
 use crate::place::{EXACT, TestCluster};
 
@@ -82,10 +81,7 @@ fn an_import_into_a_cluster_whose_nodes_are_killed_can_be_run_again() {
     let (doomed, stable) = (cluster.node("api"), cluster.node("api"));
     let worker = cluster.node("worker");
     cluster.wait_until_hosted();
-    let mut command = tally();
-    command.args(["import", "--server", &doomed.base, "-"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut importing = command.spawn().unwrap();
+    let mut importing = start_import(&doomed);
     let mut input = importing.stdin.take().unwrap();
     let text = std::fs::read(&file).unwrap();
     let (first, rest) = text.split_at(text.len() * 9 / 10);

@@ -54,7 +54,7 @@ impl ServerAddress {
 pub trait ProtocolClient: EngineClient + Send {
     /// What the protocol cannot express.
     const LACKS: &'static [Ability];
-    /// The same, and what behaviours that share a cluster cannot do.
+    /// What behaviours that share a cluster cannot do as well.
     const LACKS_IN_CLUSTER: &'static [Ability];
 
     /// A client of a server that others use too. Its keys begin with `prefix`.
@@ -97,8 +97,8 @@ impl<C: ProtocolClient> Host for OnEmbedded<C> {
         if status.success() { Ok(()) } else { Err(format!("the server ended with {status}").into()) }
     }
 
-    fn lacks(&self) -> &'static [Ability] {
-        C::LACKS
+    fn lacks(&self) -> Vec<Ability> {
+        C::LACKS.to_vec()
     }
 }
 
@@ -174,7 +174,7 @@ impl<C: ProtocolClient> Host for OnCluster<C> {
         Ok(Key::new([prefix.as_bytes(), key.as_bytes()].concat())?)
     }
 
-    fn lacks(&self) -> &'static [Ability] {
-        C::LACKS_IN_CLUSTER
+    fn lacks(&self) -> Vec<Ability> {
+        [C::LACKS, C::LACKS_IN_CLUSTER].concat()
     }
 }

@@ -41,21 +41,7 @@ impl ProtocolClient for HttpCalls {
         Ability::Groups,
         Ability::Count,
     ];
-    const LACKS_IN_CLUSTER: &'static [Ability] = &[
-        Ability::Stop,
-        Ability::AnyBytes,
-        Ability::AnyDelta,
-        Ability::AnyConsistency,
-        Ability::Actors,
-        Ability::ConditionalSets,
-        Ability::Expiries,
-        Ability::Runs,
-        Ability::Groups,
-        Ability::Count,
-        Ability::Restart,
-        Ability::AnyNamespace,
-        Ability::FreshListing,
-    ];
+    const LACKS_IN_CLUSTER: &'static [Ability] = &[Ability::Restart, Ability::AnyNamespace, Ability::FreshListing];
 
     fn to(address: &ServerAddress, prefix: String) -> HttpCalls {
         HttpCalls { client: Client::new(&address.http), server: None, written: Mutex::default(), prefix }

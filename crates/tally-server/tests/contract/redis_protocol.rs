@@ -40,21 +40,7 @@ impl ProtocolClient for RedisCalls {
         Ability::Listing,
         Ability::FreshListing,
     ];
-    const LACKS_IN_CLUSTER: &'static [Ability] = &[
-        Ability::Stop,
-        Ability::AnyConsistency,
-        Ability::Corrections,
-        Ability::Actors,
-        Ability::Bounds,
-        Ability::Runs,
-        Ability::Statistics,
-        Ability::Ledger,
-        Ability::Listing,
-        Ability::FreshListing,
-        Ability::Restart,
-        Ability::AnyNamespace,
-        Ability::Count,
-    ];
+    const LACKS_IN_CLUSTER: &'static [Ability] = &[Ability::Restart, Ability::AnyNamespace, Ability::Count];
 
     fn to(address: &ServerAddress, prefix: String) -> RedisCalls {
         RedisCalls { address: address.redis.clone(), idle: Mutex::default(), server: None, prefix }

@@ -1,6 +1,7 @@
 //! Moving counters between servers with the real commands.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
@@ -19,6 +20,13 @@ pub fn export(server: &Server, dir: &Path, name: &str) -> PathBuf {
 /// Runs an import.
 pub fn import(server: &Server, file: &Path, flags: &[&str]) -> Ran {
     run(tally().args(["import", "-o", "json", "--server", &server.base]).args(flags).arg(file))
+}
+
+/// Starts an import that reads its standard input.
+pub fn start_import(server: &Server) -> Child {
+    let mut command = tally();
+    command.args(["import", "--server", &server.base, "-"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// An import that must succeed, and its report.
