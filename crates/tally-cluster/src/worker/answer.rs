@@ -7,6 +7,7 @@ use tally_core::key::Key;
 use tally_core::time::Position;
 
 use super::WorkerShared;
+use super::ends::EndError;
 use super::host::HostReading;
 use super::hosting::Hosting;
 use super::store::StoreFailure;
@@ -27,7 +28,7 @@ impl RpcHandler for Arc<WorkerShared> {
                 let hosting = self.hosting(partition)?;
                 match need {
                     Need::Refill => {
-                        reach_end(&hosting).await?;
+                        reach_reported_end(&hosting).await?;
                         if hosting.role() == Role::Owner {
                             let now = hosting.host.now();
                             let mut round = hosting.host.round();
@@ -85,7 +86,7 @@ impl RpcHandler for Arc<WorkerShared> {
                 let hosted: Vec<Arc<Hosting>> = self.hosted.lock().values().cloned().collect();
                 let mut partitions = Vec::with_capacity(hosted.len());
                 for hosting in hosted {
-                    let end = hosting.ends.now().await.and_then(Result::ok);
+                    let end = hosting.ends.reported().await.ok();
                     partitions.push(PartitionStatus {
                         partition: hosting.host.partition,
                         epoch: hosting.epoch(),
@@ -155,21 +156,34 @@ async fn check_position(hosting: &Hosting, position: Position) -> Result<(), Rpc
     if hosting.host.applied() >= position {
         return Ok(());
     }
-    match hosting.ends.now().await {
-        Some(Ok(end)) if position > end => {
-            Err(RpcError::Failed(format!("the token is of position {}, but the journal ends at {}", position.0, end.0)))
-        }
-        Some(Ok(_)) => Ok(()),
-        Some(Err(error)) => Err(RpcError::Failed(error.to_string())),
-        None => Err(RpcError::Overloaded),
+    let end = hosting.ends.reported().await.map_err(unknown_end)?;
+    if position > end {
+        let (position, end) = (position.0, end.0);
+        return Err(RpcError::Failed(format!("the token is of position {position}, but the journal ends at {end}")));
+    }
+    Ok(())
+}
+
+fn unknown_end(error: EndError) -> RpcError {
+    match error {
+        EndError::Overloaded => RpcError::Overloaded,
+        EndError::Unavailable(why) => RpcError::Failed(why),
     }
 }
 
-/// Waits for everything that is in the journal now.
+/// Waits for everything that is acknowledged by now.
 async fn reach_end(hosting: &Hosting) -> Result<(), RpcError> {
+    reach_asked(hosting, hosting.ends.barrier()).await
+}
+
+/// Waits for what is in the journal as far as its broker knows, which is enough for a reading that says how old it is.
+async fn reach_reported_end(hosting: &Hosting) -> Result<(), RpcError> {
+    reach_asked(hosting, hosting.ends.reported()).await
+}
+
+async fn reach_asked(hosting: &Hosting, end: impl Future<Output = Result<Position, EndError>>) -> Result<(), RpcError> {
     let asked_at = hosting.host.now();
-    let end = hosting.ends.now().await.ok_or(RpcError::Overloaded)?;
-    let end = end.map_err(|error| RpcError::Failed(error.to_string()))?;
+    let end = end.await.map_err(unknown_end)?;
     reach(hosting, end).await?;
     hosting.host.note_end(end, asked_at);
     Ok(())

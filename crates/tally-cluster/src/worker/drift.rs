@@ -80,7 +80,7 @@ impl WorkerShared {
             let total = stored.total.as_ref();
             if let Some(ahead) = total.filter(|total| total.position > reading.position) {
                 if end.is_none() {
-                    end = hosting.ends.now().await.and_then(Result::ok);
+                    end = hosting.ends.reported().await.ok();
                 }
                 // Somebody else has applied more, unless the journal does not go that far.
                 if end.is_none_or(|end| ahead.position <= end) {

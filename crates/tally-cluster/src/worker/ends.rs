@@ -1,40 +1,136 @@
 //! The journal's end, asked for by many reads at once.
 
-use tally_core::time::Position;
+use std::sync::Arc;
+
+use tally_core::batch::{Batch, encode};
+use tally_core::time::{Millis, Position};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::kafka::{Tailer, TopicError};
+use crate::kafka::{Appender, Tailer};
 use crate::limits::READS_WAITING_MAX;
 
-/// Answers where a partition of the journal ends. Questions that arrive while one is asked share the next one.
+/// Why nobody knows the journal's end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndError {
+    /// Too many reads wait for it already.
+    #[error("too many reads wait for the journal's end")]
+    Overloaded,
+    /// Kafka does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Answers where a partition of the journal ends.
 #[derive(Clone)]
 pub struct Ends {
-    questions: mpsc::Sender<oneshot::Sender<Result<Position, TopicError>>>,
+    reported: SharedQuestion,
+    barrier: SharedQuestion,
 }
 
 impl Ends {
     /// Answers for one partition, until it is dropped.
-    pub fn new(tailer: Tailer, partition: u32) -> Ends {
-        let (questions, mut asked) = mpsc::channel::<oneshot::Sender<_>>(READS_WAITING_MAX);
+    pub fn new(tailer: Tailer, appender: Arc<Appender>, partition: u32) -> Ends {
+        let reported = move || {
+            let tailer = tailer.clone();
+            async move {
+                let end = tokio::task::spawn_blocking(move || tailer.end(partition)).await;
+                end.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+            }
+        };
+        let mut empty = Vec::new();
+        encode(&Batch::default(), Millis(0), &mut empty);
+        let barrier = move || {
+            let appending = appender.append(partition, &empty);
+            async move {
+                let appended = appending.map_err(|error| error.to_string())?.await;
+                Ok(appended.map_err(|error| error.to_string())?.end)
+            }
+        };
+        Ends { reported: SharedQuestion::new(reported), barrier: SharedQuestion::new(barrier) }
+    }
+
+    /// Where the journal ends, as its broker says. A broker that was replaced and does not know it yet says too little.
+    pub async fn reported(&self) -> Result<Position, EndError> {
+        self.reported.ask().await
+    }
+
+    /// A position after everything that is acknowledged by now: that of an empty batch, which is appended to find out. Only a
+    /// broker that still leads the partition can acknowledge it.
+    pub async fn barrier(&self) -> Result<Position, EndError> {
+        self.barrier.ask().await
+    }
+}
+
+/// A question whose askers share answers. Those that ask while it is being answered share the next answer, because theirs
+/// must not be older than they are.
+#[derive(Clone)]
+struct SharedQuestion {
+    askers: mpsc::Sender<oneshot::Sender<Result<Position, EndError>>>,
+}
+
+impl SharedQuestion {
+    fn new<A: Future<Output = Result<Position, String>> + Send>(
+        mut answer: impl FnMut() -> A + Send + 'static,
+    ) -> SharedQuestion {
+        let (askers, mut asking) = mpsc::channel::<oneshot::Sender<_>>(READS_WAITING_MAX);
         tokio::spawn(async move {
             let mut waiting = Vec::new();
-            while asked.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
-                let tailer = tailer.clone();
-                let end = tokio::task::spawn_blocking(move || tailer.end(partition)).await;
-                let end = end.unwrap_or_else(|error| Err(TopicError::Other(error.to_string())));
-                for answer in waiting.drain(..) {
-                    // The reader may have given up.
-                    let _ = answer.send(end.clone());
+            while asking.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
+                let end = answer().await.map_err(EndError::Unavailable);
+                for asker in waiting.drain(..) {
+                    // It may have given up.
+                    let _ = asker.send(end.clone());
                 }
             }
         });
-        Ends { questions }
+        SharedQuestion { askers }
     }
 
-    /// A position that is not before anything acknowledged until now. `None` if too many wait already.
-    pub async fn now(&self) -> Option<Result<Position, TopicError>> {
-        let (answer, end) = oneshot::channel();
-        self.questions.try_send(answer).ok()?;
-        end.await.ok()
+    async fn ask(&self) -> Result<Position, EndError> {
+        let (asker, end) = oneshot::channel();
+        self.askers.try_send(asker).map_err(|_| EndError::Overloaded)?;
+        end.await.unwrap_or(Err(EndError::Overloaded))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use futures_util::future::join_all;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn those_that_ask_while_it_is_answered_share_the_next_answer() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let allowed = Arc::new(Semaphore::new(0));
+        let question = SharedQuestion::new({
+            let (asked, allowed) = (Arc::clone(&asked), Arc::clone(&allowed));
+            move || {
+                let (number, allowed) = (asked.fetch_add(1, Ordering::Relaxed), Arc::clone(&allowed));
+                async move {
+                    allowed.acquire().await.map_err(|error| error.to_string())?.forget();
+                    Ok(Position(number))
+                }
+            }
+        });
+        let mut first = Box::pin(question.ask());
+        while asked.load(Ordering::Relaxed) == 0 {
+            tokio::select! {
+                biased;
+                _ = &mut first => {}
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        let others = join_all((0..5).map(|_| question.ask()));
+        let let_it_answer = async {
+            tokio::task::yield_now().await;
+            allowed.add_permits(2);
+        };
+        let (first, others, ()) = tokio::join!(first, others, let_it_answer);
+        assert_eq!(first, Ok(Position(0)));
+        assert_eq!(others, vec![Ok(Position(1)); 5]);
     }
 }

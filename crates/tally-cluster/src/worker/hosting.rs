@@ -65,8 +65,8 @@ impl Hosting {
     /// Asks where the journal ends. If everything before it is applied, the state is current as of now.
     pub async fn note_end(&self) {
         let asked_at = self.host.now();
-        let asked = tokio::time::timeout(Duration::from_millis(END_WAIT_MS), self.ends.now());
-        if let Ok(Some(Ok(end))) = asked.await {
+        let asked = tokio::time::timeout(Duration::from_millis(END_WAIT_MS), self.ends.reported());
+        if let Ok(Ok(end)) = asked.await {
             self.host.note_end(end, asked_at);
         }
     }
@@ -286,7 +286,7 @@ async fn open(
         epoch: AtomicU64::new(0),
         since: AtomicU64::new(0),
         published: AtomicU64::new(0),
-        ends: Ends::new(shared.tailer.clone(), partition),
+        ends: Ends::new(shared.tailer.clone(), Arc::clone(&shared.appender), partition),
         persisting: Arc::default(),
         end: AtomicU64::new(0),
         drift_max: AtomicU64::new(0),

@@ -33,7 +33,7 @@ pub async fn observe(worker: Weak<WorkerShared>) {
         every.tick().await;
         let Some(shared) = worker.upgrade() else { return };
         for hosting in shared.all_hosted() {
-            if let Some(Ok(end)) = hosting.ends.now().await {
+            if let Ok(end) = hosting.ends.reported().await {
                 hosting.end.store(end.0, Ordering::Relaxed);
             }
         }

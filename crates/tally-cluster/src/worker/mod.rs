@@ -107,7 +107,7 @@ pub(crate) struct WorkerShared {
     settings: WorkerSettings,
     services: Services,
     tailer: Tailer,
-    appender: Appender,
+    appender: Arc<Appender>,
     /// Where API nodes reach this worker.
     address: OnceLock<String>,
     /// Partitions that can answer, those of other owners included.
@@ -139,7 +139,7 @@ impl Worker {
         let group = format!("{}-workers", services.kafka.topic);
         let shared = Arc::new(WorkerShared {
             tailer: Tailer::new(&services.kafka)?,
-            appender: Appender::new(&services.kafka)?,
+            appender: Arc::new(Appender::new(&services.kafka)?),
             address: OnceLock::new(),
             hosted: Mutex::default(),
             stopped: Mutex::default(),
@@ -217,7 +217,7 @@ impl Worker {
     pub async fn persist_all(&self, wait: Duration) -> Result<(), String> {
         for hosting in self.shared.all_hosted().into_iter().filter(|hosting| hosting.role() == Role::Owner) {
             let persisted = tokio::time::timeout(wait, async {
-                let end = hosting.ends.now().await.ok_or("too many reads wait")?.map_err(|error| error.to_string())?;
+                let end = hosting.ends.barrier().await.map_err(|error| error.to_string())?;
                 hosting.host.reach(end).await.map_err(|error| error.to_string())?;
                 self.shared.persist(&hosting).await.map_err(|error| error.to_string())
             });

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tally_services::Postgres;
+use tally_services::{Kafka, Postgres};
 
 use crate::load::Load;
 use crate::place::{Services, TestCluster};
@@ -39,6 +39,33 @@ fn an_accurate_read_includes_what_any_node_acknowledged_before_while_workers_cha
         workers.push(cluster.node("worker"));
         counter.wait_for_accurate_reads(100);
         assert!(workers.remove(0).terminate().success());
+        counter.wait_for_accurate_reads(100);
+    });
+    cluster.assert_counted(&[("watched:1".to_owned(), counter.count())].into(), &nodes[0]);
+}
+
+/// A leader that was replaced while it was paused believes for a moment that it still leads.
+#[test]
+fn an_accurate_read_includes_what_was_acknowledged_before_when_replaced_kafka_leaders_wake_up() {
+    let kafka = Kafka::start(3);
+    let cluster = TestCluster::on(Services { kafka: &kafka, ..Services::shared() }, "");
+    let nodes = [cluster.node("api"), cluster.node("api")];
+    let _worker = cluster.node("worker");
+    cluster.wait_until_hosted();
+    let counter = WatchedCounter::new("watched:1");
+    thread::scope(|scope| {
+        let _stop = StopOnDrop(&counter);
+        for _ in 0..2 {
+            counter.write(scope, &nodes);
+            counter.read(scope, &nodes, ReadKind::Accurate);
+        }
+        for broker in 0..3 {
+            counter.wait_for_accurate_reads(20);
+            kafka.pause(broker);
+            // They go on once the broker is replaced.
+            counter.wait_for_accurate_reads(20);
+            kafka.resume(broker);
+        }
         counter.wait_for_accurate_reads(100);
     });
     cluster.assert_counted(&[("watched:1".to_owned(), counter.count())].into(), &nodes[0]);
