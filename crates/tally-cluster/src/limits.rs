@@ -74,6 +74,8 @@ pub const IDLE_TICK_MS: u64 = 1_000;
 pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;
 /// Longest wait for the total that an estimate is based on.
 pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
+/// A partition whose totals were last published this long ago has no worker.
+pub const SILENT_AFTER_MS: u64 = 15_000;
 /// Longest wait of a closing API node for the answers to accepted calls.
 pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;
 /// Longest wait for a worker where PostgreSQL can answer instead.

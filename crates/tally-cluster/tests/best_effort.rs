@@ -158,6 +158,37 @@ fn a_live_read_has_what_was_counted_since_the_last_sum() {
 }
 
 #[test]
+fn a_live_read_that_names_a_token_or_an_age_includes_corrections() {
+    let services = TestServices::shared();
+    let mut place = place(services, ShardPolicy { aggregation: Aggregation::Hybrid, ..FIXED });
+    place.shards_idle_s = 60;
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker);
+        let key = key("views:corrected");
+        for value in 1..=10 {
+            add(&api, &key, 1).await;
+            read(&api, &key, Consistency::BestEffort).await.unwrap();
+            let set = Change::Set { value: value * 100, when: Condition::Always, expiry: Expiry::Keep, why: why() };
+            let mut events = api.events();
+            events.push(key.as_ref(), set, None, None);
+            let token = api.submit(events, SubmitOptions::new(Consistency::BestEffort)).await.unwrap().token;
+            let wanted = ReadOptions { at_least: Some(token), ..ReadOptions::new(Consistency::BestEffort) };
+            let readings = api.read(vec![key.clone()], wanted).await;
+            // Refused if it takes too long on a busy machine, but never older.
+            assert!(readings.as_ref().map_or(true, |readings| readings[0].value == value * 100), "{readings:?}");
+            let fresh = ReadOptions { staleness_max_ms: Some(1), ..ReadOptions::new(Consistency::BestEffort) };
+            let readings = api.read(vec![key.clone()], fresh).await;
+            assert!(readings.as_ref().map_or(true, |readings| readings[0].value == value * 100), "{readings:?}");
+        }
+        worker.stop().await;
+        // Without a worker it is the outage that is reported, not an unknown outcome.
+        let lost = api.read(vec![key.clone()], ReadOptions::new(Consistency::Exact)).await;
+        assert!(matches!(lost, Err(EngineError::Unavailable(_))), "{lost:?}");
+    });
+}
+
+#[test]
 fn what_depends_on_the_value_is_refused_and_removing_it_includes_the_sub_counters() {
     let services = TestServices::shared();
     let place = place(services, FIXED);

@@ -244,6 +244,27 @@ fn expired_counters_are_removed_also_if_they_are_many() {
 }
 
 #[test]
+fn estimates_know_what_this_node_has_corrected() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        wait_until_hosted(&worker).await;
+        let key = key("n");
+        let submit = async |change: Change| {
+            let mut events = api.events();
+            events.push(key.as_ref(), change, None, None);
+            api.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap().outcomes[0].value
+        };
+        let why = || Correction::new("test", "because").unwrap();
+        add(&api, &key, 1).await;
+        let set = Change::Set { value: 500, when: Condition::Always, expiry: Expiry::Keep, why: why() };
+        assert_eq!((submit(set).await, submit(Change::Add(1)).await), (500, 501));
+        assert_eq!((submit(Change::Delete(why())).await, submit(Change::Add(2)).await), (0, 2));
+    });
+}
+
+#[test]
 fn nobody_waits_for_a_position_that_the_journal_does_not_have() {
     let services = TestServices::shared();
     let place = services.place(1);

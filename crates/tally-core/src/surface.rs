@@ -138,6 +138,13 @@ pub enum Health {
     Recovering,
     /// Reads work; writes are refused until the disk has space.
     DiskFull,
+    /// Some calls fail until a service that the engine needs is back.
+    Degraded {
+        /// Whether all writes can be expected to succeed.
+        writes: bool,
+        /// What is wrong.
+        why: String,
+    },
     /// A flush failed: nothing is acknowledged any more, and the process must be restarted.
     Poisoned(String),
     /// Draining, then stopping.

@@ -312,7 +312,7 @@ impl Shared {
                 Health::Poisoned(reason) => return Poll::Ready(Err(EngineError::Poisoned(reason))),
                 Health::Closing => return Poll::Ready(Err(EngineError::Closing)),
                 Health::DiskFull => return Poll::Ready(Err(EngineError::DiskFull)),
-                Health::Ready | Health::Recovering => {}
+                Health::Ready | Health::Recovering | Health::Degraded { .. } => {}
             }
             self.request_checkpoint();
             Poll::Pending

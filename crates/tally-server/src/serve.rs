@@ -312,9 +312,14 @@ async fn bind(flag: &'static str, addresses: &[SocketAddr]) -> Result<TcpListene
 fn print_banner(address: SocketAddr, resp: Option<SocketAddr>, config: &ServerConfig) {
     let reachable = reachable(address);
     let redis = resp.map_or_else(String::new, |resp| format!("  and redis on   redis://{}\n", self::reachable(resp)));
-    let data = config.data.display();
+    let data = match &config.cluster {
+        Some(cluster) => {
+            format!("  node of        the cluster of topic {}, as {}\n", cluster.kafka.topic, cluster.roles)
+        }
+        None => format!("  data in        {}\n", config.data.display()),
+    };
     let text = format!(
-        "tally {}\n  listening on   http://{address}\n{redis}  data in        {data}\n  documentation  \
+        "tally {}\n  listening on   http://{address}\n{redis}{data}  documentation  \
          http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
         env!("CARGO_PKG_VERSION")
     );

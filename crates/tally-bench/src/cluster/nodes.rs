@@ -14,6 +14,9 @@ use crate::timer::Timer;
 /// How long workers may take to divide the partitions among themselves.
 const HOSTED_SECONDS_MAX: f64 = 60.0;
 
+/// The exit code of `tally cluster status` if a partition has no worker.
+const NO_WORKER: i32 = 69;
+
 /// Running services, and the settings of nodes.
 pub struct BenchCluster {
     _kafka: Kafka,
@@ -75,25 +78,30 @@ impl BenchCluster {
         let config = self.config(standbys)?;
         let output = Command::new(server_binary()?).args(args).arg("--config").arg(config).output();
         let output = output.map_err(|error| BenchError::new(&error))?;
-        if !output.status.success() {
+        if !matches!(output.status.code(), Some(0 | NO_WORKER)) {
             return Err(BenchError::new(&format!("{args:?}: {}", String::from_utf8_lossy(&output.stderr))));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The status of every partition.
+    fn partitions(&self) -> Result<Vec<serde_json::Value>, BenchError> {
+        let status = self.tally(&["cluster", "status", "-o", "json"], 0)?;
+        let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| BenchError::new(&error))?;
+        Ok(status["partitions"].as_array().cloned().unwrap_or_default())
     }
 
     /// Waits until everything in the journal is in PostgreSQL.
     pub fn wait_until_persisted(&self) -> Result<(), BenchError> {
         let timer = Timer::start();
         loop {
-            let status = self.tally(&["cluster", "status", "-o", "json"], 0)?;
-            let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| BenchError::new(&error))?;
-            let partitions = status["partitions"].as_array().cloned().unwrap_or_default();
+            let partitions = self.partitions()?;
             let is_persisted = |partition: &serde_json::Value| partition["persisted"] == partition["end"];
             if !partitions.is_empty() && partitions.iter().all(is_persisted) {
                 return Ok(());
             }
             if timer.seconds() > 3.0 * HOSTED_SECONDS_MAX {
-                return Err(BenchError::new(&format!("not persisted: {status}")));
+                return Err(BenchError::new(&format!("not persisted: {partitions:?}")));
             }
             thread::park_timeout(Duration::from_millis(500));
         }
@@ -110,15 +118,13 @@ impl BenchCluster {
     pub fn wait_until_hosted(&self) -> Result<Vec<String>, BenchError> {
         let timer = Timer::start();
         loop {
-            let status = self.tally(&["cluster", "status", "-o", "json"], 0)?;
-            let status: serde_json::Value = serde_json::from_str(&status).map_err(|error| BenchError::new(&error))?;
-            let partitions = status["partitions"].as_array().cloned().unwrap_or_default();
+            let partitions = self.partitions()?;
             if !partitions.is_empty() && partitions.iter().all(|partition| partition["health"] == "ok") {
                 let owner = |partition: &serde_json::Value| Some(partition["owner"].as_str()?.to_owned());
                 return Ok(partitions.iter().filter_map(owner).collect());
             }
             if timer.seconds() > HOSTED_SECONDS_MAX {
-                return Err(BenchError::new(&format!("partitions without a worker: {status}")));
+                return Err(BenchError::new(&format!("partitions without a worker: {partitions:?}")));
             }
             thread::park_timeout(Duration::from_millis(200));
         }

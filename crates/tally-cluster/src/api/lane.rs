@@ -182,7 +182,14 @@ impl Lane {
         appended: Result<Appended, AppendError>,
     ) {
         self.appending.fetch_sub(combiner.batch().len(), Ordering::Relaxed);
-        self.failing.store(appended.is_err(), Ordering::Release);
+        let was_failing = self.failing.swap(appended.is_err(), Ordering::AcqRel);
+        match &appended {
+            Err(error) if !was_failing => {
+                tracing::warn!(partition = self.partition, %error, "Kafka does not take writes");
+            }
+            Ok(_) if was_failing => tracing::info!(partition = self.partition, "Kafka takes writes again"),
+            _ => {}
+        }
         self.probing.store(false, Ordering::Release);
         match appended {
             Ok(appended) => {

@@ -37,7 +37,7 @@ use tally_core::surface::{
 use tokio::sync::watch;
 
 use crate::kafka::{Appender, TopicError, topic};
-use crate::limits::CLOSE_WAIT_MS;
+use crate::limits::{CLOSE_WAIT_MS, SILENT_AFTER_MS};
 use crate::partitioner::partition_of;
 use crate::policy::ShardPolicies;
 use crate::postgres::PgError;
@@ -181,6 +181,17 @@ pub async fn checked_partitions(services: &Services) -> Result<u32, ApiError> {
     Ok(found)
 }
 
+impl Cluster {
+    /// Partitions whose worker has not published for long.
+    fn silent_partitions(&self) -> usize {
+        let is_silent = |partition: &u32| {
+            let published_at = self.routes.get(*partition).published_at;
+            published_at.is_none_or(|at| self.clocks.now(*partition).since(at) > SILENT_AFTER_MS)
+        };
+        (0..self.partitions).filter(is_silent).count()
+    }
+}
+
 impl Engine for Cluster {
     fn events(&self) -> Events {
         Events::new(self.seed)
@@ -278,7 +289,25 @@ impl Engine for Cluster {
     }
 
     fn health(&self) -> Health {
-        if self.closing.load(Ordering::Acquire) { Health::Closing } else { Health::Ready }
+        if self.closing.load(Ordering::Acquire) {
+            return Health::Closing;
+        }
+        let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
+        let silent = self.silent_partitions();
+        match (failing, silent) {
+            (0, 0) => Health::Ready,
+            (0, silent) => Health::Degraded {
+                writes: true,
+                why: format!(
+                    "no worker answers for {silent} of {} partitions: eventual and best-effort calls work, others wait",
+                    self.partitions
+                ),
+            },
+            (failing, _) => Health::Degraded {
+                writes: false,
+                why: format!("Kafka does not take writes of {failing} of {} partitions", self.partitions),
+            },
+        }
     }
 
     async fn poisoned(&self) -> String {

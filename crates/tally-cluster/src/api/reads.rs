@@ -94,7 +94,11 @@ impl Cluster {
         let needs_end = options.consistency >= Consistency::Accurate || options.staleness_max_ms == Some(0);
         let mut found: BTreeMap<&Key, ReadCounter> = BTreeMap::new();
         if needs_end {
-            Box::pin(self.sum_now(keys)).await?;
+            // A read changes nothing that its caller could ask about, so its outcome is never unknown.
+            Box::pin(self.sum_now(keys)).await.map_err(|error| match error {
+                EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
+                other => other,
+            })?;
         } else {
             Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
@@ -143,7 +147,7 @@ impl Cluster {
         // Also before: a sub-counter is removed only after a total that has it was published.
         let live_keys: BTreeSet<&Key> = keys.iter().filter(|key| self.reads_live(key, options)).collect();
         let live = live_keys.into_iter().map(async |key| (key, self.live_shards(key.as_ref()).await));
-        let mut live: BTreeMap<&Key, Result<LiveShards, EngineError>> = join_all(live).await.into_iter().collect();
+        let live: BTreeMap<&Key, Result<LiveShards, EngineError>> = join_all(live).await.into_iter().collect();
         let totals = match self.services.totals.get(keys).await {
             Ok(totals) => totals,
             Err(error) => {
@@ -154,45 +158,67 @@ impl Cluster {
         for ((key, total), route) in keys.iter().zip(totals).zip(routes) {
             let partition = self.partition_of(key.as_ref());
             let now = self.clocks.now(partition);
-            let live = live.remove(key);
+            let live = live.get(key).map(|live| live.as_ref().map_err(Clone::clone)).transpose()?;
             let served = self.served[partition as usize].least(key);
-            // A predecessor may have died before it published what changed since an older one.
-            // A live reading must not miss what an earlier one had from another source.
-            let has_served = |total: &Total| total.position.max(route.published) >= served;
-            let is_usable = |total: &Total| total.position >= route.since && (live.is_none() || has_served(total));
-            let Some(total) = total.filter(is_usable) else {
-                // Without a total nobody knows what is summed. The sum makes the answer current, and the worker's is exact.
-                if live.is_some() {
-                    Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
-                    let read = self.read_worker(partition, Need::End, &[key]).await?;
-                    found.extend(read.first().map(|counter| (key, ReadCounter { exact: false, ..*counter })));
-                    // So that the next read finds one.
-                    self.ask_for_total(partition, key);
-                }
-                continue;
-            };
-            if let Some(live) = live {
-                let tail = self.tail(key, &live?, total.summed.as_ref())?;
-                let held = total.state.filter(|held| !held.is_expired(now));
-                let position = total.position;
-                found.insert(key, ReadCounter { held, exact: false, as_of: now, now, tail, position });
-                continue;
-            }
-            // What has not changed since is as current as everything that was published.
-            let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
-            let as_of = as_of.unwrap_or(total.at);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
-            // Not by the heartbeat: after a failover, an old total can be beside a newer heartbeat of another node.
-            let is_new_enough = total.position >= needed.max(served);
-            let is_fresh = options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max);
-            let held = total.state.filter(|held| !held.is_expired(now));
-            if is_new_enough && is_fresh {
-                let (position, tail) = (total.position, UnsummedTail::default());
-                found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+            // A predecessor may have died before it published what changed since an older one.
+            let total = total.filter(|total| total.position >= route.since).map(|total| {
+                // What has not changed since is as current as everything that was published.
+                let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
+                let as_of = as_of.unwrap_or(total.at);
+                (options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max), as_of, total)
+            });
+            let held = |total: &Total| total.state.filter(|held| !held.is_expired(now));
+            match (total, live) {
+                // Its sub-counters are as of now, but corrections are as old as the total. A reading must not miss what an
+                // earlier one had from another source.
+                (Some((true, as_of, total)), Some(live))
+                    if total.position >= needed && total.position.max(route.published) >= served =>
+                {
+                    let (held, position) = (held(&total), total.position);
+                    let tail = self.tail(key, live, total.summed.as_ref())?;
+                    found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+                }
+                (_, Some(live)) => {
+                    found.extend(self.read_summed(partition, key, live, needed).await?.map(|counter| (key, counter)));
+                }
+                // Not by the heartbeat: after a failover, an old total can come with a newer heartbeat of another node.
+                (Some((true, as_of, total)), None) if total.position >= needed.max(served) => {
+                    let (held, position, tail) = (held(&total), total.position, UnsummedTail::default());
+                    found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+                }
+                (_, None) => {}
             }
         }
         self.sources.count_redis(found.len());
         Ok(())
+    }
+
+    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. `None` if that cannot be
+    /// done now because no worker answers.
+    async fn read_summed(
+        &self,
+        partition: u32,
+        key: &Key,
+        live: &LiveShards,
+        needed: Position,
+    ) -> Result<Option<ReadCounter>, EngineError> {
+        // So that the next read finds a total.
+        self.ask_for_total(partition, key);
+        if live.unreachable.is_some() {
+            let tail = self.tail(key, live, None)?;
+            let need = if needed > Position(0) { Need::Position(needed) } else { Need::Refill };
+            let read = self.read_worker(partition, need, &[key]).await?;
+            // What was counted since the last sum is missing.
+            let tail = UnsummedTail { value: 0, ..tail };
+            return Ok(read.first().map(|counter| ReadCounter { tail, ..*counter }));
+        }
+        let summed = async {
+            Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
+            self.read_worker(partition, Need::End, &[key]).await
+        };
+        let read = tokio::time::timeout(ANY_WORKER_WAIT, summed).await.ok().and_then(Result::ok);
+        Ok(read.and_then(|read| read.first().map(|counter| ReadCounter { exact: false, ..*counter })))
     }
 
     /// Whether the read adds what sub-counters have counted since the last sum.
@@ -375,7 +401,8 @@ impl Cluster {
                 for (key, total) in outdated.into_iter().zip(totals) {
                     match total {
                         Some(total) => {
-                            let value = total.state.map_or(0, |held| held.counter.value());
+                            let held = total.state.filter(|held| !held.is_expired(now));
+                            let value = held.map_or(0, |held| held.counter.value());
                             self.estimates.refresh(&key, value, total.position, now);
                         }
                         None => unknown.push(key),

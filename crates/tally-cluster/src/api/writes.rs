@@ -61,6 +61,7 @@ impl Cluster {
             let appended = call.batch.appended;
             self.clocks.observe(partition, appended.at);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
+            self.note_outcomes(events, &outcomes, appended.end, at);
             return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
         }
         // Totals for the estimates are fetched meanwhile.
@@ -70,6 +71,15 @@ impl Cluster {
         self.clocks.observe(partition, appended.at);
         let outcomes = self.estimate(events, appended.end, appended.at);
         Ok(Receipt { outcomes, as_of: appended.at, token: Token::new(partition, appended.end) })
+    }
+
+    /// Estimates begin at the values that are known now, not at totals of before.
+    fn note_outcomes(&self, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
+        for (key, outcome) in events.keys_of_outcomes().zip(outcomes) {
+            if outcome.refusal.is_none() {
+                self.estimates.refresh(&key.to_key(), outcome.value, end, at);
+            }
+        }
     }
 
     /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet.

@@ -229,6 +229,12 @@ impl Events {
         &self.batch
     }
 
+    /// The counter of each outcome of the call, in order.
+    pub fn keys_of_outcomes(&self) -> impl Iterator<Item = KeyRef<'_>> {
+        let keys: Vec<KeyRef<'_>> = self.batch.iter().map(|event| event.key).collect();
+        self.marks.iter().map(move |mark| keys[mark.slot as usize])
+    }
+
     /// The outcomes of the call, in order, given the outcome of each slot. See [`Events::outcomes_len`].
     pub fn outcomes<'o>(&self, of_slot: impl Fn(usize) -> SlotOutcome<'o>) -> impl Iterator<Item = Outcome> {
         // Consecutive events often share a slot: look it up once.

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use clap::ArgMatches;
 use serde_json::json;
-use tally_cluster::kafka::Tailer;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
+use tally_cluster::kafka::{Tailer, TopicError};
 use tally_cluster::postgres::Pg;
 use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
+use tally_core::time::Position;
 
 use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
-use super::{EXIT_FAILED, EXIT_USAGE, output, serve};
+use super::{EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, output, serve};
 use crate::config::{self, ClusterConfig};
 
 /// How long a worker may take to say what it hosts.
@@ -41,7 +42,7 @@ pub fn run(args: &ClusterArgs, matches: Option<&ArgMatches>) -> ExitCode {
     };
     runtime.shutdown_background();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(why) => failed(&why, file),
     }
 }
@@ -64,8 +65,14 @@ fn read_config(matches: Option<&ArgMatches>) -> Result<ClusterConfig, String> {
     })
 }
 
+/// Records that are not applied yet at a moment, in a partition that keeps up.
+const LAG_OK: u64 = 100;
+
+/// How often the journal's end is asked for.
+const END_TRIES: u32 = 3;
+
 /// Creates the topic and the tables. Doing it again changes nothing.
-async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
+async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode, String> {
     let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
     let migration = pg.migrate().await.map_err(|error| error.to_string())?;
     let known = pg.partitions().await.map_err(|error| error.to_string())?.len() as u32;
@@ -106,11 +113,11 @@ async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), Stri
             vec!["schema".to_owned(), format!("version {}", migration.to), schema_text.to_owned()],
         ]),
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Shows partitions, owners, positions and lag.
-async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), String> {
+/// Shows partitions, owners, positions and lag. Exits with [`EXIT_UNAVAILABLE`] if a partition has no worker.
+async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode, String> {
     let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
     pg.check_schema().await.map_err(|error| error.to_string())?;
     let rows = pg.partitions().await.map_err(|error| error.to_string())?;
@@ -134,13 +141,13 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
     ];
     let mut partitions = Vec::new();
     for row in rows {
-        let end = tokio::task::block_in_place(|| tailer.end(row.partition)).map_err(|error| error.to_string())?;
+        let end = tokio::task::block_in_place(|| end_of(&tailer, row.partition)).map_err(|error| error.to_string())?;
         let live = hosted.get(&row.partition);
         let applied = live.map(|live| live.applied);
         let lag = applied.map(|applied| end.0.saturating_sub(applied.0));
         let health = match (live, lag) {
             (None, _) => "no worker answers",
-            (_, Some(0)) => "ok",
+            (_, Some(lag)) if lag <= LAG_OK => "ok",
             _ => "behind",
         };
         let show = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
@@ -163,5 +170,17 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<(), St
         Output::Json => output::json(&json!({ "topic": config.kafka.topic, "partitions": partitions })),
         Output::Table => output::table(&table),
     }
-    Ok(())
+    let is_hosted = partitions.iter().all(|partition| partition["applied"].is_u64());
+    Ok(if is_hosted { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNAVAILABLE) })
+}
+
+/// The journal's end. Asks again while a partition has no leader, which takes a moment after a broker is gone.
+fn end_of(tailer: &Tailer, partition: u32) -> Result<Position, TopicError> {
+    let mut tries = 1;
+    loop {
+        match tailer.end(partition) {
+            Err(error) if error.is_transient() && tries < END_TRIES => tries += 1,
+            answered => return answered,
+        }
+    }
 }

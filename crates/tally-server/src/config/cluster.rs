@@ -57,6 +57,16 @@ pub struct Roles {
     pub worker: bool,
 }
 
+impl std::fmt::Display for Roles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match (self.api, self.worker) {
+            (true, false) => "api",
+            (false, true) => "worker",
+            _ => "api and worker",
+        })
+    }
+}
+
 /// Validated settings of a cluster.
 #[derive(Clone)]
 pub struct ClusterConfig {

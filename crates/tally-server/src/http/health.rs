@@ -17,7 +17,7 @@ use crate::metrics;
 struct Readiness {
     /// Whether to send requests to this server.
     ready: bool,
-    /// `ready`, `recovering`, `disk-full`, `poisoned` or `closing`.
+    /// `ready`, `degraded`, `recovering`, `disk-full`, `poisoned` or `closing`.
     #[schema(example = "ready")]
     state: &'static str,
     /// Whether reads are answered.
@@ -42,7 +42,7 @@ pub async fn livez() -> Response {
 /// Whether the server accepts requests.
 ///
 /// 503 while it is recovering or closing, and when its disk cannot be trusted. With a full disk it stays ready, because
-/// reads still work; `writes` is then false.
+/// reads still work; `writes` is then false. A node of a cluster is `degraded` while Kafka or workers do not answer.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses((status = 200, description = "Ready", body = Readiness),
@@ -69,6 +69,10 @@ fn of_health(health: Health) -> Readiness {
         Health::DiskFull => {
             let detail = "the disk is full: reads work, writes get 507 until there is space again".into();
             Readiness { ready: true, state: "disk-full", reads: true, writes: false, detail }
+        }
+        // Other nodes would answer no better: they need the same services.
+        Health::Degraded { writes, why } => {
+            Readiness { ready: true, state: "degraded", reads: true, writes, detail: why }
         }
         Health::Recovering => neither("recovering", "the journal is being replayed; retry shortly".into()),
         Health::Poisoned(why) => {

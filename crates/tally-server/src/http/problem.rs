@@ -174,8 +174,8 @@ kinds! {
     Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server is overloaded",
         "Nothing changed.",
         "Retry after the seconds in `Retry-After`.";
-    Recovering = "recovering", SERVICE_UNAVAILABLE, "The server is replaying its journal",
-        "After a start the server first replays its journal. Nothing changed.",
+    Recovering = "recovering", SERVICE_UNAVAILABLE, "The server is starting",
+        "After a start the server first replays its journal, or connects to the services of its cluster. Nothing changed.",
         "Retry after the seconds in `Retry-After`; `/readyz` says when it is ready.";
     Closing = "closing", SERVICE_UNAVAILABLE, "The server is shutting down",
         "Nothing changed.",

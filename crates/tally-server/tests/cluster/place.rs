@@ -87,7 +87,8 @@ impl TestCluster {
     /// The status of every partition.
     pub fn status(&self) -> Vec<Value> {
         let status = run(tally().args(["cluster", "status", "-o", "json", "--config"]).arg(&self.config));
-        assert_eq!(status.code, 0, "{}", status.err);
+        // 69 if a partition has no worker.
+        assert!(matches!(status.code, 0 | 69), "{}", status.err);
         let status: Value = serde_json::from_str(&status.out).unwrap();
         status["partitions"].as_array().unwrap().clone()
     }

@@ -50,6 +50,28 @@ fn counters_work_over_http_and_redis_through_any_node() {
 }
 
 #[test]
+fn a_node_says_when_no_worker_answers_and_the_status_exits_with_a_code() {
+    let cluster = TestCluster::new("");
+    let api = cluster.node("api");
+    let ready = api.send("GET", "/readyz", "");
+    assert_eq!((ready.status, &ready.json["state"], &ready.json["writes"]), (200, &json!("degraded"), &json!(true)));
+    assert!(ready.text.contains("no worker answers for 4 of 4 partitions"), "{}", ready.text);
+    let status = |output: &str| {
+        crate::harness::run(
+            crate::harness::tally().args(["cluster", "status", "-o", output, "--config"]).arg(&cluster.config),
+        )
+    };
+    assert_eq!(status("table").code, 69);
+    let _worker = cluster.node("worker");
+    cluster.wait_until_hosted();
+    assert_eq!(status("json").code, 0);
+    wait_for("the worker's heartbeats", || match api.send("GET", "/readyz", "") {
+        ready if ready.json["state"] == "ready" => Ok(()),
+        ready => Err(ready.text),
+    });
+}
+
+#[test]
 fn transactions_over_several_partitions_are_refused_as_in_redis_cluster() {
     let cluster = TestCluster::new("");
     let api = cluster.node("api");

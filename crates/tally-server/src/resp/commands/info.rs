@@ -135,7 +135,8 @@ fn persistence(server: &RespServer, text: &mut String) {
     line(text, format_args!("rdb_last_bgsave_status:ok"));
     line(text, format_args!("aof_enabled:1"));
     line(text, format_args!("aof_rewrite_in_progress:0"));
-    let writes_well = matches!(health, Health::Ready | Health::Recovering | Health::Closing);
+    let writes_well =
+        matches!(health, Health::Ready | Health::Recovering | Health::Closing | Health::Degraded { writes: true, .. });
     line(text, format_args!("aof_last_write_status:{}", if writes_well { "ok" } else { "err" }));
     line(text, format_args!("aof_current_size:{}", figure(server, "tally_persist_lag_bytes") as u64));
 }
