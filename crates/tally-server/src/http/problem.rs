@@ -184,7 +184,7 @@ kinds! {
         "A flush failed or stored data is damaged, so nothing more is acknowledged. Nothing changed.",
         "Check the disk, run `tally check` on the data directory, and restart the server.";
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
-        "The disk failed during the change: it may or may not survive.",
+        "The disk, or a part of the cluster, failed during the change: it may or may not have been made.",
         "Retry with the same request id; without one it may count twice.";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "A service that Tally needs does not answer",
         "A part of the cluster cannot be reached, or its queue is full. Nothing was changed.",

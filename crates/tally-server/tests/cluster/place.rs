@@ -40,7 +40,8 @@ impl Services<'static> {
 pub struct TestCluster {
     dir: TempDir,
     pub database: String,
-    config: PathBuf,
+    /// The configuration of its nodes.
+    pub config: PathBuf,
 }
 
 impl TestCluster {

@@ -144,7 +144,7 @@ fn set(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
         None if keep => Expiry::Keep,
         None => Expiry::Never,
     };
-    set_value(call, when, expiry, if get { SetReply::Before } else { SetReply::Done })
+    set_value(call, "SET", when, expiry, if get { SetReply::Before } else { SetReply::Done })
 }
 
 pub static GETSET: Spec = Spec::new("getset", 3, Execution::Counter(getset))
@@ -157,7 +157,7 @@ pub static GETSET: Spec = Spec::new("getset", 3, Execution::Counter(getset))
 fn getset(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     // An invalid value is reported before an invalid key.
     call.integer(2)?;
-    set_value(call, Condition::Always, Expiry::Never, SetReply::Before)
+    set_value(call, "GETSET", Condition::Always, Expiry::Never, SetReply::Before)
 }
 
 /// The reply to a set.
@@ -171,12 +171,13 @@ enum SetReply {
 
 fn set_value(
     call: &mut CommandCall<'_, '_>,
+    reason: &'static str,
     when: Condition,
     expiry: Expiry,
     answer: SetReply,
 ) -> Result<ReplyPlan, CommandError> {
     let (key, value) = (call.key(Action::Correct)?, call.integer(2)?);
-    let why = call.correction("SET")?;
+    let why = call.correction(reason)?;
     let events = call.writes(key)?;
     let set = Change::Set { value, when, expiry, why };
     Ok(match answer {
