@@ -307,10 +307,6 @@ impl std::str::FromStr for Token {
 
     fn from_str(text: &str) -> Result<Token, TokenError> {
         let mut token = Token::default();
-        // Of a write that is not in the journal: every reading includes it as well as it can.
-        if text.is_empty() {
-            return Ok(token);
-        }
         for part in text.split('.').take(TOKEN_PARTITIONS_MAX) {
             let (partition, position) = part.split_once('-').unwrap_or(("0", part));
             let partition = u32::from_str_radix(partition, 16).map_err(|_| TokenError)?;

@@ -71,9 +71,10 @@ pub struct WriteAnswer<'a> {
     #[schema(value_type = String, format = DateTime)]
     as_of: Timestamp,
     /// Identifies the write. Opaque. A read with `?token=` includes the write or is answered 503. In a replayed answer it
-    /// may be newer.
-    #[schema(value_type = String)]
-    token: Displayed<Token>,
+    /// may be newer. Absent if no reading can be held to it: after an increment of a `best-effort` counter of a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    token: Option<Displayed<Token>>,
     /// Whether the counter exists after the write.
     exists: bool,
     /// The consistency of the namespace.
@@ -92,7 +93,7 @@ impl<'a> WriteAnswer<'a> {
             duplicate: outcome.duplicate,
             exact: outcome.exact,
             as_of: Timestamp(as_of),
-            token: Displayed(token),
+            token: token.positions().next().is_some().then_some(Displayed(token)),
             exists: outcome.exists,
             consistency: consistency.name(),
         }
