@@ -86,6 +86,7 @@ impl<'a> WriteAnswer<'a> {
     /// The answer to a write of `key`.
     pub fn new(key: &'a str, written: &WriteResult) -> Self {
         let WriteResult { outcome, as_of, token, consistency } = written.clone();
+        let names_a_position = token.positions().next().is_some();
         WriteAnswer {
             key,
             value: outcome.value,
@@ -93,7 +94,7 @@ impl<'a> WriteAnswer<'a> {
             duplicate: outcome.duplicate,
             exact: outcome.exact,
             as_of: Timestamp(as_of),
-            token: token.positions().next().is_some().then_some(Displayed(token)),
+            token: if names_a_position { Some(Displayed(token)) } else { None },
             exists: outcome.exists,
             consistency: consistency.name(),
         }
