@@ -44,6 +44,8 @@ pub const LANE_APPENDS_MAX: usize = 2;
 pub const JOIN_WAIT_MS: u64 = 5_000;
 /// Most counters whose value an API node estimates from its own writes.
 pub const ESTIMATES_MAX: usize = 1 << 18;
+/// Most writes of one estimate that are told apart.
+pub const ESTIMATE_WRITES_MAX: usize = 64;
 /// An estimate is refreshed after this long.
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 /// Owners of partitions are looked up this often.
@@ -103,6 +105,11 @@ pub const SUMS_BATCH_MAX: usize = 1_000;
 pub const BY_TIME_MS: u64 = 1_000;
 
 const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
+/// Most events of a `best-effort` call, each with the sum of its sub-counters, that are appended at once.
+pub const JOURNALED_SUMS_MAX: usize = 500;
+const _: () =
+    assert!(2 * JOURNALED_SUMS_MAX * tally_core::limits::EVENT_BYTES_MAX <= tally_core::limits::CALL_BYTES_MAX);
+const _: () = assert!(SUMS_BATCH_MAX * tally_core::limits::EVENT_BYTES_MAX <= tally_core::limits::CALL_BYTES_MAX);
 const _: () = assert!(SHARDS_MAX_DEFAULT <= tally_core::limits::SHARDS_MAX);
 /// Longest wait for a worker to persist a partition before an export.
 pub const SETTLE_WAIT_MS: u64 = 60_000;

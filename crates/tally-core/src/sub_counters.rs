@@ -38,6 +38,20 @@ pub struct Gain {
     pub decrements: u128,
 }
 
+impl Gain {
+    /// Leaves out what would take `value` beyond the range of values. It was acknowledged without a look at the value, so
+    /// nobody is left to be told.
+    pub(crate) fn limit_to_range(&mut self, value: i64) {
+        let net = self.increments as i128 - self.decrements as i128;
+        let (up, down) = (i128::from(i64::MAX) - i128::from(value), i128::from(value) - i128::from(i64::MIN));
+        if net > up {
+            self.increments -= (net - up) as u128;
+        } else if -net > down {
+            self.decrements -= (-net - down) as u128;
+        }
+    }
+}
+
 impl SummedShards {
     /// The last reports, by shard. Those of closed sub-counters stay, so that none of them counts again.
     #[must_use]

@@ -341,6 +341,9 @@ impl Model {
             return self.unchanged(event);
         }
         let delta = i128::try_from(plus).unwrap_or(i128::MAX) - i128::try_from(minus).unwrap_or(i128::MAX);
+        // A sum stops at the end of the range.
+        let value = i128::from(self.counters.get(&event.key).map_or(0, |counter| counter.value));
+        let delta = delta.clamp(i128::from(i64::MIN) - value, i128::from(i64::MAX) - value);
         let outcome = self.shift(event, delta, Expiry::Keep, Shift::Increment);
         if outcome.refusal.is_none() {
             self.shards.insert(event.key.clone(), shards);

@@ -52,8 +52,12 @@ impl Cluster {
                 }
             }
             tokio::time::sleep(RETRY_AFTER.min(left)).await;
-            self.routes.refresh().await;
-            self.routes.refresh_owners().await;
+            let refreshed = async {
+                self.routes.refresh().await;
+                self.routes.refresh_owners().await;
+            };
+            // Nobody waits longer because Redis or PostgreSQL hangs.
+            let _ = tokio::time::timeout_at(deadline, refreshed).await;
         }
     }
 

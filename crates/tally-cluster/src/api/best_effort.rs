@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use parking_lot::Mutex;
 use tally_core::batch::{Events, SlotOutcome};
 use tally_core::consistency::Consistency;
@@ -16,7 +16,7 @@ use tally_core::time::Millis;
 use tokio::time::Instant;
 
 use super::Cluster;
-use crate::limits::{BY_TIME_MS, REGISTER_EVERY_MS, REGISTERED_MAX};
+use crate::limits::{BY_TIME_MS, JOURNALED_SUMS_MAX, REGISTER_EVERY_MS, REGISTERED_MAX};
 use crate::policy::{ShardLayout, ShardPolicy};
 use crate::redis::{AddError, ShardAdd, ShardState};
 
@@ -122,26 +122,20 @@ impl Cluster {
         }
         let mut slots: Vec<Outcome> = Vec::with_capacity(batch.len());
         let mut token = Token::default();
+        let mut has_written = false;
         // In order: an increment after a deletion must not be deleted.
         let mut rest = batch.as_slice();
         for run in ways.chunk_by(|a, b| a == b) {
             let (now, later) = rest.split_at(run.len());
             rest = later;
-            match run[0] {
-                Way::SubCounter => slots.extend(self.add_to_shards(now).await?),
-                Way::Read => slots.extend(self.read_slots(now).await?),
-                Way::Refused => slots.extend(now.iter().map(|event| Outcome {
-                    refusal: Some(Refusal::BestEffort),
-                    exact: false,
-                    at: self.time_of(event.key),
-                    ..Outcome::EMPTY
-                })),
-                way @ (Way::Journal | Way::SumFirst) => {
-                    let (outcomes, written) = self.journal(now, way == Way::SumFirst).await?;
-                    token.merge(&written);
-                    slots.extend(outcomes);
-                }
-            }
+            let done = match run[0] {
+                Way::SubCounter => self.add_to_shards(now).await,
+                Way::Read => self.read_slots(now).await,
+                Way::Refused => Ok(now.iter().map(|event| self.refused(event)).collect()),
+                way @ (Way::Journal | Way::SumFirst) => self.journal(now, way == Way::SumFirst, &mut token).await,
+            };
+            slots.extend(done.map_err(|error| if has_written { partly_done(&error) } else { error })?);
+            has_written |= !matches!(run[0], Way::Read | Way::Refused);
         }
         let outcomes = events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect();
         let as_of = slots.iter().map(|slot| slot.at).max().unwrap_or_default();
@@ -220,12 +214,45 @@ impl Cluster {
         (number % shards) as u32
     }
 
-    /// Makes changes through the journal.
-    async fn journal(&self, events: &[EventRef<'_>], sum_first: bool) -> Result<(Vec<Outcome>, Token), EngineError> {
+    /// The answer to an event that depends on the state.
+    fn refused(&self, event: &EventRef<'_>) -> Outcome {
+        Outcome { refusal: Some(Refusal::BestEffort), exact: false, at: self.time_of(event.key), ..Outcome::EMPTY }
+    }
+
+    /// Makes changes through the journal. Adds their positions to `token`.
+    async fn journal(
+        &self,
+        events: &[EventRef<'_>],
+        sum_first: bool,
+        token: &mut Token,
+    ) -> Result<Vec<Outcome>, EngineError> {
+        let mut outcomes = Vec::with_capacity(events.len());
+        // Sums make a call longer than it came, so it may have to be made in several.
+        for events in events.chunks(JOURNALED_SUMS_MAX) {
+            let reports = events.iter().map(async |event| match sum_first {
+                true => self.reports(event.key).await,
+                false => Ok(None),
+            });
+            let written = match try_join_all(reports).await {
+                Ok(reports) => self.journal_once(events, reports).await,
+                Err(error) => Err(error),
+            };
+            let receipt = written.map_err(|error| if outcomes.is_empty() { error } else { partly_done(&error) })?;
+            token.merge(&receipt.token);
+            outcomes.extend(receipt.outcomes);
+        }
+        Ok(outcomes)
+    }
+
+    async fn journal_once(
+        &self,
+        events: &[EventRef<'_>],
+        reports: Vec<Option<ShardReports>>,
+    ) -> Result<Receipt, EngineError> {
         let mut call = Events::new(self.seed);
         let mut places = Vec::with_capacity(events.len());
-        for event in events {
-            if sum_first && let Some(reports) = self.reports(event.key).await? {
+        for (event, reports) in events.iter().zip(reports) {
+            if let Some(reports) = reports {
                 call.push(event.key, Change::Sum(reports), None, None);
             }
             places.push(call.outcomes_len());
@@ -241,7 +268,7 @@ impl Cluster {
         let of_place = |&place: &usize| Some(Outcome { exact: false, ..*receipt.outcomes.get(place)? });
         let outcomes: Option<Vec<Outcome>> = places.iter().map(of_place).collect();
         let outcomes = outcomes.ok_or_else(|| EngineError::OutcomeUnknown("a wrong number of outcomes".to_owned()))?;
-        Ok((outcomes, receipt.token))
+        Ok(Receipt { outcomes, ..receipt })
     }
 
     async fn read_slots(&self, events: &[EventRef<'_>]) -> Result<Vec<Outcome>, EngineError> {
@@ -288,19 +315,18 @@ impl Cluster {
 
     /// Sums the sub-counters of these counters into the journal, so that an exact read has them.
     pub(super) async fn sum_now(&self, keys: &[Key]) -> Result<(), EngineError> {
-        let mut call = Events::new(self.seed);
-        for key in keys.iter().filter(|key| self.policies.of(key.as_ref()).is_some()) {
-            if let Some(reports) = self.reports(key.as_ref()).await? {
-                call.push(key.as_ref(), Change::Sum(reports), None, None);
+        let sharded: Vec<&Key> = keys.iter().filter(|key| self.policies.of(key.as_ref()).is_some()).collect();
+        for keys in sharded.chunks(JOURNALED_SUMS_MAX) {
+            let reports = try_join_all(keys.iter().map(|key| self.reports(key.as_ref()))).await?;
+            let mut call = Events::new(self.seed);
+            for (key, reports) in keys.iter().zip(reports) {
+                if let Some(reports) = reports {
+                    call.push(key.as_ref(), Change::Sum(reports), None, None);
+                }
             }
-        }
-        if call.is_empty() {
-            return Ok(());
-        }
-        let receipt = Box::pin(self.write_journal(call, Consistency::Exact)).await?;
-        if receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some()) {
-            let why = "the sub-counters together leave the range of a 64-bit integer";
-            return Err(EngineError::Unavailable(why.to_owned()));
+            if !call.is_empty() {
+                Box::pin(self.write_journal(call, Consistency::Exact)).await?;
+            }
         }
         Ok(())
     }
@@ -308,6 +334,14 @@ impl Cluster {
     /// The time of a counter's partition.
     pub(super) fn time_of(&self, key: KeyRef<'_>) -> Millis {
         self.clocks.now(self.partition_of(key))
+    }
+}
+
+/// The error of a call of which a part was made.
+pub(super) fn partly_done(error: &EngineError) -> EngineError {
+    match error {
+        EngineError::OutcomeUnknown(_) => error.clone(),
+        _ => EngineError::OutcomeUnknown(format!("a part of the call was made, another was not: {error}")),
     }
 }
 

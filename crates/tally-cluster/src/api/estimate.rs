@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tally_core::key::Key;
 use tally_core::time::{Millis, Position};
 
-use crate::limits::{ESTIMATE_REFRESH_MS, ESTIMATES_MAX};
+use crate::limits::{ESTIMATE_REFRESH_MS, ESTIMATE_WRITES_MAX, ESTIMATES_MAX};
 
 /// Estimated values by key.
 #[derive(Debug, Default)]
@@ -70,8 +70,13 @@ impl Estimates {
         let mut known = self.known.lock();
         let Some(estimate) = known.get_mut(key) else { return delta };
         if end > estimate.position {
+            let is_full = estimate.pending.len() >= ESTIMATE_WRITES_MAX;
             match estimate.pending.last_mut() {
-                Some((last, sum)) if *last == end => *sum = sum.saturating_add(delta),
+                // While no newer total comes, more are not told apart.
+                Some((last, sum)) if *last == end || is_full => {
+                    *last = end.max(*last);
+                    *sum = sum.saturating_add(delta);
+                }
                 _ => estimate.pending.push((end, delta)),
             }
         }
@@ -110,5 +115,18 @@ mod tests {
         assert_eq!(estimates.value(&key), Some(151), "an older total changes nothing");
         estimates.refresh(&key, 200, Position(20), Millis(3));
         assert_eq!(estimates.value(&key), Some(200));
+    }
+
+    #[test]
+    fn writes_that_no_total_includes_take_bounded_memory() {
+        let (estimates, key) = (Estimates::default(), Key::new("likes").unwrap());
+        estimates.refresh(&key, 100, Position(10), Millis(0));
+        for end in 11..1_011 {
+            estimates.add(&key, 1, Position(end));
+        }
+        assert_eq!(estimates.value(&key), Some(1_100));
+        assert!(estimates.known.lock()[&key].pending.len() <= ESTIMATE_WRITES_MAX);
+        estimates.refresh(&key, 1_100, Position(1_010), Millis(1));
+        assert_eq!(estimates.value(&key), Some(1_100));
     }
 }

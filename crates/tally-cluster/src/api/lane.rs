@@ -10,7 +10,7 @@ use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
 use tally_engine::host::{JoinedBatch, OpenBatch, Stage, Ticket, Wait};
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 
 use crate::kafka::{AppendError, Appended, Appender};
 use crate::limits::{JOIN_WAIT_MS, LANE_APPENDS_MAX};
@@ -84,7 +84,7 @@ pub struct Lane {
 
 impl Lane {
     /// Starts the lane on the current runtime.
-    pub fn start(partition: u32, appender: Arc<Appender>) -> Arc<Lane> {
+    pub fn start(partition: u32, appender: Arc<Appender>, broken: watch::Sender<Option<String>>) -> Arc<Lane> {
         let lane = Arc::new(Lane {
             partition,
             open: OpenBatch::default(),
@@ -94,7 +94,14 @@ impl Lane {
             closing: AtomicBool::new(false),
             appending: AtomicUsize::new(0),
         });
-        tokio::spawn(Arc::clone(&lane).run(appender));
+        let running = tokio::spawn(Arc::clone(&lane).run(appender));
+        tokio::spawn(async move {
+            // Calls would wait for it forever.
+            if running.await.is_err_and(|error| error.is_panic()) {
+                broken
+                    .send_replace(Some(format!("a bug has stopped the writes of partition {partition}; see the log")));
+            }
+        });
         lane
     }
 

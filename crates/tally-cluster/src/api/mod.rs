@@ -80,6 +80,8 @@ pub struct Cluster {
     estimates: Estimates,
     registrations: Registrations,
     policies: Arc<ShardPolicies>,
+    /// Why this node must be restarted.
+    broken: watch::Sender<Option<String>>,
     clocks: Arc<PartitionClocks>,
     sources: ReadSources,
     /// By partition.
@@ -110,7 +112,9 @@ impl Cluster {
         let partitions = checked_partitions(&services).await?;
         let appender = Arc::new(Appender::new(&services.kafka)?);
         let clocks = Arc::new(PartitionClocks::new(partitions));
-        let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender)));
+        let broken = watch::Sender::new(None);
+        let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender), broken.clone()));
+        let lanes: Vec<Arc<Lane>> = lanes.collect();
         let routes = PartitionRoutes::start(
             partitions,
             Arc::clone(&services.totals),
@@ -120,7 +124,8 @@ impl Cluster {
         Ok(Cluster {
             partitions,
             seed: crate::seed(),
-            lanes: lanes.collect(),
+            lanes,
+            broken,
             workers: Arc::new(RpcClient::new(security)),
             routes,
             estimates: Estimates::default(),
@@ -292,6 +297,9 @@ impl Engine for Cluster {
         if self.closing.load(Ordering::Acquire) {
             return Health::Closing;
         }
+        if let Some(why) = self.broken.borrow().clone() {
+            return Health::Poisoned(why);
+        }
         let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
         let silent = self.silent_partitions();
         match (failing, silent) {
@@ -311,8 +319,12 @@ impl Engine for Cluster {
     }
 
     async fn poisoned(&self) -> String {
-        // Nothing that happens to an API node needs a restart.
-        std::future::pending().await
+        // Nothing that happens to its services makes a node need a restart.
+        let mut broken = self.broken.subscribe();
+        match broken.wait_for(Option::is_some).await.map(|why| why.clone()) {
+            Ok(Some(why)) => why,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     fn measures(&self) -> Vec<Measure> {

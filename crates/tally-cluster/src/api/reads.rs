@@ -145,7 +145,7 @@ impl Cluster {
         let routes: Vec<PartitionRoute> =
             keys.iter().map(|key| self.routes.get(self.partition_of(key.as_ref()))).collect();
         // Also before: a sub-counter is removed only after a total that has it was published.
-        let live_keys: BTreeSet<&Key> = keys.iter().filter(|key| self.reads_live(key, options)).collect();
+        let live_keys: BTreeSet<&Key> = keys.iter().filter(|key| self.reads_live(key)).collect();
         let live = live_keys.into_iter().map(async |key| (key, self.live_shards(key.as_ref()).await));
         let live: BTreeMap<&Key, Result<LiveShards, EngineError>> = join_all(live).await.into_iter().collect();
         let totals = match self.services.totals.get(keys).await {
@@ -222,10 +222,10 @@ impl Cluster {
     }
 
     /// Whether the read adds what sub-counters have counted since the last sum.
-    fn reads_live(&self, key: &Key, options: &ReadOptions) -> bool {
+    fn reads_live(&self, key: &Key) -> bool {
         let policy = self.policies.of(key.as_ref());
         let is_live = |policy: &ShardPolicy| policy.aggregation != Aggregation::Rollup;
-        options.consistency == Consistency::BestEffort && policy.is_some_and(is_live)
+        policy.is_some_and(is_live)
     }
 
     /// What sub-counters have counted beyond what is summed.

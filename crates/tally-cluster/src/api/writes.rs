@@ -47,6 +47,10 @@ impl Cluster {
 
     /// A call that goes through the journal as it is.
     pub(super) async fn write_journal(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
+        // Sums make a call longer than it came.
+        if !events.batch().fits_call() {
+            return Err(EngineError::TooLarge);
+        }
         let waits = consistency == Consistency::Exact || events.depend_on_state();
         let call = events.divide(|key| self.partition_of(key));
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
@@ -137,9 +141,7 @@ pub(super) fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Ve
     let worst = errors.iter().find(|error| unknown(error)).or(errors.first()).map(|error| (*error).clone());
     match worst {
         None => parts.into_iter().collect(),
-        Some(error) if some_succeeded && !unknown(&error) => {
-            Err(EngineError::OutcomeUnknown(format!("a part of the call was made, another was not: {error}")))
-        }
+        Some(error) if some_succeeded && !unknown(&error) => Err(super::best_effort::partly_done(&error)),
         Some(error) => Err(error),
     }
 }

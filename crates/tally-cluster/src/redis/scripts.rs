@@ -60,8 +60,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   local now = redis.call('TIME')
   redis.call('HSET', KEYS[1], 'i', now[1] .. string.format('%06d', now[2]))
 end
-redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HINCRBY', KEYS[1], 'w', 1)
+redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
 return 1";
 
 /// Removes a sub-counter if it has exactly these values. Arguments: the fields `i`, `p` and `n`; empty ones are not compared.

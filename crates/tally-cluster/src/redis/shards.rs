@@ -6,6 +6,7 @@
 
 use redis::Value;
 use tally_core::key::{Key, KeyRef};
+use tally_core::limits::SHARDS_MAX;
 use tally_core::sub_counters::SubCounter;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -156,7 +157,7 @@ impl Totals {
         let numbers = [u64::from(shards), u64::from(peak), ACTIVE_COUNTERS_MAX as u64];
         let arguments = std::iter::once(key.as_bytes().to_vec()).chain(numbers.map(text));
         let shards = self.run_active(partition, ShardScript::Register, arguments.collect()).await?;
-        Ok(u32::try_from(shards).ok().filter(|&shards| shards > 0))
+        Ok(u32::try_from(shards).ok().filter(|&shards| shards > 0).map(|shards| shards.min(SHARDS_MAX)))
     }
 
     /// The counters of a partition whose sub-counters are in use.

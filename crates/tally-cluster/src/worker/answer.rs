@@ -8,7 +8,7 @@ use tally_core::time::Position;
 
 use super::WorkerShared;
 use super::ends::EndError;
-use super::host::HostReading;
+use super::host::{ExpiryBy, HostReading};
 use super::hosting::Hosting;
 use super::store::StoreFailure;
 use crate::limits::{REACH_WAIT_MS, STANDBY_READS_MAX};
@@ -30,9 +30,7 @@ impl RpcHandler for Arc<WorkerShared> {
                     Need::Refill => {
                         reach_reported_end(&hosting).await?;
                         if hosting.role() == Role::Owner {
-                            let now = hosting.host.now();
-                            let mut round = hosting.host.round();
-                            keys.iter().for_each(|key| round.read(key, now.0));
+                            hosting.host.note_read(&keys);
                         }
                     }
                     Need::Position(position) => {
@@ -41,7 +39,8 @@ impl RpcHandler for Arc<WorkerShared> {
                     }
                     Need::End => reach_end(&hosting).await?,
                 }
-                let reading = read(&hosting, keys).await?;
+                let expiry = if need == Need::End { ExpiryBy::Journal } else { ExpiryBy::Brokers };
+                let reading = read(&hosting, keys, expiry).await?;
                 Ok(RpcResponse::Read {
                     position: reading.position,
                     at: reading.as_of,
@@ -118,13 +117,13 @@ impl WorkerShared {
     }
 }
 
-async fn read(hosting: &Arc<Hosting>, keys: Vec<Key>) -> Result<HostReading, RpcError> {
+async fn read(hosting: &Arc<Hosting>, keys: Vec<Key>, expiry: ExpiryBy) -> Result<HostReading, RpcError> {
     let failed = |error: &dyn std::fmt::Display| RpcError::Failed(error.to_string());
     let keys = Arc::new(keys);
     for _ in 0..STANDBY_READS_MAX {
         let reading = tokio::task::spawn_blocking({
             let (hosting, keys) = (Arc::clone(hosting), Arc::clone(&keys));
-            move || hosting.host.read(&keys)
+            move || hosting.host.read(&keys, expiry)
         });
         match reading.await.map_err(|error| failed(&error))? {
             Ok(reading) => return Ok(reading),

@@ -16,6 +16,7 @@ use tally_core::record::{Meta, write_counter};
 use tally_core::sub_counters::SummedShards;
 use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
+use tally_engine::clock::{Clock, SystemClock};
 use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
@@ -95,6 +96,15 @@ pub struct HostSettings {
     pub duplicates: Arc<AtomicU64>,
 }
 
+/// By which time a reading decides what has expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpiryBy {
+    /// The brokers' time, also while nothing is written.
+    Brokers,
+    /// That of the last batch, as the next change would decide it. The brokers' may be ahead of it: one of them can be slower.
+    Journal,
+}
+
 /// Counters as of one position.
 #[derive(Clone, Debug)]
 pub struct HostReading {
@@ -130,7 +140,6 @@ impl PartitionHost {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
             None => Partition::new(seed),
         };
-        let now = state.clock();
         PartitionHost {
             partition,
             seed,
@@ -138,7 +147,7 @@ impl PartitionHost {
             state: ResidentPartition::new(Hosted { partition: state, applied: position, journal: () }),
             store: SharedStore(store),
             recent: Mutex::new(RecentOutcomes::default()),
-            round: Mutex::new(Round::new(now.0)),
+            round: Mutex::new(Round::new(elapsed_ms())),
             unpublished: LagClock::default(),
             unpersisted: LagClock::default(),
             duplicates,
@@ -155,7 +164,7 @@ impl PartitionHost {
     /// Changes are published from now on. Returns the position from which on that is so.
     pub fn begin_publishing(&self) -> Position {
         let hosted = self.state.lock();
-        *self.round.lock() = Round::new(self.now_at(&hosted.partition).0);
+        *self.round.lock() = Round::new(elapsed_ms());
         self.is_publishing.store(true, Ordering::Release);
         hosted.applied
     }
@@ -176,7 +185,9 @@ impl PartitionHost {
     pub fn run(&self, mut tail: PartitionTail) {
         let mut batches = Vec::new();
         while !self.is_stopping() {
-            if let Err(error) = self.gather(&mut tail, &mut batches).and_then(|()| self.apply(&mut batches)) {
+            // What comes before a record that cannot be read is applied.
+            let gathered = self.gather(&mut tail, &mut batches);
+            if let Err(error) = self.apply(&mut batches).and(gathered) {
                 self.failure.send_replace(Some(error));
                 return;
             }
@@ -255,7 +266,7 @@ impl PartitionHost {
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
             if is_publishing {
-                self.note_changes(&batch, at);
+                self.note_changes(&batch);
             }
             duplicates += outcomes.slots().iter().filter(|outcome| outcome.is_duplicate()).count() as u64;
             self.recent.lock().push(AppliedRecord { end: record.end(), at, outcomes });
@@ -277,10 +288,10 @@ impl PartitionHost {
         batches.iter().all(&mut fits)
     }
 
-    fn note_changes(&self, batch: &Batch, at: Millis) {
-        let mut round = self.round.lock();
+    fn note_changes(&self, batch: &Batch) {
+        let (mut round, now) = (self.round.lock(), elapsed_ms());
         for event in batch.iter().filter(|event| event.is_change()) {
-            round.changed(event.key.as_bytes(), at.0);
+            round.changed(event.key.as_bytes(), now);
         }
     }
 
@@ -354,8 +365,8 @@ impl PartitionHost {
     }
 
     /// Reads counters as of now. Blocks if some must be fetched.
-    pub fn read(&self, keys: &[Key]) -> Result<HostReading, StoreFailure> {
-        self.read_with_summed(keys, |_| false)
+    pub fn read(&self, keys: &[Key], expiry: ExpiryBy) -> Result<HostReading, StoreFailure> {
+        self.read_at(keys, |_| false, expiry)
     }
 
     /// The same, with what is summed of the sub-counters of those keys that have any.
@@ -363,6 +374,15 @@ impl PartitionHost {
         &self,
         keys: &[Key],
         is_sharded: impl Fn(&Key) -> bool,
+    ) -> Result<HostReading, StoreFailure> {
+        self.read_at(keys, is_sharded, ExpiryBy::Brokers)
+    }
+
+    fn read_at(
+        &self,
+        keys: &[Key],
+        is_sharded: impl Fn(&Key) -> bool,
+        expiry: ExpiryBy,
     ) -> Result<HostReading, StoreFailure> {
         let list = |partition: &Partition, _, missing: &mut MissingKeys| {
             for key in keys.iter().filter(|key| is_sharded(key) && partition.is_summed_missing(key.as_ref())) {
@@ -374,7 +394,11 @@ impl PartitionHost {
         };
         let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
         let position = hosted.applied;
-        let (at, as_of) = (self.now_at(&hosted.partition), self.current_at(&hosted.partition));
+        let as_of = self.current_at(&hosted.partition);
+        let at = match expiry {
+            ExpiryBy::Brokers => self.now_at(&hosted.partition),
+            ExpiryBy::Journal => hosted.partition.clock(),
+        };
         let mut counters = Vec::with_capacity(keys.len());
         let mut summed = Vec::with_capacity(keys.len());
         for key in keys {
@@ -423,7 +447,7 @@ impl PartitionHost {
     pub fn begin_round(&self) -> (Position, Millis, Due) {
         let hosted = self.state.lock();
         self.unpublished.begin();
-        let due = self.round.lock().take(self.now_at(&hosted.partition).0);
+        let due = self.round.lock().take(elapsed_ms());
         (hosted.applied, self.current_at(&hosted.partition), due)
     }
 
@@ -442,10 +466,20 @@ impl PartitionHost {
         self.clock.now().is_some()
     }
 
+    /// A counter was read that Redis does not have.
+    pub fn note_read(&self, keys: &[Key]) {
+        let (mut round, now) = (self.round.lock(), elapsed_ms());
+        keys.iter().for_each(|key| round.read(key, now));
+    }
+
     /// What is to be published. The state is locked before this, never after it: `apply` does both.
     pub fn round(&self) -> parking_lot::MutexGuard<'_, Round> {
         self.round.lock()
     }
+}
+
+fn elapsed_ms() -> u64 {
+    SystemClock.elapsed().as_millis() as u64
 }
 
 async fn failed(failure: &mut watch::Receiver<Option<HostError>>) -> HostError {

@@ -128,6 +128,7 @@ impl Partition {
         let found = self.find(event, hint);
         let (mut state, expiry_before) = self.state_in(found);
         let value = state.counter.value();
+        gain.limit_to_range(value);
         if state.counter.add_both(self.clock, gain.increments, gain.decrements) == Err(Overflow) {
             return self.refused(event, Refusal::Overflow);
         }
