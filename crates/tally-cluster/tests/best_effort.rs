@@ -13,8 +13,9 @@ use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout,
 use tally_cluster::redis::ShardAdd;
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
-use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound};
+use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound, RequestId};
 use tally_core::key::Key;
+use tally_core::limits::CALL_EVENTS_MAX;
 use tally_core::outcome::{Outcome, Refusal};
 use tally_core::reading::Reading;
 use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
@@ -146,6 +147,10 @@ fn a_live_read_has_what_was_counted_since_the_last_sum() {
                 let reading = read(&api, &live, Consistency::BestEffort).await.unwrap();
                 assert_eq!(reading.value, expected, "{aggregation:?}");
                 assert!(reading.exists && !reading.exact && !reading.partial);
+                // Also when it is read together with others.
+                let both = vec![key("likes:other"), live.clone()];
+                let readings = api.read(both, ReadOptions::new(Consistency::Eventual)).await.unwrap();
+                assert_eq!(readings[1].value, expected, "{aggregation:?}");
             }
             let stats = api.stats(live.clone(), ReadOptions::new(Consistency::BestEffort)).await.unwrap();
             assert_eq!(stats.reading.value, 60);
@@ -258,6 +263,50 @@ fn a_call_to_several_namespaces_treats_each_as_it_is_configured() {
         // What the sub-counters had counted was removed, too.
         assert_eq!(read(&api, &views, Consistency::Exact).await.unwrap().value, 2);
         assert_eq!(read(&api, &likes, Consistency::Exact).await.unwrap().value, 7);
+        worker.stop().await;
+    });
+}
+
+#[test]
+fn a_sum_stops_at_the_end_of_the_range_and_counting_goes_on() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker);
+        let (totals, large) = (place.services().await.totals, key("views:large"));
+        for shard in 0..2 {
+            totals.add_to_shard(large.as_ref(), shard, ShardAdd::Up(i64::MAX as u64)).await.unwrap();
+        }
+        add(&api, &large, 1).await;
+        assert_eq!(read(&api, &large, Consistency::Exact).await.unwrap().value, i64::MAX);
+        add(&api, &large, -5).await;
+        assert_eq!(read(&api, &large, Consistency::Exact).await.unwrap().value, i64::MAX - 5);
+        submit(&api, &large, Change::Reset(why()), None).await.unwrap();
+        assert_eq!(read(&api, &large, Consistency::Exact).await.unwrap().value, 0);
+        worker.stop().await;
+    });
+}
+
+/// Each of them has a sum of its own, so the call is longer than it came.
+#[test]
+fn a_call_of_many_corrections_is_made_in_parts() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker);
+        let many = key("views:{t}many");
+        add(&api, &many, 1).await;
+        let mut events = api.events();
+        for value in 0..CALL_EVENTS_MAX as i64 {
+            let set = Change::Set { value, when: Condition::Always, expiry: Expiry::Keep, why: why() };
+            events.push(many.as_ref(), set, None, None);
+        }
+        let receipt = api.submit(events, SubmitOptions::new(Consistency::BestEffort)).await.unwrap();
+        assert_eq!(receipt.outcomes.len(), CALL_EVENTS_MAX);
+        let last = read(&api, &many, Consistency::Exact).await.unwrap().value;
+        assert_eq!(last, CALL_EVENTS_MAX as i64 - 1);
         worker.stop().await;
     });
 }
@@ -382,6 +431,16 @@ fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial(
             matches!(&failed, Err(EngineError::Unavailable(why)) if why.contains("cannot be reached")),
             "{failed:?}"
         );
+
+        // A part of a call that was made is not denied because another part fails.
+        services.kafka.pause(0);
+        let mut call = api.events();
+        call.push(live.as_ref(), Change::Add(100), None, None);
+        let id = RequestId::new(live.as_ref(), b"1").unwrap();
+        call.push(live.as_ref(), Change::Add(1), Some(id), None);
+        let lost = api.submit(call, SubmitOptions::new(Consistency::BestEffort)).await;
+        services.kafka.resume(0);
+        assert!(matches!(lost, Err(EngineError::OutcomeUnknown(_))), "{lost:?}");
         worker.stop().await;
     });
 }

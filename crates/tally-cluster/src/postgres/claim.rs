@@ -7,7 +7,7 @@ use tally_core::time::{Millis, Position};
 use tokio_postgres::Row;
 
 use super::Pg;
-use super::columns::{self, int, millis, number, timestamp};
+use super::columns::{self, int, millis, number};
 use super::error::{PgError, column};
 use super::limits::FORGET_ROWS_MAX;
 
@@ -55,9 +55,10 @@ const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, par
 /// `ARRAY` runs the inner query once, whatever the plan: a join may run it again and again, each time for other rows.
 /// Locked rows are skipped, because a persist is about to write an id again that had expired. The outer condition on the
 /// time is for those that were written in between.
-const FORGET: &str = "DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 AND id = ANY(ARRAY\
-    (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= $2 \
-     ORDER BY expires_at LIMIT $3 FOR UPDATE SKIP LOCKED))";
+const FORGET: &str = "WITH stored AS (SELECT to_timestamp(clock / 1000.0) AS clock FROM partitions WHERE partition = $1) \
+    DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= (SELECT clock FROM stored) AND id = ANY(ARRAY\
+    (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= (SELECT clock FROM stored) \
+     ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))";
 
 const REQUEST_COUNT: &str = "SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'idempotent_requests'::regclass";
 
@@ -91,12 +92,14 @@ impl Pg {
         rows.first().map_or(Ok(0), |row| number(column(row, 0)?))
     }
 
-    /// Deletes the request ids that had expired at `before`, a bounded number at a time, and returns how many there were.
-    pub async fn forget_requests(&self, partition: u32, before: Millis) -> Result<u64, PgError> {
+    /// Deletes the request ids that had expired by the stored time of the partition, a bounded number at a time, and returns how
+    /// many there were. Not by the current time: a worker that takes over applies the batches since the stored position again,
+    /// and has to know the ids that they were compared with.
+    pub async fn forget_requests(&self, partition: u32) -> Result<u64, PgError> {
         let connection = self.claiming().await?;
         let (mut deleted, limit) = (0, FORGET_ROWS_MAX as i64);
         loop {
-            let chunk = connection.execute(FORGET, &[&int(partition), &timestamp(before), &limit]).await?;
+            let chunk = connection.execute(FORGET, &[&int(partition), &limit]).await?;
             deleted += chunk;
             if chunk < FORGET_ROWS_MAX as u64 {
                 return Ok(deleted);

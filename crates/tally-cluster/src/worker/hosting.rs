@@ -407,11 +407,7 @@ impl WorkerShared {
     async fn sweep(&self, hosting: &Hosting) -> Position {
         let (_, now) = hosting.host.count();
         let partition = hosting.host.partition;
-        // By the stored time: a worker that takes over applies later batches again, and must know what they knew.
-        let stored = self.stored(partition).await.ok().and_then(|row| row.meta);
-        if let Some(stored) = stored
-            && let Err(error) = self.services.pg.forget_requests(partition, stored.clock).await
-        {
+        if let Err(error) = self.services.pg.forget_requests(partition).await {
             tracing::debug!(partition, %error, "expired request ids were not removed");
         }
         let mut swept = Position(0);
