@@ -39,7 +39,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Leaves out what would take `value` beyond the range of values. It was acknowledged without a look at the value, so
+    /// Leaves out what would take `value` beyond the range of values. It was acknowledged without reading the value, so
     /// nobody is left to be told.
     pub(crate) fn limit_to_range(&mut self, value: i64) {
         let net = self.increments as i128 - self.decrements as i128;
