@@ -187,13 +187,16 @@ pub async fn checked_partitions(services: &Services) -> Result<u32, ApiError> {
 }
 
 impl Cluster {
+    /// How long ago the worker of a partition has published; `None` if this node knows of no time.
+    fn silence_ms(&self, partition: u32) -> Option<u64> {
+        let published_at = self.routes.get(partition).published_at?;
+        Some(self.clocks.now(partition).since(published_at))
+    }
+
     /// Partitions whose worker has not published for long.
     fn silent_partitions(&self) -> usize {
-        let is_silent = |partition: &u32| {
-            let published_at = self.routes.get(*partition).published_at;
-            published_at.is_none_or(|at| self.clocks.now(*partition).since(at) > SILENT_AFTER_MS)
-        };
-        (0..self.partitions).filter(is_silent).count()
+        let is_silent = |silence: Option<u64>| silence.is_none_or(|silence| silence > SILENT_AFTER_MS);
+        (0..self.partitions).filter(|partition| is_silent(self.silence_ms(*partition))).count()
     }
 }
 

@@ -26,7 +26,7 @@ use tally_core::time::{Millis, Position};
 use super::Cluster;
 use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
-use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
+use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, SILENT_AFTER_MS};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::postgres::ListedCounter;
 use crate::redis::{ShardState, Total};
@@ -94,11 +94,7 @@ impl Cluster {
         let needs_end = options.consistency >= Consistency::Accurate || options.staleness_max_ms == Some(0);
         let mut found: BTreeMap<&Key, ReadCounter> = BTreeMap::new();
         if needs_end {
-            // A read changes nothing that its caller could ask about, so its outcome is never unknown.
-            Box::pin(self.sum_now(keys)).await.map_err(|error| match error {
-                EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
-                other => other,
-            })?;
+            self.sum_for_read(keys).await?;
         } else {
             Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
@@ -194,8 +190,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. `None` if that cannot be
-    /// done now because no worker answers.
+    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. `None` if the partition has
+    /// had no worker for a while: then only what is stored can be read, and says how old it is.
     async fn read_summed(
         &self,
         partition: u32,
@@ -213,12 +209,20 @@ impl Cluster {
             let tail = UnsummedTail { value: 0, ..tail };
             return Ok(read.first().map(|counter| ReadCounter { tail, ..*counter }));
         }
-        let summed = async {
-            Box::pin(self.sum_now(std::slice::from_ref(key))).await?;
-            self.read_worker(partition, Need::End, &[key]).await
-        };
-        let read = tokio::time::timeout(ANY_WORKER_WAIT, summed).await.ok().and_then(Result::ok);
-        Ok(read.and_then(|read| read.first().map(|counter| ReadCounter { exact: false, ..*counter })))
+        if self.silence_ms(partition).is_some_and(|silence| silence > SILENT_AFTER_MS) {
+            return Ok(None);
+        }
+        self.sum_for_read(std::slice::from_ref(key)).await?;
+        let read = self.read_worker(partition, Need::End, &[key]).await?;
+        Ok(read.first().map(|counter| ReadCounter { exact: false, ..*counter }))
+    }
+
+    /// Sums sub-counters. A read changes nothing that its caller could ask about, so its outcome is never unknown.
+    async fn sum_for_read(&self, keys: &[Key]) -> Result<(), EngineError> {
+        Box::pin(self.sum_now(keys)).await.map_err(|error| match error {
+            EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
+            other => other,
+        })
     }
 
     /// Whether the read adds what sub-counters have counted since the last sum.
