@@ -422,8 +422,9 @@ fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial(
         });
         let paused = paused.unwrap();
         services.redis.pause(paused);
-        let reading = read(&api, &live, Consistency::BestEffort).await;
-        let failed = read(&strict, &live, Consistency::BestEffort).await;
+        // At the same time, before a replica takes over.
+        let (reading, failed) =
+            tokio::join!(read(&api, &live, Consistency::BestEffort), read(&strict, &live, Consistency::BestEffort));
         services.redis.resume(paused);
         let reading = reading.unwrap();
         assert!(reading.partial && !reading.exact, "{reading:?}");
