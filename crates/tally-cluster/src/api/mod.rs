@@ -20,6 +20,7 @@ use std::time::Duration;
 use best_effort::Registrations;
 use clocks::PartitionClocks;
 use estimate::Estimates;
+use futures_util::FutureExt;
 use lane::Lane;
 use routes::PartitionRoutes;
 use served::ServedPositions;
@@ -200,6 +201,7 @@ impl Cluster {
     }
 }
 
+/// Calls are boxed: their types are large, and would be part of those of all callers.
 impl Engine for Cluster {
     fn events(&self) -> Events {
         Events::new(self.seed)
@@ -207,12 +209,12 @@ impl Engine for Cluster {
 
     async fn submit(&self, events: Events, options: SubmitOptions) -> Result<Receipt, EngineError> {
         let _call = self.begin()?;
-        self.write(events, options.consistency).await
+        self.write(events, options.consistency).boxed().await
     }
 
     async fn read_events(&self, events: Events, options: ReadOptions) -> Result<Reads, EngineError> {
         let _call = self.begin()?;
-        self.read_batch(&events, &options).await
+        self.read_batch(&events, &options).boxed().await
     }
 
     async fn durable(&self, _: Token) -> Result<(), EngineError> {
@@ -222,14 +224,14 @@ impl Engine for Cluster {
 
     async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
         let _call = self.begin()?;
-        let counters = self.read_counters(&keys, &options).await?;
+        let counters = self.read_counters(&keys, &options).boxed().await?;
         Ok(counters.iter().map(reads::ReadCounter::reading).collect())
     }
 
     async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {
         let _call = self.begin()?;
         let is_sharded = self.policies.of(key.as_ref()).is_some();
-        let counters = self.read_counters(std::slice::from_ref(&key), &options).await?;
+        let counters = self.read_counters(std::slice::from_ref(&key), &options).boxed().await?;
         let counter = counters.first().ok_or_else(|| EngineError::Unavailable("no answer".to_owned()))?;
         let stats = counter.stats();
         if is_sharded { self.with_shards(key.as_ref(), stats).await } else { Ok(stats) }
