@@ -63,6 +63,8 @@ struct Spread {
     /// CPU seconds per million increments.
     api_cpu: f64,
     worker_cpu: f64,
+    /// Bytes of the journal per increment.
+    journal_bytes: f64,
     /// Bytes of a counter in PostgreSQL, with its indexes.
     row_bytes: f64,
 }
@@ -130,7 +132,7 @@ fn hot_key(port: u16, pipeline: u64, seconds: f64) -> Result<ToolResult, BenchEr
 /// Increments of a million keys: each is an event of its own.
 fn spread(cluster: &BenchCluster, api: &Tally, worker: &Tally, seconds: f64) -> Result<Spread, BenchError> {
     let cpu = || [api, worker].map(|node| cpu_seconds(node.process.0.id()));
-    let before = cpu();
+    let (before, journal) = (cpu(), cluster.journal_bytes()?);
     let command = ["INCR", "key:__rand_int__"];
     let result = redis_benchmark(api.resp_port, HOT_CONNECTIONS, 128, seconds, &["-r", "1000000"], &command)?;
     // Until the worker has applied and persisted all of it.
@@ -141,6 +143,7 @@ fn spread(cluster: &BenchCluster, api: &Tally, worker: &Tally, seconds: f64) -> 
         per_second: result.per_second,
         api_cpu: (after[0] - before[0]) / millions,
         worker_cpu: (after[1] - before[1]) / millions,
+        journal_bytes: (cluster.journal_bytes()? - journal) / result.requests,
         row_bytes: cluster.row_bytes()?,
     })
 }
@@ -191,6 +194,7 @@ impl Measured {
         row(name("Tally, eventual"), "increments/s", of(|spread| spread.per_second), None);
         row(name("CPU time of the API node"), "s/million", of(|spread| spread.api_cpu), None);
         row(name("CPU time of the worker"), "s/million", of(|spread| spread.worker_cpu), None);
+        row(name("journal"), "bytes/increment", of(|spread| spread.journal_bytes), None);
         row("a counter in PostgreSQL, with indexes".to_owned(), "bytes", of(|spread| spread.row_bytes), None);
         let of = |results: &[ToolResult], pick: fn(&ToolResult) -> f64| results.iter().map(pick).collect::<Vec<f64>>();
         let name = |what: &str| format!("decrements with a floor, {FLOOR_CONNECTIONS} connections: {what}");

@@ -19,7 +19,7 @@ const NO_WORKER: i32 = 69;
 
 /// Running services, and the settings of nodes.
 pub struct BenchCluster {
-    _kafka: Kafka,
+    kafka: Kafka,
     redis: RedisCluster,
     /// The database.
     pub postgres: Postgres,
@@ -47,7 +47,7 @@ impl BenchCluster {
             nodes.join(", "),
             postgres.url(),
         );
-        let cluster = BenchCluster { _kafka: kafka, redis, postgres, dir: dir.to_owned(), settings };
+        let cluster = BenchCluster { kafka, redis, postgres, dir: dir.to_owned(), settings };
         cluster.tally(&["cluster", "init"], 0)?;
         Ok(cluster)
     }
@@ -105,6 +105,27 @@ impl BenchCluster {
             }
             thread::park_timeout(Duration::from_millis(500));
         }
+    }
+
+    /// Bytes of the journal on the broker's disk.
+    pub fn journal_bytes(&self) -> Result<f64, BenchError> {
+        let mut bytes = 0;
+        let mut dirs = vec![self.kafka.dir().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).map_err(|error| BenchError::new(&error))? {
+                let entry = entry.map_err(|error| BenchError::new(&error))?;
+                let path = entry.path();
+                let is_journal =
+                    path.to_string_lossy().contains("/tally-") && path.extension().is_some_and(|end| end == "log");
+                match entry.metadata() {
+                    Ok(found) if found.is_dir() => dirs.push(path),
+                    Ok(found) if is_journal => bytes += found.len(),
+                    // Kafka may have removed it.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        Ok(bytes as f64)
     }
 
     /// Bytes of a counter in PostgreSQL.
