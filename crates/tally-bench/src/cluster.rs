@@ -164,6 +164,9 @@ fn floor(port: u16, seconds: f64) -> Result<ToolResult, BenchError> {
 
 /// Reads while increments take half of what the node can do.
 fn read_at(port: u16, half: f64, request: Request, seconds: f64) -> Result<Percentiles, BenchError> {
+    // A counter that exists, so that every reply has a value.
+    let mut client = crate::redis::client::RespClient::connect(port).map_err(|error| BenchError::new(&error))?;
+    client.call(&["INCR", request.command[1]])?;
     thread::scope(|scope| {
         let load = scope.spawn(|| paced::run(port, INCREMENT, half, seconds));
         let reads = paced::run(port, request, READS_PER_SECOND, seconds);
