@@ -16,6 +16,7 @@ use tally_core::time::Millis;
 use tokio::time::Instant;
 
 use super::Cluster;
+use super::writes::partly_done;
 use crate::limits::{BY_TIME_MS, JOURNALED_SUMS_MAX, REGISTER_EVERY_MS, REGISTERED_MAX};
 use crate::policy::{ShardLayout, ShardPolicy};
 use crate::redis::{AddError, ShardAdd, ShardState};
@@ -324,8 +325,12 @@ impl Cluster {
                     call.push(key.as_ref(), Change::Sum(reports), None, None);
                 }
             }
-            if !call.is_empty() {
-                Box::pin(self.write_journal(call, Consistency::Exact)).await?;
+            if call.is_empty() {
+                continue;
+            }
+            let receipt = Box::pin(self.write_journal(call, Consistency::Exact)).await?;
+            if receipt.outcomes.iter().any(|outcome| outcome.refusal.is_some()) {
+                return Err(EngineError::Unavailable("the sub-counters cannot be summed".to_owned()));
             }
         }
         Ok(())
@@ -334,14 +339,6 @@ impl Cluster {
     /// The time of a counter's partition.
     pub(super) fn time_of(&self, key: KeyRef<'_>) -> Millis {
         self.clocks.now(self.partition_of(key))
-    }
-}
-
-/// The error of a call of which a part was made.
-pub(super) fn partly_done(error: &EngineError) -> EngineError {
-    match error {
-        EngineError::OutcomeUnknown(_) => error.clone(),
-        _ => EngineError::OutcomeUnknown(format!("a part of the call was made, another was not: {error}")),
     }
 }
 

@@ -133,6 +133,14 @@ fn joined(call: &DividedCall, parts: Vec<Receipt>) -> Result<Receipt, EngineErro
     Ok(Receipt { outcomes, as_of, token })
 }
 
+/// The error of a call of which a part was made.
+pub(super) fn partly_done(error: &EngineError) -> EngineError {
+    match error {
+        EngineError::OutcomeUnknown(_) => error.clone(),
+        _ => EngineError::OutcomeUnknown(format!("a part of the call was made, another was not: {error}")),
+    }
+}
+
 /// All results, or the one error that says the most: if a part may be in the journal, the outcome of the call is unknown.
 pub(super) fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Vec<T>, EngineError> {
     let some_succeeded = parts.iter().any(Result::is_ok);
@@ -141,7 +149,7 @@ pub(super) fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Ve
     let worst = errors.iter().find(|error| unknown(error)).or(errors.first()).map(|error| (*error).clone());
     match worst {
         None => parts.into_iter().collect(),
-        Some(error) if some_succeeded && !unknown(&error) => Err(super::best_effort::partly_done(&error)),
+        Some(error) if some_succeeded && !unknown(&error) => Err(partly_done(&error)),
         Some(error) => Err(error),
     }
 }
