@@ -26,7 +26,7 @@ use tally_core::time::{Millis, Position};
 use super::Cluster;
 use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
-use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, SILENT_AFTER_MS};
+use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::postgres::ListedCounter;
 use crate::redis::{ShardState, Total};
@@ -190,8 +190,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. `None` if the partition has
-    /// had no worker for a while: then only what is stored can be read, and says how old it is.
+    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. Fails if no
+    /// worker answers: what is stored may lack increments that earlier readings had.
     async fn read_summed(
         &self,
         partition: u32,
@@ -208,9 +208,6 @@ impl Cluster {
             // What was counted since the last sum is missing.
             let tail = UnsummedTail { value: 0, ..tail };
             return Ok(read.first().map(|counter| ReadCounter { tail, ..*counter }));
-        }
-        if self.silence_ms(partition).is_some_and(|silence| silence > SILENT_AFTER_MS) {
-            return Ok(None);
         }
         self.sum_for_read(std::slice::from_ref(key)).await?;
         let read = self.read_worker(partition, Need::End, &[key]).await?;
