@@ -21,8 +21,14 @@ const _: () = assert!(REVOKE_WAIT_MS < SESSION_TIMEOUT_MS);
 pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
 /// Most reads of one partition that wait for the journal's end. More are refused.
 pub const READS_WAITING_MAX: usize = 4_096;
-/// Most totals per partition that a worker keeps current in Redis. Others are read from the worker.
-pub const PUBLISHED_MAX: usize = 1 << 20;
+/// Most reads of a worker that fetch from PostgreSQL at once. Fewer than its threads for blocking calls.
+pub const STORE_READS_MAX: usize = 64;
+/// Most reads of a worker that fetch or wait for it. More are refused, so that what is in memory can be read while
+/// PostgreSQL hangs.
+pub const STORE_READS_WAITING_MAX: usize = 1_024;
+/// This part of a partition's memory is for the totals that its worker keeps current in Redis. Counters beyond that are read from
+/// the worker.
+pub const PUBLISHED_MEMORY_SHARE: usize = 8;
 /// Time to live of a total in Redis, from when it was first read.
 pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
 /// A worker keeps a total current for this long: its time to live in Redis, which begins later than the read, and some more for

@@ -2,11 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod cluster;
+#[path = "postgres/proxy.rs"]
+mod proxy;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{PARTITIONS, TestPlace, TestServices};
 use futures_util::future::join_all;
+use proxy::{Cut, Proxy};
 use tally_cluster::api::Cluster;
 use tally_cluster::redis::{Heartbeat, RedisSettings, Total, TotalUpdate, Totals};
 use tally_cluster::worker::Worker;
@@ -278,5 +282,80 @@ fn nobody_waits_for_a_position_that_the_journal_does_not_have() {
         let options = ReadOptions { at_least: Some(forged), ..ReadOptions::new(Consistency::Eventual) };
         let refused = api.read(vec![key], options).await.unwrap_err();
         assert!(refused.to_string().contains("but the journal ends at"), "{refused}");
+    });
+}
+
+/// Only by hand: no worker publishes such a position.
+#[test]
+fn a_total_with_a_position_beyond_the_journal_does_not_keep_a_counter_from_being_read() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        wait_until_hosted(&worker).await;
+        let key = key("edited");
+        add(&api, &key, 5).await;
+        wait_until("the total in Redis", async || {
+            let seen = (read(&api, &key).await, stored_value(&totals, &key).await);
+            if seen == (5, Some(5)) { Ok(()) } else { Err(format!("{seen:?}")) }
+        })
+        .await;
+        worker.stop().await;
+        let seen = totals.stored(std::slice::from_ref(&key)).await.unwrap().remove(0).unwrap();
+        let position = Position(1 << 40);
+        let update =
+            TotalUpdate { key: key.clone(), position, at: Millis(1), record: None, summed: None, first: false };
+        assert_eq!(totals.replace(&[(seen, update)]).await.unwrap(), [true]);
+        assert_eq!(read(&api, &key).await, 0, "Redis is believed");
+        let worker = place.worker().await;
+        wait_until_hosted(&worker).await;
+        wait_until("the value of the journal", async || {
+            match api.read(vec![key.clone()], ReadOptions::new(Consistency::Eventual)).await {
+                Ok(readings) if readings[0].value == 5 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn counters_in_memory_can_be_read_while_postgres_hangs_however_many_others_are_read() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let proxy = Proxy::start(services.postgres.port()).await;
+        let direct = format!(":{}/", services.postgres.port());
+        let postgres = place.postgres.replace(&direct, &format!(":{}/", proxy.port()));
+        assert_ne!(postgres, place.postgres);
+        let place = TestPlace { postgres, ..place };
+        let (worker, api) = (place.worker().await, Arc::new(place.api().await));
+        wait_until_hosted(&worker).await;
+        let hot = key("hot");
+        let exact = ReadOptions::new(Consistency::Exact);
+        add(&api, &hot, 5).await;
+        let cold = |number: usize| key(&format!("cold{number}"));
+        let mut events = api.events();
+        (0..1_000).for_each(|number| events.add(cold(number).as_ref(), 1));
+        api.submit(events, SubmitOptions::new(Consistency::Exact)).await.unwrap();
+        // A worker that takes over has nothing in memory.
+        worker.stop().await;
+        let worker = place.worker().await;
+        wait_until_hosted(&worker).await;
+        assert_eq!(api.read(vec![hot.clone()], exact.clone()).await.unwrap()[0].value, 5);
+        proxy.set(Cut::Hang);
+        let reads = (0..3_000).map(|number| {
+            let (api, options, key) = (Arc::clone(&api), exact.clone(), cold(number % 1_000));
+            tokio::spawn(async move { api.read(vec![key], options).await })
+        });
+        let reads: Vec<_> = reads.collect();
+        for _ in 0..20 {
+            assert_eq!(api.read(vec![hot.clone()], exact.clone()).await.unwrap()[0].value, 5);
+        }
+        reads.iter().for_each(|read| read.abort());
+        for read in reads {
+            assert!(!read.await.is_ok_and(|read| read.is_ok()), "PostgreSQL hangs");
+        }
     });
 }

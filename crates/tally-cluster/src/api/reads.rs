@@ -109,8 +109,11 @@ impl Cluster {
                 () if needs_end => self.read_worker(partition, Need::End, &keys).await?,
                 () if at_least > Position(0) => {
                     let served = keys.iter().map(|key| self.served[partition as usize].least(key)).max();
-                    let position = at_least.max(served.unwrap_or_default());
-                    self.read_worker(partition, Need::Position(position), &keys).await?
+                    let needs_newer = served.is_some_and(|served| served > at_least);
+                    match needs_newer {
+                        true => self.read_newest(partition, &keys).await?,
+                        false => self.read_worker(partition, Need::Position(at_least), &keys).await?,
+                    }
                 }
                 () => return self.read_shared(partition, keys).await,
             };
@@ -210,8 +213,24 @@ impl Cluster {
             return Ok(read.first().map(|counter| ReadCounter { tail, ..*counter }));
         }
         self.sum_for_read(std::slice::from_ref(key)).await?;
-        let read = self.read_worker(partition, Need::End, &[key]).await?;
-        Ok(read.first().map(|counter| ReadCounter { exact: false, ..*counter }))
+        Ok(self.read_newest(partition, &[key]).await?.pop())
+    }
+
+    /// Reads counters as of the journal's end, where the best known reading is not new enough for an approximate one.
+    ///
+    /// What was served before has at most this position. If it seems to be greater, it was not from the journal: somebody has
+    /// edited a total in Redis.
+    async fn read_newest(&self, partition: u32, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
+        let served = &self.served[partition as usize];
+        let before: Vec<Position> = keys.iter().map(|key| served.least(key)).collect();
+        let mut read = self.read_worker(partition, Need::End, keys).await?;
+        for ((key, counter), before) in keys.iter().zip(&mut read).zip(before) {
+            counter.exact = false;
+            if before > counter.position {
+                served.correct(key, before, counter.position);
+            }
+        }
+        Ok(read)
     }
 
     /// Sums sub-counters. A read changes nothing that its caller could ask about, so its outcome is never unknown.
@@ -307,8 +326,7 @@ impl Cluster {
         // Newer ones may have been served since the request that was joined began.
         let served = &self.served[partition as usize];
         for (key, counter) in counters.iter_mut().filter(|(key, counter)| counter.position < served.least(key)) {
-            let read = self.read_worker(partition, Need::Position(served.least(key)), &[*key]).await?;
-            read.into_iter().for_each(|newer| *counter = newer);
+            self.read_newest(partition, &[*key]).await?.into_iter().for_each(|newest| *counter = newest);
         }
         Ok(counters)
     }

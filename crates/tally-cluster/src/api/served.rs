@@ -33,6 +33,16 @@ impl ServedPositions {
         known.recent.get(key).or_else(|| known.earlier.get(key)).copied().unwrap_or(known.forgotten_max)
     }
 
+    /// The position of the counter's last reading was wrong.
+    pub fn correct(&self, key: &Key, wrong: Position, right: Position) {
+        let mut known = self.known.lock();
+        let KnownPositions { recent, earlier, recent_max, earlier_max, forgotten_max } = &mut *known;
+        let of_key = [recent.get_mut(key), earlier.get_mut(key)].into_iter().flatten();
+        for position in of_key.chain([recent_max, earlier_max, forgotten_max]).filter(|position| **position == wrong) {
+            *position = right;
+        }
+    }
+
     /// A reading of this position is served.
     pub fn served(&self, key: &Key, position: Position) {
         let mut known = self.known.lock();
@@ -69,6 +79,27 @@ mod tests {
         served.served(&key(1), Position(10));
         served.served(&key(1), Position(7));
         assert_eq!((served.least(&key(1)), served.least(&key(2))), (Position(10), Position(0)));
+    }
+
+    #[test]
+    fn a_wrong_position_can_be_corrected_also_once_it_is_forgotten_whose_it_was() {
+        let (served, wrong) = (ServedPositions::default(), Position(1 << 60));
+        served.served(&key(0), wrong);
+        served.correct(&key(0), wrong, Position(10));
+        assert_eq!(served.least(&key(0)), Position(10));
+        served.served(&key(0), wrong);
+        (1..=SERVED_MAX).for_each(|number| served.served(&key(number), Position(number as u64)));
+        assert_eq!(served.least(&key(0)), wrong);
+        served.correct(&key(0), wrong, Position(11));
+        assert_eq!(served.least(&key(0)), Position(11));
+    }
+
+    #[test]
+    fn a_newer_reading_that_was_served_meanwhile_is_not_corrected() {
+        let served = ServedPositions::default();
+        served.served(&key(1), Position(20));
+        served.correct(&key(1), Position(15), Position(10));
+        assert_eq!(served.least(&key(1)), Position(20));
     }
 
     #[test]

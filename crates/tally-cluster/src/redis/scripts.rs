@@ -109,9 +109,6 @@ if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 return 1";
 
-/// Answers the time in seconds.
-const SECONDS: &str = "return tonumber(redis.call('TIME')[1])";
-
 /// The scripts of sub-counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardScript {
@@ -121,18 +118,16 @@ pub enum ShardScript {
     Register,
     Reshard,
     Retire,
-    Seconds,
 }
 
 impl ShardScript {
-    const ALL: [ShardScript; 7] = [
+    const ALL: [ShardScript; 6] = [
         ShardScript::Add,
         ShardScript::Close,
         ShardScript::Rate,
         ShardScript::Register,
         ShardScript::Reshard,
         ShardScript::Retire,
-        ShardScript::Seconds,
     ];
 
     fn text(self) -> &'static str {
@@ -143,7 +138,6 @@ impl ShardScript {
             ShardScript::Register => REGISTER,
             ShardScript::Reshard => RESHARD,
             ShardScript::Retire => RETIRE,
-            ShardScript::Seconds => SECONDS,
         }
     }
 }

@@ -55,14 +55,12 @@ pub struct ShardState {
 pub struct ActiveCounter {
     /// The counter.
     pub key: Key,
-    /// When a writer has registered it last, in seconds by the clock of Redis.
-    pub registered_at: u64,
     /// Number of sub-counters that are written to.
     pub shards: u32,
     /// Number of sub-counters that may exist.
     pub peak: u32,
-    /// The entry as it is in Redis.
-    entry: Vec<u8>,
+    /// The entry as it is in Redis. Each registration by a writer changes it.
+    pub entry: Vec<u8>,
 }
 
 /// Fields of a hash and their values.
@@ -81,10 +79,9 @@ fn active_key(prefix: &str, partition: u32) -> Vec<u8> {
 impl ActiveCounter {
     fn parse(key: &[u8], entry: Vec<u8>) -> Option<ActiveCounter> {
         let text = std::str::from_utf8(&entry).ok()?;
-        let mut numbers = text.split(':');
-        let registered_at = numbers.next()?.parse().ok()?;
+        let mut numbers = text.split(':').skip(1);
         let (shards, peak) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
-        Some(ActiveCounter { key: Key::new(key).ok()?, registered_at, shards, peak, entry })
+        Some(ActiveCounter { key: Key::new(key).ok()?, shards, peak, entry })
     }
 }
 
@@ -227,11 +224,6 @@ impl Totals {
             Some(Value::Int(answer)) => Ok(answer),
             other => Err(unexpected(&other.unwrap_or(Value::Nil))),
         }
-    }
-
-    /// The time in seconds, by the clock of the node that registers the counters of the partition.
-    pub async fn seconds(&self, partition: u32) -> Result<u64, RedisError> {
-        Ok(self.run_active(partition, ShardScript::Seconds, Vec::new()).await?.max(0) as u64)
     }
 }
 

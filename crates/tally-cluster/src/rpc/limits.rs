@@ -76,3 +76,4 @@ const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + NUMBER_BYTES_MAX) + 64
 const _: () = assert!(CALL_KEYS_MAX * (RECORD_BYTES_MAX + 32 + 2 * NUMBER_BYTES_MAX) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(STATUS_PARTITIONS_MAX * (5 * NUMBER_BYTES_MAX + 2) + 64 <= RESPONSE_BYTES_MAX);
 const _: () = assert!(CONNECTION_REQUESTS_MAX as usize <= SERVER_REQUESTS_MAX);
+const _: () = assert!(2 * crate::limits::STORE_READS_WAITING_MAX <= CONNECTION_REQUESTS_MAX as usize);

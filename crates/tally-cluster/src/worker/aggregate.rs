@@ -3,7 +3,7 @@
 //! It appends what each sub-counter has counted since it was created. The state machine adds what is new, so a sum that is
 //! appended twice, by this worker or by another one, counts once.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,6 +25,26 @@ use crate::redis::{ActiveCounter, ShardState};
 #[derive(Default)]
 struct Aggregator {
     counters: HashMap<Key, SummedCounter>,
+    /// The entry of each active counter, and since when it has been the same. By the clock of this worker: those of two nodes of
+    /// Redis can differ, and after a failover the other one counts.
+    registrations: HashMap<Key, (Vec<u8>, Instant)>,
+}
+
+impl Aggregator {
+    /// Updates what is known of registrations.
+    fn note_registrations(&mut self, active: &[ActiveCounter], now: Instant) {
+        let mut before = std::mem::take(&mut self.registrations);
+        for ActiveCounter { key, entry, .. } in active {
+            let since = before.remove(key).filter(|(known, _)| known == entry).map_or(now, |(_, since)| since);
+            self.registrations.insert(key.clone(), (entry.clone(), since));
+        }
+        self.counters.retain(|key, _| self.registrations.contains_key(key));
+    }
+
+    /// Whether no writer has registered the counter for this long.
+    fn is_idle(&self, active: &ActiveCounter, idle: Duration, now: Instant) -> bool {
+        self.registrations.get(&active.key).is_some_and(|(_, since)| now.duration_since(*since) > idle)
+    }
 }
 
 /// What is known of one counter.
@@ -86,13 +106,12 @@ impl WorkerShared {
         let partition = hosting.host.partition;
         let failed = |error: crate::redis::RedisError| error.to_string();
         let active = self.services.totals.active(partition).await.map_err(failed)?;
-        let keys: HashSet<&Key> = active.iter().map(|active| &active.key).collect();
-        aggregator.counters.retain(|key, _| keys.contains(key));
+        let now = Instant::now();
+        aggregator.note_registrations(&active, now);
         if active.is_empty() {
             hosting.aggregator.load_max.store(0, Ordering::Relaxed);
             return Ok(());
         }
-        let seconds = self.services.totals.seconds(partition).await.map_err(failed)?;
         let mut load_max = 0.0f64;
         for slice in active.chunks(SUMS_BATCH_MAX) {
             let due: Vec<(&ActiveCounter, ShardPolicy)> = slice
@@ -108,10 +127,8 @@ impl WorkerShared {
             }
             load_max = loads.iter().map(|(_, _, load)| *load).fold(load_max, f64::max);
             self.services.totals.note_rates(&loads).await.map_err(failed)?;
-            let idle = due
-                .iter()
-                .zip(&shards)
-                .filter(|((active, _), _)| active.registered_at + self.settings.shards_idle.as_secs() < seconds);
+            let is_idle = |active: &ActiveCounter| aggregator.is_idle(active, self.settings.shards_idle, now);
+            let idle = due.iter().zip(&shards).filter(|((active, _), _)| is_idle(active));
             let idle: Vec<(&ActiveCounter, &[ShardState])> =
                 idle.map(|((active, _), shards)| (*active, shards.as_slice())).collect();
             self.close(hosting, aggregator, &idle).await?;
@@ -315,5 +332,34 @@ impl WorkerShared {
             aggregator.counters.remove(&active.key);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_secs(60);
+
+    fn registered(entry: &str) -> [ActiveCounter; 1] {
+        [ActiveCounter { key: Key::new("k").unwrap(), shards: 1, peak: 1, entry: entry.as_bytes().to_vec() }]
+    }
+
+    #[test]
+    fn a_counter_is_idle_once_nobody_has_registered_it_for_the_time_by_the_workers_own_clock() {
+        let (mut aggregator, start) = (Aggregator::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        aggregator.note_registrations(&registered("1000:1:1"), start);
+        aggregator.note_registrations(&registered("1000:1:1"), after(61));
+        assert!(aggregator.is_idle(&registered("1000:1:1")[0], IDLE, after(61)));
+        // A node with another clock took over: an hour ahead, or an hour behind.
+        for (entry, at) in [("4600:1:1", 62), ("0400:1:1", 63)] {
+            aggregator.note_registrations(&registered(entry), after(at));
+            assert!(!aggregator.is_idle(&registered(entry)[0], IDLE, after(at + 60)), "{entry}");
+        }
+        aggregator.note_registrations(&[], after(200));
+        assert!(aggregator.registrations.is_empty(), "what is not active is forgotten");
     }
 }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use tally_core::key::Key;
 use tally_core::time::Position;
+use tokio::sync::Semaphore;
 
 use super::WorkerShared;
 use super::ends::EndError;
 use super::host::{ExpiryBy, HostReading};
 use super::hosting::Hosting;
 use super::store::StoreFailure;
-use crate::limits::{REACH_WAIT_MS, STANDBY_READS_MAX};
+use crate::limits::{REACH_WAIT_MS, STANDBY_READS_MAX, STORE_READS_MAX, STORE_READS_WAITING_MAX};
 use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
 impl RpcHandler for Arc<WorkerShared> {
@@ -40,7 +41,7 @@ impl RpcHandler for Arc<WorkerShared> {
                     Need::End => reach_end(&hosting).await?,
                 }
                 let expiry = if need == Need::End { ExpiryBy::Journal } else { ExpiryBy::Brokers };
-                let reading = read(&hosting, keys, expiry).await?;
+                let reading = self.read(&hosting, keys, expiry).await?;
                 Ok(RpcResponse::Read {
                     position: reading.position,
                     at: reading.as_of,
@@ -76,8 +77,7 @@ impl RpcHandler for Arc<WorkerShared> {
             RpcRequest::Snapshots { partition, keys } => {
                 let hosting = self.owned(partition)?;
                 reach_end(&hosting).await?;
-                let snapshots = tokio::task::spawn_blocking(move || hosting.host.snapshots(&keys)).await;
-                let snapshots = snapshots.map_err(|error| RpcError::Failed(error.to_string()))?;
+                let snapshots = self.store_reads.run(move || hosting.host.snapshots(&keys)).await?;
                 let snapshots = snapshots.map_err(|error| RpcError::Failed(error.to_string()))?;
                 Ok(RpcResponse::Snapshots { snapshots })
             }
@@ -115,26 +115,58 @@ impl WorkerShared {
         let stopped = self.stopped.lock().get(&partition).cloned();
         Err(stopped.map_or(RpcError::NotHosted { owner: None }, RpcError::Failed))
     }
+
+    async fn read(&self, hosting: &Arc<Hosting>, keys: Vec<Key>, expiry: ExpiryBy) -> Result<HostReading, RpcError> {
+        if let Some(reading) = hosting.host.read_resident(&keys, expiry) {
+            return Ok(reading);
+        }
+        let keys = Arc::new(keys);
+        for _ in 0..STANDBY_READS_MAX {
+            let reading = self.store_reads.run({
+                let (hosting, keys) = (Arc::clone(hosting), Arc::clone(&keys));
+                move || hosting.host.read(&keys, expiry)
+            });
+            match reading.await? {
+                Ok(reading) => return Ok(reading),
+                // The owner was faster. A standby gets there, too.
+                Err(StoreFailure::Overtaken { stored, .. }) if hosting.role() == Role::Standby => {
+                    reach(hosting, Position(stored)).await?;
+                }
+                Err(error) => return Err(RpcError::Failed(error.to_string())),
+            }
+        }
+        Err(RpcError::Overloaded)
+    }
 }
 
-async fn read(hosting: &Arc<Hosting>, keys: Vec<Key>, expiry: ExpiryBy) -> Result<HostReading, RpcError> {
-    let failed = |error: &dyn std::fmt::Display| RpcError::Failed(error.to_string());
-    let keys = Arc::new(keys);
-    for _ in 0..STANDBY_READS_MAX {
-        let reading = tokio::task::spawn_blocking({
-            let (hosting, keys) = (Arc::clone(hosting), Arc::clone(&keys));
-            move || hosting.host.read(&keys, expiry)
-        });
-        match reading.await.map_err(|error| failed(&error))? {
-            Ok(reading) => return Ok(reading),
-            // The owner was faster. A standby gets there, too.
-            Err(StoreFailure::Overtaken { stored, .. }) if hosting.role() == Role::Standby => {
-                reach(hosting, Position(stored)).await?;
-            }
-            Err(error) => return Err(failed(&error)),
+/// Reads that may have to fetch from PostgreSQL. There are few at a time, and few that wait.
+pub struct StoreReads {
+    running: Arc<Semaphore>,
+    waiting: Semaphore,
+}
+
+impl Default for StoreReads {
+    fn default() -> Self {
+        StoreReads {
+            running: Arc::new(Semaphore::new(STORE_READS_MAX)),
+            waiting: Semaphore::new(STORE_READS_WAITING_MAX),
         }
     }
-    Err(RpcError::Overloaded)
+}
+
+impl StoreReads {
+    /// Runs a blocking read once it is its turn.
+    async fn run<T: Send + 'static>(&self, read: impl FnOnce() -> T + Send + 'static) -> Result<T, RpcError> {
+        let failed = |error: &dyn std::fmt::Display| RpcError::Failed(error.to_string());
+        let _waiting = self.waiting.try_acquire().map_err(|_| RpcError::Overloaded)?;
+        let running = Arc::clone(&self.running).acquire_owned().await.map_err(|error| failed(&error))?;
+        // A read that nobody waits for any more still has its thread.
+        let read = move || {
+            let _running = running;
+            read()
+        };
+        tokio::task::spawn_blocking(read).await.map_err(|error| failed(&error))
+    }
 }
 
 async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {

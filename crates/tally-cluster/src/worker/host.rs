@@ -26,7 +26,7 @@ use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::{Due, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX};
+use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE};
 
 /// How long the applying thread waits for a record before it looks whether it should stop.
 const TAIL_WAIT: Duration = Duration::from_millis(100);
@@ -62,7 +62,10 @@ pub struct PartitionHost {
     /// Its number.
     pub partition: u32,
     seed: u64,
+    /// Memory for the state.
     budget_bytes: usize,
+    /// Memory for what is to be published.
+    round_bytes: usize,
     state: ResidentPartition<()>,
     store: SharedStore,
     recent: Mutex<RecentOutcomes>,
@@ -135,6 +138,8 @@ impl PartitionHost {
     /// Hosts the partition from what is stored.
     pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, settings: HostSettings) -> Self {
         let HostSettings { budget_bytes, seed, duplicates } = settings;
+        let round_bytes = budget_bytes / PUBLISHED_MEMORY_SHARE;
+        let budget_bytes = budget_bytes - round_bytes;
         let position = store.base();
         let state = match meta {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
@@ -144,10 +149,11 @@ impl PartitionHost {
             partition,
             seed,
             budget_bytes,
+            round_bytes,
             state: ResidentPartition::new(Hosted { partition: state, applied: position, journal: () }),
             store: SharedStore(store),
             recent: Mutex::new(RecentOutcomes::default()),
-            round: Mutex::new(Round::new(elapsed_ms())),
+            round: Mutex::new(Round::new(elapsed_ms(), round_bytes)),
             unpublished: LagClock::default(),
             unpersisted: LagClock::default(),
             duplicates,
@@ -164,7 +170,7 @@ impl PartitionHost {
     /// Changes are published from now on. Returns the position from which on that is so.
     pub fn begin_publishing(&self) -> Position {
         let hosted = self.state.lock();
-        *self.round.lock() = Round::new(elapsed_ms());
+        *self.round.lock() = Round::new(elapsed_ms(), self.round_bytes);
         self.is_publishing.store(true, Ordering::Release);
         hosted.applied
     }
@@ -364,6 +370,30 @@ impl PartitionHost {
         self.recent.lock().get(end)
     }
 
+    /// Reads counters as of now, if all of them are in memory.
+    pub fn read_resident(&self, keys: &[Key], expiry: ExpiryBy) -> Option<HostReading> {
+        let hosted = self.state.lock();
+        if keys.iter().any(|key| hosted.partition.is_missing(key.as_ref())) {
+            return None;
+        }
+        let at = self.expiry_time(&hosted.partition, expiry);
+        let held = |key: &Key| hosted.partition.state_of(key.as_ref()).filter(|held| !held.is_expired(at));
+        Some(HostReading {
+            position: hosted.applied,
+            as_of: self.current_at(&hosted.partition),
+            now: at,
+            counters: keys.iter().map(held).collect(),
+            summed: Vec::new(),
+        })
+    }
+
+    fn expiry_time(&self, partition: &Partition, expiry: ExpiryBy) -> Millis {
+        match expiry {
+            ExpiryBy::Brokers => self.now_at(partition),
+            ExpiryBy::Journal => partition.clock(),
+        }
+    }
+
     /// Reads counters as of now. Blocks if some must be fetched.
     pub fn read(&self, keys: &[Key], expiry: ExpiryBy) -> Result<HostReading, StoreFailure> {
         self.read_at(keys, |_| false, expiry)
@@ -395,10 +425,7 @@ impl PartitionHost {
         let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
         let position = hosted.applied;
         let as_of = self.current_at(&hosted.partition);
-        let at = match expiry {
-            ExpiryBy::Brokers => self.now_at(&hosted.partition),
-            ExpiryBy::Journal => hosted.partition.clock(),
-        };
+        let at = self.expiry_time(&hosted.partition, expiry);
         let mut counters = Vec::with_capacity(keys.len());
         let mut summed = Vec::with_capacity(keys.len());
         for key in keys {

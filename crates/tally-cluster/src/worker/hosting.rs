@@ -91,6 +91,11 @@ impl Hosting {
         self.published.fetch_max(position.0, Ordering::AcqRel);
     }
 
+    /// Totals of positions before this one may be outdated: changes since then are not published.
+    pub fn distrust_before(&self, position: Position) {
+        self.since.fetch_max(position.0, Ordering::AcqRel);
+    }
+
     /// Totals of earlier positions may be outdated.
     pub fn since(&self) -> Position {
         Position(self.since.load(Ordering::Acquire))

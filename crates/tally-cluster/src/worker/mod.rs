@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use tally_core::surface::Measure;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use answer::StoreReads;
 pub use broker_clock::BrokerClock;
 pub use host::HostError;
 use hosting::{Hosting, Letting};
@@ -119,6 +120,8 @@ pub(crate) struct WorkerShared {
     /// For commits to the group, which nothing depends on.
     group: Mutex<Option<Arc<Membership>>>,
     meters: WorkerMeters,
+    /// Reads of counters that are not in memory.
+    store_reads: StoreReads,
     /// The standbys of all partitions, by the last plan.
     standbys: Mutex<BTreeMap<u32, Vec<String>>>,
     /// Locked while a partition is read: the journal's client reads each once.
@@ -146,6 +149,7 @@ impl Worker {
             seed: crate::seed(),
             group: Mutex::new(None),
             meters: WorkerMeters::default(),
+            store_reads: StoreReads::default(),
             standbys: Mutex::default(),
             tails: Mutex::default(),
             settings,

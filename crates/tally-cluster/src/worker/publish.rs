@@ -71,6 +71,9 @@ impl WorkerShared {
         let (position, at, due) = host.begin_round();
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         let first = due.first.clone();
+        if due.is_incomplete {
+            hosting.distrust_before(position);
+        }
         let mut guard = DueGuard { host, due: Some(due) };
         if !keys.is_empty() {
             let reading = tokio::task::spawn_blocking({

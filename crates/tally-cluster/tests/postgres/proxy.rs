@@ -1,4 +1,5 @@
-//! A proxy in front of PostgreSQL that loses the connection at a commit.
+//! A proxy in front of PostgreSQL that loses the connection at a commit, or hangs.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What happens to a commit.
+/// What happens to a commit, or to everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Cut {
@@ -16,6 +17,8 @@ pub enum Cut {
     BeforeCommit = 1,
     /// It reaches the server; its result is lost.
     AfterCommit = 2,
+    /// Nothing passes, and no connection ends.
+    Hang = 3,
 }
 
 /// Forwards connections.
@@ -57,6 +60,9 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, cut: Arc<AtomicU8
                 let Some(bytes) = read.ok().filter(|read| *read > 0).map(|read| &sent[..read]) else { return };
                 let is_commit = bytes.windows(6).any(|window| window == b"COMMIT");
                 let cut = cut.load(SeqCst);
+                if cut == Cut::Hang as u8 {
+                    return std::future::pending().await;
+                }
                 if is_commit && cut == Cut::BeforeCommit as u8 {
                     return;
                 }
