@@ -34,12 +34,16 @@ const APPROXIMATE: Request = Request { command: ["GET", "hot"], reply_lines: 2 }
 const ACCURATE: Request = Request { command: ["GET", "accurate:hot"], reply_lines: 2 };
 const INCREMENT: Request = Request { command: ["INCR", "hot"], reply_lines: 1 };
 
+/// Seconds of load before anything is measured: a broker that has just started runs code that its JVM has not compiled yet, and
+/// takes a third of the appends that it takes later.
+const WARM_UP_SECONDS: f64 = 20.0;
+
 /// Standbys of each outage.
 const STANDBYS: [u32; 2] = [0, 1];
 
 /// Steps of the progress bar.
 pub fn steps(options: &Options) -> u64 {
-    (1 + options.rounds * (2 * HOT.len() + 1 + 2 + 2 + STANDBYS.len())) as u64
+    (2 + options.rounds * (2 * HOT.len() + 1 + 2 + 2 + STANDBYS.len())) as u64
 }
 
 /// All measurements, one value per round.
@@ -74,6 +78,9 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
     let dir = options.scratch()?;
     progress.show("cluster: starting Kafka, Redis Cluster and PostgreSQL");
     let cluster = BenchCluster::start(dir.path())?;
+    progress.step();
+    progress.show("cluster: warming up");
+    warm_up(&cluster)?;
     progress.step();
     let mut measured = Measured::default();
     for round in 0..options.rounds {
@@ -123,6 +130,13 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
         }
     }
     Ok(measured.rows())
+}
+
+fn warm_up(cluster: &BenchCluster) -> Result<(), BenchError> {
+    let _worker = cluster.node("worker", 0)?;
+    let api = cluster.node("api", 0)?;
+    cluster.wait_until_hosted()?;
+    hot_key(api.resp_port, 1, WARM_UP_SECONDS).map(drop)
 }
 
 fn hot_key(port: u16, pipeline: u64, seconds: f64) -> Result<ToolResult, BenchError> {
