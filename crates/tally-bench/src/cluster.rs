@@ -105,9 +105,6 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
                     progress.step();
                 }
             }
-            show("1 M random keys, Tally");
-            measured.spread.push(spread(&cluster, &api, &worker, options.seconds)?);
-            progress.step();
             for turn in 0..2 {
                 if (round + turn) % 2 == 0 {
                     show("decrements with a floor, Tally");
@@ -124,6 +121,10 @@ pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, Benc
                 into.push(read_at(api.resp_port, half, request, options.seconds)?);
                 progress.step();
             }
+            // Last: PostgreSQL is busy for a while afterwards.
+            show("1 M random keys, Tally");
+            measured.spread.push(spread(&cluster, &api, &worker, options.seconds)?);
+            progress.step();
             drop((api, worker));
         }
         for (standbys, outages) in STANDBYS.iter().zip(&mut measured.outages) {
