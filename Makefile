@@ -40,6 +40,7 @@ DEPLOY_TOOLS_DIR := $(or $(CARGO_TARGET_DIR),target)/deploy-tools
 DEPLOY_TOOLS := $(DEPLOY_TOOLS_DIR)/$(HADOLINT_VERSION)-$(CHECK_JSONSCHEMA_VERSION)-$(KUBERNETES_VALIDATE_VERSION)
 # Not in PATH for every user, and a package of its own that has no command.
 NGINX := $(or $(wildcard /usr/sbin/nginx),nginx)
+OPENSSL_HEADERS := $(if $(wildcard /usr/include/openssl/ssl.h),true,openssl-headers)
 NGINX_STREAM := $(if $(wildcard /usr/lib/nginx/modules/ngx_stream_module.so),true,nginx-stream)
 
 comma := ,
@@ -72,6 +73,8 @@ help: ## Show this list
 test: test-tools lint ## Everything that must pass before a change goes in
 	$(call say,tests)
 	@cargo test --workspace --locked
+	$(call say,tests: Kafka over TLS)
+	@cargo test -p tally-cluster --features kafka-tls --test kafka_tls --locked
 
 test-long: test-tools ## The same tests with 100 kill -9 cycles, thousands of crash seeds and a million Redis commands
 	$(call say,tests: $(KILL_CYCLES) kill cycles$(comma) $(SEEDS) seeds and $(REDIS_COMMANDS) Redis commands)
@@ -132,6 +135,7 @@ rust-tools:
 	fi
 
 test-tools: rust-tools cluster-tools deploy-tools $(REDIS_PY)
+	$(call need,pkg-config:pkg-config $(OPENSSL_HEADERS):libssl-dev)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
 
 # What crates/tally-services starts.

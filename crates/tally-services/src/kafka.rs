@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::certificates::CertificateFiles;
 use crate::fail::{OrFail, fail};
 use crate::ports::{PortTaken, free_port, start_on_free_ports};
 use crate::process::ServiceProcess;
@@ -40,8 +41,10 @@ background.threads=2
 pub struct KafkaOptions {
     /// One or three. With three, topics have three replicas, and two of them acknowledge a write.
     pub brokers: usize,
-    /// User and password that clients must give with SASL/PLAIN.
+    /// User and password that clients must give with SASL: PLAIN or SCRAM-SHA-256.
     pub credentials: Option<(String, String)>,
+    /// The certificate of the brokers. With it, clients must use TLS.
+    pub tls: Option<CertificateFiles>,
     /// Heap of each broker.
     pub heap_mb: usize,
     /// With all of Java's compilers, for benchmarks: slower to start.
@@ -52,7 +55,14 @@ pub struct KafkaOptions {
 
 impl Default for KafkaOptions {
     fn default() -> KafkaOptions {
-        KafkaOptions { brokers: 1, credentials: None, heap_mb: 256, optimized: false, properties: Vec::new() }
+        KafkaOptions {
+            brokers: 1,
+            credentials: None,
+            tls: None,
+            heap_mb: 256,
+            optimized: false,
+            properties: Vec::new(),
+        }
     }
 }
 
@@ -104,10 +114,21 @@ impl Kafka {
         let mut formats = Vec::new();
         for (node, own) in ports.iter().enumerate() {
             let data = dir.path().join(format!("data-{node}"));
-            let properties = properties(settings, ports, node, &data);
+            let mut properties = properties(settings, ports, node, &data);
+            if let Some(files) = &settings.tls {
+                let read = |path: &Path| std::fs::read_to_string(path).or_fail("cannot read a certificate");
+                let own = dir.write("broker.pem", &(read(&files.key) + &read(&files.certificate)));
+                properties += &tls_properties(&own, &files.ca);
+            }
             let config = dir.write(&format!("server-{node}.properties"), &properties);
             let format = java(&jars, dir.path(), "warn").args(["kafka.tools.StorageTool", "format", "--cluster-id"]);
-            formats.push(format.args([CLUSTER_ID, "--config"]).arg(&config));
+            let format = format.args([CLUSTER_ID, "--config"]).arg(&config);
+            formats.push(match &settings.credentials {
+                None => format,
+                Some((user, password)) => {
+                    format.args(["--add-scram", &format!("SCRAM-SHA-256=[name={user},password={password}]")])
+                }
+            });
             let heap = format!("-Xmx{}m", settings.heap_mb);
             let java = if settings.optimized { optimized_java } else { java };
             let broker = java(&jars, dir.path(), "info").args([&heap, "kafka.Kafka"]).arg(&config);
@@ -251,12 +272,27 @@ impl Broker {
 
 const LOGIN: &str = "org.apache.kafka.common.security.plain.PlainLoginModule required";
 
+const SCRAM_LOGIN: &str = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
+
+/// The broker's own key and certificate are in one file. It also checks those of the other brokers.
+fn tls_properties(own: &Path, ca: &Path) -> String {
+    let (own, ca) = (own.display(), ca.display());
+    format!(
+        "ssl.keystore.type=PEM\nssl.keystore.location={own}\nssl.truststore.type=PEM\nssl.truststore.location={ca}\n"
+    )
+}
+
 fn properties(settings: &KafkaOptions, ports: &[BrokerPorts], node: usize, data: &Path) -> String {
     let BrokerPorts { client, controller } = ports[node];
     let voters: Vec<String> =
         ports.iter().enumerate().map(|(id, ports)| format!("{id}@127.0.0.1:{}", ports.controller)).collect();
     let (replicas, min_isr) = if ports.len() == 1 { (1, 1) } else { (3, 2) };
-    let protocol = if settings.credentials.is_some() { "SASL_PLAINTEXT" } else { "PLAINTEXT" };
+    let protocol = match (&settings.credentials, &settings.tls) {
+        (None, None) => "PLAINTEXT",
+        (None, Some(_)) => "SSL",
+        (Some(_), None) => "SASL_PLAINTEXT",
+        (Some(_), Some(_)) => "SASL_SSL",
+    };
     let mut text = PROPERTIES.to_owned();
     let mut set = |name: &str, value: &str| text.push_str(&format!("{name}={value}\n"));
     set("node.id", &node.to_string());
@@ -272,7 +308,8 @@ fn properties(settings: &KafkaOptions, ports: &[BrokerPorts], node: usize, data:
     set("default.replication.factor", &replicas.to_string());
     set("min.insync.replicas", &min_isr.to_string());
     if let Some((user, password)) = &settings.credentials {
-        set("sasl.enabled.mechanisms", "PLAIN");
+        set("sasl.enabled.mechanisms", "PLAIN,SCRAM-SHA-256");
+        set("listener.name.client.scram-sha-256.sasl.jaas.config", SCRAM_LOGIN);
         set("sasl.mechanism.inter.broker.protocol", "PLAIN");
         let login = format!("{LOGIN} username=\"{user}\" password=\"{password}\" user_{user}=\"{password}\";");
         set("listener.name.client.plain.sasl.jaas.config", &login);

@@ -114,6 +114,16 @@ pub enum TopicError {
     /// The brokers do not accept the user name and password.
     #[error("Kafka refused the credentials of user `{0}`. Check user and password in [cluster]")]
     Credentials(String),
+    /// TLS with the brokers failed.
+    #[error(
+        "TLS with Kafka at {brokers} failed: {why}. Check `kafka_ca` in [cluster] and the certificates of the brokers"
+    )]
+    Tls {
+        /// The bootstrap brokers.
+        brokers: String,
+        /// The cause.
+        why: String,
+    },
     /// The topic does not exist.
     #[error("the topic `{0}` does not exist. Create it with `tally cluster init`")]
     NoTopic(String),
@@ -155,8 +165,18 @@ fn position_advice(wanted: u64, end: u64) -> &'static str {
 
 impl TopicError {
     fn new(settings: &KafkaSettings, error: &KafkaError) -> TopicError {
+        TopicError::of_connection(settings, error, &error.to_string())
+    }
+
+    /// An error of the client, with the reason it gave.
+    fn of_connection(settings: &KafkaSettings, error: &KafkaError, why: &str) -> TopicError {
         use RDKafkaErrorCode as Code;
-        match error.rdkafka_error_code() {
+        let code = match error {
+            KafkaError::AdminOp(code) => Some(*code),
+            error => error.rdkafka_error_code(),
+        };
+        match code {
+            Some(Code::SSL) => TopicError::Tls { brokers: settings.brokers.clone(), why: why.to_owned() },
             Some(Code::Authentication | Code::SaslAuthenticationFailed) => {
                 TopicError::Credentials(settings.login.as_ref().map_or_else(String::new, |login| login.user.clone()))
             }
@@ -168,14 +188,14 @@ impl TopicError {
                 | Code::Resolve
                 | Code::RequestTimedOut
                 | Code::NetworkException,
-            ) => TopicError::Unreachable { brokers: settings.brokers.clone(), why: error.to_string() },
-            _ => TopicError::Other(error.to_string()),
+            ) => TopicError::Unreachable { brokers: settings.brokers.clone(), why: why.to_owned() },
+            _ => TopicError::Other(why.to_owned()),
         }
     }
 
     /// Whether trying again later may help.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, TopicError::Unreachable { .. } | TopicError::Other(_))
+        matches!(self, TopicError::Unreachable { .. } | TopicError::Tls { .. } | TopicError::Other(_))
     }
 }

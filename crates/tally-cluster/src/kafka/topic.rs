@@ -2,15 +2,20 @@
 
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use rdkafka::ClientContext;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext};
 
 use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::RECORD_BYTES_MAX;
 
 /// Time between two questions whether a new topic is known.
 const KNOWN_POLL: Duration = Duration::from_millis(50);
+/// How often a client is asked why it cannot connect. Each time takes up to twice [`KNOWN_POLL`].
+const CONNECTION_POLLS: usize = 50;
 
 /// How to create the topic.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +52,8 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
         .set("compression.type", "producer")
         .set("retention.bytes", "-1")
         .set("retention.ms", &retention);
-    let created = admin.create_topics([&topic], &options()).await.map_err(|error| TopicError::new(settings, &error))?;
+    let created = admin.create_topics([&topic], &options()).await;
+    let created = created.map_err(|error| explain(settings, &error))?;
     match created.into_iter().next() {
         Some(Ok(_)) => wait_until_known(settings, &admin).await.map(|()| Created::Created),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
@@ -74,7 +80,7 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
     let admin = admin(settings)?;
     let partitions = partition_count(settings, &admin).await?;
     let described = admin.describe_configs([&ResourceSpecifier::Topic(&settings.topic)], &options()).await;
-    let described = described.map_err(|error| TopicError::new(settings, &error))?;
+    let described = described.map_err(|error| explain(settings, &error))?;
     let config = match described.into_iter().next() {
         Some(Ok(config)) => config,
         Some(Err(code)) => return Err(TopicError::Other(format!("the topic cannot be described: {code}"))),
@@ -126,7 +132,7 @@ async fn partition_count(
 ) -> Result<u32, TopicError> {
     // The request blocks its thread. There is one per start.
     let metadata = tokio::task::block_in_place(|| admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT));
-    let metadata = metadata.map_err(|error| TopicError::new(settings, &error))?;
+    let metadata = metadata.map_err(|error| explain(settings, &error))?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == settings.topic);
     match topic {
         Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => Ok(topic.partitions().len() as u32),
@@ -136,6 +142,54 @@ async fn partition_count(
 
 fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, TopicError> {
     settings.client().create().map_err(|error| TopicError::new(settings, &error))
+}
+
+/// Why a request failed. If its time was up, that is all the client says, so another one finds out why it cannot connect.
+fn explain(settings: &KafkaSettings, error: &KafkaError) -> TopicError {
+    let failed = TopicError::new(settings, error);
+    match failed {
+        TopicError::Unreachable { .. } => tokio::task::block_in_place(|| connection_error(settings)).unwrap_or(failed),
+        other => other,
+    }
+}
+
+/// Connects, and answers why that failed. Of all clients, producers are the simplest that report it.
+fn connection_error(settings: &KafkaSettings) -> Option<TopicError> {
+    let producer: BaseProducer<ConnectionErrors> =
+        settings.client().create_with_context(ConnectionErrors::default()).ok()?;
+    let context = producer.client().context();
+    for _ in 0..CONNECTION_POLLS {
+        // It connects when it is asked something.
+        if producer.client().fetch_metadata(Some(&settings.topic), KNOWN_POLL).is_ok() {
+            return None;
+        }
+        producer.poll(KNOWN_POLL);
+        if let Some((error, reason)) = &*context.last.lock() {
+            return Some(TopicError::of_connection(settings, error, reason));
+        }
+    }
+    None
+}
+
+/// Remembers why a connection failed.
+#[derive(Default)]
+struct ConnectionErrors {
+    last: Mutex<Option<(KafkaError, String)>>,
+}
+
+impl ClientContext for ConnectionErrors {
+    fn error(&self, error: KafkaError, reason: &str) {
+        // That all brokers are down follows from another error, and says less.
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
+            *self.last.lock() = Some((error, reason.to_owned()));
+        }
+    }
+}
+
+impl ProducerContext for ConnectionErrors {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
 
 fn options() -> AdminOptions {

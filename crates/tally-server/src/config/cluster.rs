@@ -13,6 +13,9 @@ use tally_cluster::tls::{TlsClient, TlsServer};
 
 use super::{ConfigError, Setting, invalid, place, validate_duration, validate_switch};
 
+/// How a user name and password can be given to Kafka.
+const KAFKA_MECHANISMS: [&str; 3] = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"];
+
 /// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
 pub const CLUSTER_KEYS: [&str; 31] = [
     "kafka",
@@ -223,6 +226,16 @@ fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
     let login = match (given.optional("kafka_user"), given.optional("kafka_password")) {
         (Some(user), Some(password)) => {
             let mechanism = given.text("kafka_mechanism", "PLAIN");
+            if !KAFKA_MECHANISMS.contains(&mechanism.as_str()) {
+                let known = KAFKA_MECHANISMS.join(", ");
+                return Err(ConfigError(format!("`cluster.kafka_mechanism`: `{mechanism}` is none of {known}")));
+            }
+            if mechanism != "PLAIN" && !tally_cluster::kafka::HAS_TLS {
+                return Err(ConfigError(format!(
+                    "`cluster.kafka_mechanism`: this binary was built without `{mechanism}`; build it with --features \
+                     kafka-tls"
+                )));
+            }
             Some(KafkaLogin { user, password, mechanism })
         }
         (None, None) => None,
@@ -329,6 +342,9 @@ mod tests {
         assert!(refused(&[("standbys", "9")]).contains("is not a number from 0 to 8"));
         assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));
         assert!(refused(&[("kafka_user", "u")]).contains("kafka_password"));
+        let login = |mechanism| [("kafka_user", "u"), ("kafka_password", "p"), ("kafka_mechanism", mechanism)];
+        assert!(refused(&login("GSSAPI")).contains("is none of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"));
+        assert!(refused(&login("SCRAM-SHA-256")).contains("--features kafka-tls"));
         let wrong = validate(&given(&MINIMAL), &[setting("apo")]).unwrap_err().0;
         assert!(wrong.contains("did you mean `api`?"), "{wrong}");
     }
