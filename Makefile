@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster dist lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -108,6 +108,11 @@ bench-cluster: cluster-tools redis-tools ## A cluster compared with sub-counters
 	$(call say,benchmarks: a cluster)
 	@cargo build --release --locked
 	@cargo run --release -p tally-bench --locked -- --only cluster --rounds 3 --seconds 5 $(ARGS)
+
+dist: rust-tools ## A tarball, a Debian package and checksums, in target/dist
+	$(call say,packages)
+	@cargo build --release --locked
+	@deploy/dist.sh $(or $(CARGO_TARGET_DIR),target)/release/tally $(or $(CARGO_TARGET_DIR),target)/dist
 
 lint: rust-tools ## Format, tree rules and clippy, without running the tests
 	$(call say,format)

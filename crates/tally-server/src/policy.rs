@@ -43,6 +43,14 @@ impl Policies {
         self.persist_every = shorter(self.persist_every, policy.persist_every);
     }
 
+    /// The configured namespaces and their consistency, by name.
+    pub fn namespaces(&self) -> Vec<(String, Consistency)> {
+        let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let mut all: Vec<_> = self.consistency.iter().map(|(key, consistency)| (name(key), *consistency)).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
     /// How sub-counters work in the `best-effort` namespaces.
     pub fn shards(&self) -> &ShardPolicies {
         &self.shards

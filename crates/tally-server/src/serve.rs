@@ -308,7 +308,7 @@ async fn bind(flag: &'static str, addresses: &[SocketAddr]) -> Result<TcpListene
     })
 }
 
-/// Prints the addresses, the data directory, and a first command to try.
+/// Prints the version, the addresses, the settings that matter most, and a first command to try.
 fn print_banner(address: SocketAddr, resp: Option<SocketAddr>, config: &ServerConfig) {
     let reachable = reachable(address);
     let redis = resp.map_or_else(String::new, |resp| format!("  and redis on   redis://{}\n", self::reachable(resp)));
@@ -318,9 +318,20 @@ fn print_banner(address: SocketAddr, resp: Option<SocketAddr>, config: &ServerCo
         }
         None => format!("  data in        {}\n", config.data.display()),
     };
+    let memory = indicatif::BinaryBytes(config.memory_bytes);
+    let namespaces: Vec<String> = config
+        .policies
+        .namespaces()
+        .iter()
+        .map(|(name, consistency)| format!("{name} ({})", consistency.name()))
+        .collect();
+    let namespaces = match namespaces.is_empty() {
+        true => "all eventual".to_owned(),
+        false => format!("{}; all others eventual", namespaces.join(", ")),
+    };
     let text = format!(
-        "tally {}\n  listening on   http://{address}\n{redis}{data}  documentation  \
-         http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
+        "tally {}\n  listening on   http://{address}\n{redis}{data}  memory         {memory}\n  namespaces     \
+         {namespaces}\n  documentation  http://{reachable}/docs\n  try            curl -X POST http://{reachable}/api/v1/counters/hello/increment\n",
         env!("CARGO_PKG_VERSION")
     );
     // Standard output may be closed.
@@ -353,6 +364,8 @@ fn connections_within(files: usize, protocols: usize, memory_bytes: u64) -> usiz
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// A closed terminal. Settings are read at the start only, so there is nothing to reload.
+    hangup: Signal,
 }
 
 impl Signals {
@@ -360,13 +373,18 @@ impl Signals {
         // Exceeding the file size limit also raises SIGXFSZ, which would kill the process. With a handler the write just
         // fails, like on a full disk.
         let _ = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
 
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => "SIGHUP",
         }
     }
 }

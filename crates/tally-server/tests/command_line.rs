@@ -4,8 +4,9 @@
 
 mod harness;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use harness::{Ran, Server, run, serve, tally, write};
 use serde_json::Value;
@@ -53,6 +54,91 @@ fn json_output_has_every_value() {
 }
 
 #[test]
+fn counters_are_corrected_and_listed_from_the_command_line() {
+    let server = Server::start();
+    for key in ["likes:1", "likes:2", "views:1"] {
+        assert_eq!(client(&server, &["incr", key, "3"]).code, 0);
+    }
+    let set = client(&server, &["set", "likes:1", "-5", "--reason", "a & b", "--expected", "3", "--request-id", "s1"]);
+    assert_eq!(set.code, 0, "{}", set.err);
+    assert!(set.out.contains("-8"), "{}", set.out);
+    let refused = client(&server, &["set", "likes:1", "9", "--reason", "no", "--expected", "3"]);
+    assert_eq!(refused.code, 1);
+    assert!(refused.err.contains("not the expected value 3"), "{}", refused.err);
+    assert_eq!(client(&server, &["get", "-q", "likes:1", "likes:2"]).out, "-5\n3\n");
+    let listed = client(&server, &["list", "likes:"]);
+    assert!(listed.out.contains("likes:1") && listed.out.contains("likes:2"), "{}", listed.out);
+    assert!(!listed.out.contains("views:1") && listed.err.is_empty(), "{}", listed.out);
+    let first = client(&server, &["list", "--limit", "1", "-o", "json"]);
+    assert_eq!(json(&first)["counters"].as_array().unwrap().len(), 1);
+    assert!(first.err.contains("There are more counters"), "{}", first.err);
+    assert_eq!(client(&server, &["delete", "likes:1", "--reason", "gone: 100 % & more"]).code, 0);
+    let ledger = client(&server, &["ledger", "likes:1"]);
+    assert!(ledger.out.contains("a & b") && ledger.out.contains("gone: 100 % & more"), "{}", ledger.out);
+    assert_eq!(json(&client(&server, &["ledger", "likes:1", "-o", "json"]))["entries"][1]["kind"], "delete");
+}
+
+#[test]
+fn a_listing_of_all_counters_goes_through_all_pages() {
+    let server = Server::start();
+    let increments: Vec<_> = (0..1_500).map(|i| serde_json::json!({"key": format!("page:{i:04}")})).collect();
+    for increments in increments.chunks(500) {
+        let body = serde_json::json!({ "increments": increments }).to_string();
+        assert_eq!(server.send("POST", "/api/v1/counters/batch-increment", &body).status, 200);
+    }
+    let all = json(&client(&server, &["list", "page:", "--all", "-o", "json"]));
+    let keys: Vec<&str> = all["counters"].as_array().unwrap().iter().map(|c| c["key"].as_str().unwrap()).collect();
+    assert_eq!(keys.len(), 1_500);
+    assert!(keys.is_sorted() && keys[1_499] == "page:1499");
+}
+
+#[test]
+fn server_and_output_may_come_before_the_command() {
+    let server = Server::start();
+    let ran = run(tally().args(["--server", &server.base, "-o", "json", "incr", "a"]));
+    assert_eq!(json(&ran)["value"], 1);
+    let ran = run(tally().args(["--server", "h", "serve"]));
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("--server"), "{}", ran.err);
+}
+
+#[test]
+fn the_start_says_what_matters() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path().join("tally.toml"), "[namespaces.views]\nconsistency = \"best-effort\"\n");
+    let mut command = serve(&dir.path().join("data"));
+    let mut child =
+        command.arg("--config").arg(&file).args(["--memory", "512MiB"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut said: Vec<String> = Vec::new();
+    for line in lines {
+        said.push(line);
+        if said.last().unwrap().contains("  try") {
+            break;
+        }
+    }
+    let said = said.join("\n");
+    for expected in ["tally 0.", "512.00 MiB", "views (best-effort)", "all others eventual", "data in"] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    // As when its terminal is closed.
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    assert!(child.wait().unwrap().success(), "SIGHUP drains like SIGTERM");
+}
+
+#[test]
+fn manual_pages_are_printed_for_tally_and_for_each_command() {
+    assert!(run(tally().arg("man")).out.contains(".TH tally 1"));
+    let serve = run(tally().args(["man", "serve"])).out;
+    assert!(serve.contains("Data directory"), "{serve}");
+    let unknown = run(tally().args(["man", "frobnicate"]));
+    assert_eq!(unknown.code, 2);
+    assert!(unknown.err.contains("frobnicate"), "{}", unknown.err);
+    assert_eq!(run(tally().arg("version")).out, run(tally().arg("--version")).out);
+}
+
+#[test]
 fn a_request_id_counts_once() {
     let server = Server::start();
     let once = client(&server, &["incr", "a", "--request-id", "r1", "-o", "json"]);
@@ -90,7 +176,9 @@ fn failures_say_what_to_do_next() {
 
 #[test]
 fn every_help_text_has_examples() {
-    for command in [&[][..], &["serve"], &["incr"], &["decr"], &["get"], &["stats"], &["check"], &["completions"]] {
+    const COMMANDS: &str =
+        "serve incr decr get stats list set delete ledger export import check cluster completions man version";
+    for command in COMMANDS.split_whitespace().map(Some).chain([None]) {
         let ran = run(tally().args(command).arg("--help"));
         assert_eq!(ran.code, 0);
         assert!(ran.out.contains("Examples:") && ran.out.contains("tally "), "{command:?}: {}", ran.out);

@@ -12,10 +12,11 @@ const EXAMPLES: &str = "Examples:
   tally incr likes:post:42            add 1
   tally get likes:post:42             read it
   tally stats likes:post:42           read its rates, minimum and maximum
+  tally list likes:                   list counters by prefix
   tally export -o counters.jsonl      write every counter to a file
   tally check ./tally-data            verify a data directory
 
-The HTTP API is documented at http://127.0.0.1:7300/docs. Any Redis client works too:
+--server and -o can come before the command or after it. The HTTP API is documented at http://127.0.0.1:7300/docs. Any Redis client works too:
   redis-cli -p 7379 INCR likes:post:42";
 
 /// A durable counter service.
@@ -38,6 +39,14 @@ pub enum CliCommand {
     Get(GetArgs),
     /// Read one counter with its statistics.
     Stats(StatsArgs),
+    /// List counters in the order of their keys.
+    List(ListArgs),
+    /// Set a counter to a value. The ledger records it.
+    Set(SetArgs),
+    /// Delete a counter. Its ledger stays.
+    Delete(DeleteArgs),
+    /// Show the corrections of a counter.
+    Ledger(LedgerArgs),
     /// Write every counter of a running server to a file.
     Export(ExportArgs),
     /// Load counters that another server exported.
@@ -48,6 +57,11 @@ pub enum CliCommand {
     Cluster(ClusterArgs),
     /// Print a completion script for a shell.
     Completions(CompletionsArgs),
+    /// Print a manual page.
+    Man(ManArgs),
+    /// Print the version.
+    #[command(after_help = VERSION_EXAMPLES)]
+    Version,
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -63,7 +77,7 @@ Precedence: flag, TALLY_… variable, file, default. The file is TOML:
   [namespaces.views]
   consistency = \"best-effort\"        # best-effort, eventual, accurate or exact
 
-SIGTERM and Ctrl-C drain, flush and exit 0. A second signal stops at once.";
+SIGTERM, SIGHUP and Ctrl-C drain, flush and exit 0. A second signal stops at once.";
 
 /// Settings of a server, as text: they are validated together with those of the file.
 #[derive(Args)]
@@ -193,6 +207,7 @@ pub struct DecrArgs {
 const GET_EXAMPLES: &str = "Examples:
   tally get likes:post:42
   tally get likes:post:42 likes:post:43 views:post:42
+  tally get -q likes:post:42                    only the number
   tally get likes:post:42 -o json | jq '.counters[0].value'";
 
 #[derive(Args)]
@@ -201,6 +216,9 @@ pub struct GetArgs {
     /// Keys of the counters
     #[arg(value_name = "KEY", required = true)]
     pub keys: Vec<String>,
+    /// Print only the values, one per line
+    #[arg(short, long, conflicts_with = "output")]
+    pub quiet: bool,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -212,6 +230,83 @@ const STATS_EXAMPLES: &str = "Examples:
 #[derive(Args)]
 #[command(after_help = STATS_EXAMPLES)]
 pub struct StatsArgs {
+    /// Key of the counter
+    pub key: String,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const LIST_EXAMPLES: &str = "Examples:
+  tally list
+  tally list likes:
+  tally list likes: --limit 5000 -o json
+  tally list --all";
+
+#[derive(Args)]
+#[command(after_help = LIST_EXAMPLES)]
+pub struct ListArgs {
+    /// Only keys that begin with this
+    #[arg(default_value = "")]
+    pub prefix: String,
+    /// Most counters to list
+    #[arg(long, value_name = "N", default_value_t = 100, conflicts_with = "all",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+    /// List all of them
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const SET_EXAMPLES: &str = "Examples:
+  tally set likes:post:42 1000 --reason 'imported from the old site'
+  tally set stock:sku:1 0 --expected 3 --reason 'sold elsewhere'     only if it is 3 now";
+
+#[derive(Args)]
+#[command(after_help = SET_EXAMPLES)]
+pub struct SetArgs {
+    /// Key of the counter
+    pub key: String,
+    /// The new value
+    #[arg(value_name = "N", allow_negative_numbers = true)]
+    pub value: i64,
+    /// Why, for the ledger
+    #[arg(long)]
+    pub reason: String,
+    /// Change it only if this is its value
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub expected: Option<i64>,
+    /// Request id: a retry with the same id changes nothing
+    #[arg(long, value_name = "ID")]
+    pub request_id: Option<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const DELETE_EXAMPLES: &str = "Examples:
+  tally delete likes:post:42
+  tally delete likes:post:42 --reason 'post removed'";
+
+#[derive(Args)]
+#[command(after_help = DELETE_EXAMPLES)]
+pub struct DeleteArgs {
+    /// Key of the counter
+    pub key: String,
+    /// Why, for the ledger
+    #[arg(long)]
+    pub reason: Option<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const LEDGER_EXAMPLES: &str = "Examples:
+  tally ledger likes:post:42
+  tally ledger likes:post:42 -o json | jq '.entries[].reason'";
+
+#[derive(Args)]
+#[command(after_help = LEDGER_EXAMPLES)]
+pub struct LedgerArgs {
     /// Key of the counter
     pub key: String,
     #[command(flatten)]
@@ -331,3 +426,17 @@ pub struct CompletionsArgs {
     #[arg(value_enum)]
     pub shell: Shell,
 }
+
+const MAN_EXAMPLES: &str = "Examples:
+  tally man | man -l -
+  tally man serve > /usr/local/share/man/man1/tally-serve.1";
+
+#[derive(Args)]
+#[command(after_help = MAN_EXAMPLES)]
+pub struct ManArgs {
+    /// Command to describe; without one, all of Tally
+    pub command: Option<String>,
+}
+
+const VERSION_EXAMPLES: &str = "Examples:
+  tally version";

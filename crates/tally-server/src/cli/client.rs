@@ -49,6 +49,16 @@ pub enum CallError {
     InvalidAnswer(String),
 }
 
+impl Answer {
+    /// An answer that was put together from several.
+    pub fn of(value: &impl serde::Serialize) -> Result<Answer, CallError> {
+        let invalid = |error: serde_json::Error| CallError::InvalidAnswer(error.to_string());
+        let text = serde_json::to_string(value).map_err(invalid)?;
+        let value = serde_json::from_str(&text).map_err(invalid)?;
+        Ok(Answer { text, value })
+    }
+}
+
 impl ApiClient {
     /// A client of the server in the arguments.
     pub fn new(args: &ClientArgs) -> Self {
@@ -81,6 +91,16 @@ impl ApiClient {
         self.call(Request::post(self.url(path)).header("content-type", "application/json").body(body))
     }
 
+    /// Sends a PUT.
+    pub fn put(&self, path: &str, body: &Value) -> Result<Answer, CallError> {
+        self.call(Request::put(self.url(path)).header("content-type", "application/json").body(body.to_string()))
+    }
+
+    /// Sends a DELETE.
+    pub fn delete(&self, path: &str) -> Result<Answer, CallError> {
+        self.call(Request::delete(self.url(path)).body(String::new()))
+    }
+
     fn url(&self, path: &str) -> String {
         format!("{}/api/v1{path}", self.base)
     }
@@ -89,7 +109,7 @@ impl ApiClient {
         let unreachable = |why: String| CallError::Unreachable { base: self.base.clone(), why };
         let request = request.map_err(|error| unreachable(error.to_string()))?;
         let answered = match request.method().as_str() {
-            "GET" => self.agent.run(request.map(|_| ())),
+            "GET" | "DELETE" => self.agent.run(request.map(|_| ())),
             _ => self.agent.run(request),
         };
         let response = answered.map_err(|error| unreachable(error.to_string()))?;
@@ -171,6 +191,11 @@ pub fn encode_key(key: &str) -> String {
         "." | ".." => key.replace('.', "%2E"),
         _ => utf8_percent_encode(key, ENCODED).to_string(),
     }
+}
+
+/// Any text as a query value.
+pub fn encode_value(text: &str) -> String {
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `tally incr`, `decr`, `get` and `stats`: counters of a running server.
+//! `tally incr`, `decr`, `get`, `list` and `stats`: counters of a running server.
 
 use std::process::ExitCode;
 
@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::args::{DecrArgs, GetArgs, IncrArgs, StatsArgs};
-use super::client::{Answer, ApiClient, CallError, encode_key};
+use super::args::{DecrArgs, GetArgs, IncrArgs, ListArgs, StatsArgs};
+use super::client::{Answer, ApiClient, CallError, encode_key, encode_value};
+use super::output;
 
 /// Most bytes of encoded keys per request, well below the server's limit on the head.
 const KEYS_BYTES_MAX: usize = 16 << 10;
@@ -40,7 +41,8 @@ fn change(
     client.post(&format!("/counters/{}/{verb}", encode_key(key)), &Value::Object(body))
 }
 
-fn write_table(answer: &Value) -> Vec<Vec<String>> {
+/// The outcome of a change.
+pub fn write_table(answer: &Value) -> Vec<Vec<String>> {
     let note = if answer.get("duplicate") == Some(&Value::Bool(true)) { "duplicate" } else { "" };
     let applied = answer.get("applied").and_then(Value::as_i64).unwrap_or_default();
     vec![
@@ -52,7 +54,51 @@ fn write_table(answer: &Value) -> Vec<Vec<String>> {
 /// `tally get`.
 pub fn get(args: &GetArgs) -> ExitCode {
     let client = ApiClient::new(&args.client);
-    client.finish(read_all(&client, &args.keys), readings_table)
+    let read = read_all(&client, &args.keys);
+    match read {
+        Ok(answer) if args.quiet => {
+            let counters = answer.value.get("counters").and_then(Value::as_array).into_iter().flatten();
+            counters.for_each(|counter| output::text(&format!("{}\n", text(counter, "value"))));
+            ExitCode::SUCCESS
+        }
+        read => client.finish(read, readings_table),
+    }
+}
+
+/// `tally list`.
+pub fn list(args: &ListArgs) -> ExitCode {
+    let client = ApiClient::new(&args.client);
+    let limit = if args.all { u64::MAX } else { args.limit };
+    let listed = read_pages(&client, &args.prefix, limit);
+    if let Ok((_, Some(_))) = &listed {
+        output::note(&"There are more counters: use --all, --limit or a longer prefix.");
+    }
+    client.finish(listed.map(|(answer, _)| answer), readings_table)
+}
+
+/// A page of a listing.
+#[derive(Deserialize)]
+struct CounterPage {
+    counters: Vec<Box<RawValue>>,
+    next_cursor: Option<String>,
+}
+
+/// Up to this many counters, and where the next ones begin.
+fn read_pages(client: &ApiClient, prefix: &str, limit: u64) -> Result<(Answer, Option<String>), CallError> {
+    let mut all = Counters::default();
+    let mut cursor = String::new();
+    loop {
+        let missing = limit - all.counters.len() as u64;
+        let size = missing.min(tally_core::limits::PAGE_ITEMS_MAX as u64);
+        let answer = client.get(&format!("/counters?prefix={}&limit={size}{cursor}", encode_value(prefix)))?;
+        let page: CounterPage = serde_json::from_str(&answer.text)
+            .map_err(|_| CallError::InvalidAnswer("the answer has no `counters`".into()))?;
+        all.counters.extend(page.counters);
+        match page.next_cursor {
+            Some(next) if (all.counters.len() as u64) < limit => cursor = format!("&cursor={next}"),
+            next => return Ok((Answer::of(&all)?, next)),
+        }
+    }
 }
 
 /// Counters as in the answer, with their fields in the original order.
@@ -69,9 +115,7 @@ fn read_all(client: &ApiClient, keys: &[String]) -> Result<Answer, CallError> {
         let mut page: Counters = serde_json::from_str(&answer.text).map_err(invalid)?;
         all.counters.append(&mut page.counters);
     }
-    let text = serde_json::to_string(&all).map_err(invalid)?;
-    let value = serde_json::from_str(&text).map_err(invalid)?;
-    Ok(Answer { text, value })
+    Answer::of(&all)
 }
 
 /// The keys, encoded and joined, in lists that each fit a request.
@@ -129,7 +173,8 @@ fn statistics(answer: &Value) -> Vec<Vec<String>> {
     ROWS.iter().map(|(name, field)| vec![(*name).to_owned(), text(answer, field)]).collect()
 }
 
-fn text(answer: &Value, field: &str) -> String {
+/// A field for a table.
+pub fn text(answer: &Value, field: &str) -> String {
     match answer.get(field) {
         Some(Value::String(text)) => text.clone(),
         None | Some(Value::Null) => "-".to_owned(),

@@ -18,6 +18,11 @@ pub fn table(rows: &[Vec<String>]) {
     print(&text);
 }
 
+/// Prints text as it is.
+pub fn text(text: &str) {
+    print(text);
+}
+
 /// Prints JSON.
 pub fn json(value: &dyn Display) {
     print(&format!("{value}\n"));

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod containers;
+mod dist;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod monitoring;
