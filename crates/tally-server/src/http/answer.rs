@@ -57,7 +57,7 @@ pub struct WriteAnswer<'a> {
     /// The key.
     #[schema(example = "likes:post:42")]
     key: &'a str,
-    /// The value after the write.
+    /// The value after the write. In a replayed answer it is the first one's: the counter may have changed since.
     value: i64,
     /// The change applied, with its sign.
     applied: i64,
@@ -65,7 +65,7 @@ pub struct WriteAnswer<'a> {
     /// `null` if that is not known yet.
     #[schema(required)]
     duplicate: Option<bool>,
-    /// Whether the value is exact: decided and not estimated.
+    /// Whether the value is decided and not estimated. Never in `best-effort`, where a crash can take it back.
     exact: bool,
     /// When the change was made; for a replayed answer, when the first was given.
     #[schema(value_type = String, format = DateTime)]
@@ -92,7 +92,7 @@ impl<'a> WriteAnswer<'a> {
             value: outcome.value,
             applied: outcome.applied,
             duplicate: outcome.duplicate,
-            exact: outcome.exact,
+            exact: outcome.exact && consistency != Consistency::BestEffort,
             as_of: Timestamp(as_of),
             token: if names_a_position { Some(Displayed(token)) } else { None },
             exists: outcome.exists,
@@ -169,7 +169,7 @@ pub struct ReadAnswer<'a> {
     key_hex: Option<Hex<'a>>,
     /// The value; 0 for a counter that does not exist.
     value: i64,
-    /// Whether every acknowledged change is in the value.
+    /// Whether every acknowledged change is in the value, and no crash can take it back.
     exact: bool,
     /// The time of the reading.
     #[schema(value_type = String, format = DateTime)]
@@ -207,7 +207,7 @@ impl<'a> ReadAnswer<'a> {
             key: text,
             key_hex: text.is_none().then_some(Hex(key)),
             value: reading.value,
-            exact: reading.exact,
+            exact: reading.exact && consistency != Consistency::BestEffort,
             as_of: Timestamp(reading.as_of),
             staleness_ms: reading.staleness_ms,
             exists: reading.exists,
