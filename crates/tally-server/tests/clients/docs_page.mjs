@@ -33,23 +33,39 @@ try {
     hasExploreBox: document.querySelector(".topbar, .download-url-wrapper") !== null,
   }));
 
+  const api = await (await fetch(new URL("../openapi.json", page))).json();
+  const operations = Object.values(api.paths).flatMap((path) => Object.values(path));
+  const described = new Map(operations.map((call) => [`operations-${call.tags[0]}-${call.operationId}`, call]));
   const calls = [];
   for (const block of await tab.$$(".opblock")) {
     await block.$eval(".opblock-summary-control", (control) => control.click());
     const execute = await block.waitForSelector("button.execute");
+    // The fields of the form appear one after the other.
+    const isFilled = (node, fields, hasBody) => {
+      const rows = [...node.querySelectorAll("tr[data-param-name]")];
+      return (
+        rows.length === fields &&
+        rows.every((row) => row.querySelector("input, select, button")) &&
+        rows.every((row) => !row.querySelector(".required") || row.querySelector("input").value) &&
+        (!hasBody || node.querySelector(".opblock-section-request-body textarea")?.value)
+      );
+    };
+    const { parameters = [], requestBody } = described.get(await block.evaluate((node) => node.id));
+    await tab.waitForFunction(isFilled, { polling: 50 }, block, parameters.length, Boolean(requestBody));
     const prefilled = await block.evaluate((node) => ({
       id: node.id,
       requestId: node.querySelector("tr[data-param-name=Idempotency-Key] input")?.value ?? null,
     }));
     await execute.evaluate((button) => button.click());
-    const live = await block.waitForSelector(".live-responses-table tbody .response-col_status");
-    const status = await live.evaluate((cell) => cell.innerText.trim().split(/\s/)[0]);
+    const answered = (node) => node.querySelector(".live-responses-table tbody .response-col_status")?.innerText.trim();
+    await tab.waitForFunction(answered, { polling: 50 }, block);
     const call = await block.evaluate((node) => ({
       method: node.querySelector(".opblock-summary-method").innerText.trim(),
       path: node.querySelector(".opblock-summary-path").getAttribute("data-path"),
+      status: node.querySelector(".live-responses-table tbody .response-col_status").innerText.trim(),
       body: node.querySelector(".live-responses-table .highlight-code")?.innerText ?? "",
     }));
-    calls.push({ ...prefilled, ...call, status, width: await widthOf(tab) });
+    calls.push({ ...prefilled, ...call, width: await widthOf(tab) });
     // A page with every call open is slow.
     if (!prefilled.id.endsWith("-increment")) {
       await block.$eval(".opblock-summary-control", (control) => control.click());
