@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(usage.virtual_bytes, 23);
         assert_eq!(usage.resident_bytes, 24 * rustix::param::page_size() as u64);
         let ticks = rustix::param::clock_ticks_per_second() as f64;
-        assert_eq!((usage.user_seconds * ticks, usage.system_seconds * ticks), (14.0, 15.0));
+        assert_eq!((usage.user_seconds, usage.system_seconds), (14.0 / ticks, 15.0 / ticks));
         assert!((usage.started_after_boot.as_secs_f64() * ticks - 22.0).abs() < 0.01);
         assert!(parse_stat("1 (tally) S 1").is_none());
     }
