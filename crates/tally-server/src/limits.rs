@@ -20,8 +20,10 @@ pub const CONNECTIONS_MIN: usize = 16;
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Most headers of a request: hyper's default, which costs no allocation.
 pub const HEADERS_MAX: usize = 100;
-/// How long to keep reading after a request that could not be parsed, so that the client gets the answer.
+/// How long to wait for more of a request that was refused before it was read, so that the client gets the answer.
 pub const LINGER_MAX: Duration = Duration::from_secs(1);
+/// Most bytes to discard of such a request: the largest body twice. The connection of a client that sends more is reset.
+pub const LINGER_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
 /// Time limit for a request head, and for an idle connection.
 pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
 /// Largest body of a call on one counter: the longest id and reason fit, escaped.

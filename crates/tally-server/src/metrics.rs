@@ -1,7 +1,10 @@
-//! Metrics in the OpenMetrics format.
+//! Metrics of requests, connections, the engine and the process.
 //!
 //! Recording a request takes two relaxed atomic adds: its latency bucket and the sum. Everything else is computed when
 //! the metrics are scraped. A counter key is never a label.
+
+mod format;
+mod process;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +18,9 @@ use prometheus_client::registry::Registry;
 use tally_core::surface::{Figure, Measure};
 
 use crate::service::Service;
+
+pub use format::TextFormat;
+pub use process::process_usage;
 
 /// The kind of a request: the label `verb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,43 +249,23 @@ impl Drop for OpenConnection {
 type Label = (&'static str, &'static str);
 const NO_EXEMPLAR: Option<&prometheus_client::metrics::exemplar::Exemplar<[Label; 0], f64>> = None;
 
-/// Memory and CPU time of the process.
-pub struct ProcessUsage {
-    /// Resident memory.
-    pub resident_bytes: u64,
-    /// User CPU time.
-    pub user_seconds: f64,
-    /// System CPU time.
-    pub system_seconds: f64,
-}
-
-/// Reads `/proc/self/stat`; `None` if there is none.
-pub fn process_usage() -> Option<ProcessUsage> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the name of the program in brackets, and may contain anything.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    let ticks = rustix::param::clock_ticks_per_second() as f64;
-    Some(ProcessUsage {
-        resident_bytes: number(21)? * rustix::param::page_size() as u64,
-        user_seconds: number(11)? as f64 / ticks,
-        system_seconds: number(12)? as f64 / ticks,
-    })
-}
-
 /// Collects all metrics on each scrape.
 struct Scrape {
     protocols: Arc<[Arc<ProtocolMetrics>]>,
     service: Arc<Service>,
 }
 
-/// All metrics in the OpenMetrics text format.
-pub fn render(protocols: &Arc<[Arc<ProtocolMetrics>]>, service: &Arc<Service>) -> Result<String, fmt::Error> {
+/// All metrics as text.
+pub fn render(
+    protocols: &Arc<[Arc<ProtocolMetrics>]>,
+    service: &Arc<Service>,
+    format: TextFormat,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape { protocols: Arc::clone(protocols), service: Arc::clone(service) }));
     let mut out = String::with_capacity(16 << 10);
     text::encode(&mut out, &registry)?;
-    Ok(out)
+    Ok(format.convert(out))
 }
 
 impl fmt::Debug for Scrape {
@@ -293,6 +279,7 @@ impl Collector for Scrape {
         encode_build_info(&mut encoder, self.service.engine_name())?;
         encode_requests(&mut encoder, &self.protocols)?;
         encode_connections(&mut encoder, &self.protocols)?;
+        process::encode_process(&mut encoder)?;
         self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
     }
 }

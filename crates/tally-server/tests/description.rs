@@ -4,6 +4,8 @@
 
 mod harness;
 
+use std::collections::BTreeSet;
+
 use harness::Server;
 use serde_json::{Value, json};
 
@@ -27,11 +29,13 @@ fn parameter<'a>(operation: &'a Value, name: &str) -> &'a Value {
 
 #[test]
 fn every_answer_is_described() {
-    for (method, path, operation) in operations(&described()) {
+    let api = described();
+    for (method, path, operation) in operations(&api) {
         assert!(!operation["summary"].as_str().unwrap().is_empty(), "{method} {path}");
         let responses = operation["responses"].as_object().unwrap();
         assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path}");
         for (status, response) in responses {
+            let response = followed(&api, response);
             let description = response["description"].as_str().unwrap_or_default();
             assert!(!description.is_empty(), "{method} {path} {status}");
             for header in response["headers"].as_object().into_iter().flatten() {
@@ -77,7 +81,7 @@ fn every_call_lists_its_problems() {
             _ => &["400", "403", "421", "431", "500", "503", "507"],
         };
         for status in expected {
-            let content = &operation["responses"][status]["content"]["application/problem+json"];
+            let content = &followed(&api, &operation["responses"][status])["content"]["application/problem+json"];
             assert_eq!(content["schema"]["$ref"], "#/components/schemas/ProblemJson", "{method} {path} {status}");
         }
         // The items of a batch have ids of their own, and an import needs none.
@@ -262,5 +266,85 @@ fn parameters_have_their_limits() {
         assert_eq!((&keys["schema"]["type"], &keys["schema"]["items"]["type"]), (&json!("array"), &json!("string")));
         let item = &keys["schema"]["items"];
         assert_eq!((&item["minLength"], &item["maxLength"]), (&json!(1), &json!(512)), "{name}");
+    }
+}
+
+#[test]
+fn each_problem_is_described_once_with_an_example_that_is_like_the_real_ones() {
+    let server = Server::start();
+    let api = server.send("GET", "/openapi.json", "").json;
+    let mut used = BTreeSet::new();
+    for (method, path, operation) in operations(&api) {
+        for (status, response) in operation["responses"].as_object().unwrap() {
+            // `/readyz` says more than that the server is not available.
+            if !status.starts_with('2') && (path, status.as_str()) != ("/readyz", "503") {
+                let reference = response["$ref"].as_str().unwrap_or_else(|| panic!("{method} {path} {status}"));
+                used.insert((status.clone(), reference.to_owned()));
+            }
+        }
+    }
+    assert_eq!(used.iter().map(|(status, _)| status).collect::<BTreeSet<_>>().len(), used.len(), "{used:?}");
+    assert_eq!(used.len(), api["components"]["responses"].as_object().unwrap().len(), "{used:?}");
+    let kinds = server.send("GET", "/problems", "").json["problems"].as_array().unwrap().clone();
+    for (status, reference) in &used {
+        let content = &api.pointer(&reference[1..]).unwrap()["content"]["application/problem+json"];
+        assert_eq!(content["schema"]["$ref"], "#/components/schemas/ProblemJson");
+        let example = &content["example"];
+        let kind = kinds.iter().find(|kind| kind["type"] == example["type"]).unwrap();
+        assert_eq!((&example["title"], &example["status"]), (&kind["title"], &kind["status"]));
+        assert_eq!(example["status"].to_string(), *status);
+    }
+    let refused = server.send("POST", "/api/v1/counters/likes:post:42/increment", r#"{"amount":0}"#);
+    assert_eq!(
+        refused.json,
+        api["components"]["responses"]["InvalidRequest"]["content"]["application/problem+json"]["example"]
+    );
+}
+
+#[test]
+fn the_description_names_its_server_and_says_that_there_is_no_authentication() {
+    let api = described();
+    assert_eq!(api["servers"][0]["url"], "/");
+    assert_eq!((&api["security"], &api["components"]["securitySchemes"]), (&json!([]), &Value::Null));
+    assert!(api["info"]["description"].as_str().unwrap().contains("no authentication"));
+}
+
+/// The path and the query of a call, with the values that a form shows at first.
+fn prefilled(path: &str, operation: &Value) -> String {
+    let (mut path, mut query) = (path.to_owned(), Vec::new());
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        let name = parameter["name"].as_str().unwrap();
+        let shown = [&parameter["example"], &parameter["schema"]["example"], &parameter["schema"]["default"]];
+        let Some(value) = shown.into_iter().find(|value| !value.is_null()) else { continue };
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace(' ', "%20");
+        match parameter["in"].as_str().unwrap() {
+            "path" => path = path.replace(&format!("{{{name}}}"), &value),
+            "query" => query.push(format!("{name}={value}")),
+            place => panic!("{path}: an example for {name} in the {place}"),
+        }
+    }
+    if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) }
+}
+
+#[test]
+fn every_example_works_in_the_order_of_the_page_and_backwards() {
+    let api = described();
+    let mut calls: Vec<(String, String, String)> = Vec::new();
+    for (method, path, operation) in operations(&api) {
+        let body = match &operation["requestBody"]["content"]["application/json"] {
+            Value::Null => String::new(),
+            content => content["example"].as_object().map(|_| content["example"].to_string()).expect(path),
+        };
+        calls.push((method.to_uppercase(), prefilled(path, operation), body));
+    }
+    assert!(calls.iter().all(|(_, path, _)| !path.contains('{')), "{calls:?}");
+    for _ in 0..2 {
+        let server = Server::start();
+        for (method, path, body) in &calls {
+            let answer = server.send(method, path, body);
+            assert_eq!(answer.status, 200, "{method} {path} {body}: {}", answer.text);
+            assert!(answer.json["failed"].as_array().is_none_or(Vec::is_empty), "{}", answer.text);
+        }
+        calls.reverse();
     }
 }

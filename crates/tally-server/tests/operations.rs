@@ -7,9 +7,11 @@ mod harness;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use harness::wire::Resp;
-use harness::{Server, limited, run, serve, wait_for, wait_until_equal};
+use harness::{PATIENCE, Server, limited, run, serve, wait_for, wait_until_equal};
 use serde_json::Value;
 
 #[test]
@@ -26,12 +28,12 @@ fn a_ready_server_is_live_and_ready() {
 
 /// Every sample of the metrics, by name and labels; fails on an invalid line.
 fn samples(text: &str) -> BTreeMap<String, f64> {
-    assert!(text.ends_with("# EOF\n"), "the text must end with EOF");
+    assert!(text.ends_with('\n'), "the last line must be complete");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
             let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
-            assert!(name.starts_with("tally_"), "{line}");
+            assert!(name.starts_with("tally_") || name.starts_with("process_"), "{line}");
             (name.to_owned(), value.parse::<f64>().unwrap_or_else(|_| panic!("no number: {line}")))
         })
         .collect()
@@ -46,7 +48,7 @@ fn metrics_count_requests_by_verb_and_status_and_name_no_key() {
     server.send("POST", "/api/v1/counters/secret-key/increment", "nonsense");
     server.send("GET", "/api/v1/counters/secret-key", "");
     let answer = server.send("GET", "/metrics", "");
-    assert!(answer.header("content-type").starts_with("application/openmetrics-text"));
+    assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
     assert!(!answer.text.contains("secret-key"));
     let samples = samples(&answer.text);
     let labels = |verb, status| format!(r#"{{protocol="http",verb="{verb}",status="{status}"}}"#);
@@ -164,13 +166,72 @@ fn the_documentation_works_without_a_network() {
     for part in page.text.split(['"', '\'']).filter(|part| part.ends_with(".js") || part.ends_with(".css")) {
         let asset = server.send("GET", &format!("/docs/{}", part.trim_start_matches("./")), "");
         assert_eq!(asset.status, 200, "{part}");
-        if part.contains("initializer") || part.ends_with("index.css") {
+        if part.contains("page.") {
             assert!(!asset.text.contains("://"), "{part} names another host");
-            assert!(!part.contains("initializer") || asset.text.contains("/openapi.json"));
+            assert!(!part.ends_with(".js") || asset.text.contains("/openapi.json"));
         }
         loaded += 1;
     }
-    assert!(loaded >= 3, "{}", page.text);
+    assert!(loaded >= 4, "{}", page.text);
+    assert!(page.header("content-security-policy").starts_with("default-src 'self';"));
+    assert!(page.text.contains(r#"<meta name="viewport" content="width=device-width, initial-scale=1">"#));
+    assert_eq!(server.send("GET", "/docs/index.html", "").status, 404);
+}
+
+#[test]
+fn metrics_come_in_the_format_that_was_asked_for() {
+    let server = Server::start();
+    server.send("POST", "/api/v1/counters/a/increment", "");
+    // A series appears when it is first used.
+    server.send("GET", "/metrics", "");
+    let scrape = |accept: &str| server.client().send("GET", "/metrics", &[("accept", accept)], "");
+    let classic = scrape("*/*");
+    assert!(classic.header("content-type").starts_with("text/plain; version=0.0.4"));
+    assert!(classic.text.contains("# TYPE tally_requests_total counter\n") && !classic.text.contains("# EOF"));
+    assert!(classic.text.contains("# TYPE tally_build_info gauge\n"));
+    let open = scrape("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert!(open.header("content-type").starts_with("application/openmetrics-text; version=1.0.0"));
+    assert!(open.text.contains("# TYPE tally_requests counter\n") && open.text.ends_with("# EOF\n"));
+    assert_eq!((classic.header("vary"), open.header("vary")), ("accept", "accept"));
+    let names = |text: &str| samples(text).into_keys().collect::<BTreeSet<_>>();
+    assert_eq!(names(&classic.text), names(&open.text));
+}
+
+#[test]
+fn promtool_has_nothing_to_say_about_the_metrics() {
+    let server = Server::start();
+    server.send("POST", "/api/v1/counters/a/increment", "");
+    let check = |text: &str| {
+        let mut promtool = Command::new("promtool");
+        promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut promtool = promtool.spawn().expect("promtool is not installed: run `make deploy-tools`");
+        promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = promtool.wait_with_output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+        )
+    };
+    let text = server.send("GET", "/metrics", "").text;
+    assert_eq!(check(&text), (Some(0), String::new()));
+    assert_ne!(check(&text.replace("# HELP tally_counters ", "# HELP other ")).0, Some(0), "the check can fail");
+}
+
+#[test]
+fn metrics_of_the_process_are_there_under_their_usual_names() {
+    let server = Server::start();
+    let text = server.send("GET", "/metrics", "").text;
+    let samples = samples(&text);
+    for name in ["cpu_seconds_total", "virtual_memory_bytes", "open_fds", "max_fds", "start_time_seconds"] {
+        assert!(samples[&format!("process_{name}")] >= 0.0, "{name}");
+    }
+    assert!(samples["process_resident_memory_bytes"] > f64::from(1 << 20));
+    assert!(samples["process_resident_memory_bytes"] <= samples["process_virtual_memory_bytes"]);
+    assert!(samples["process_open_fds"] > 3.0 && samples["process_open_fds"] <= samples["process_max_fds"]);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let age_s = now - samples["process_start_time_seconds"];
+    // The time of the boot is in whole seconds.
+    assert!((-2.0..PATIENCE.as_secs_f64()).contains(&age_s), "{age_s}");
 }
 
 #[test]

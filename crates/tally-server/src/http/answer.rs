@@ -58,24 +58,28 @@ pub struct WriteAnswer<'a> {
     #[schema(example = "likes:post:42")]
     key: &'a str,
     /// The value after the write. In a replayed answer it is the first one's: the counter may have changed since.
+    #[schema(example = 5)]
     value: i64,
     /// The change applied, with its sign.
+    #[schema(example = 5)]
     applied: i64,
     /// Whether the request id was used before, so that this is the first answer again.
     /// `null` if that is not known yet.
-    #[schema(required)]
+    #[schema(required, example = false)]
     duplicate: Option<bool>,
     /// Whether the value is decided and not estimated. Never in `best-effort`, where a crash can take it back.
+    #[schema(example = true)]
     exact: bool,
     /// When the change was made; for a replayed answer, when the first was given.
-    #[schema(value_type = String, format = DateTime)]
+    #[schema(value_type = String, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     as_of: Timestamp,
     /// Identifies the write. Opaque. A read with `?token=` includes the write or is answered 503. In a replayed answer it
     /// may be newer. Absent if no reading can be held to it: after an increment of a `best-effort` counter of a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = String, required = false, example = "60")]
     token: Option<Displayed<Token>>,
     /// Whether the counter exists after the write.
+    #[schema(example = true)]
     exists: bool,
     /// The consistency of the namespace.
     #[schema(value_type = String, example = "eventual")]
@@ -165,30 +169,34 @@ pub struct ReadAnswer<'a> {
     key: Option<&'a str>,
     /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys are written over RESP.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = String, required = false, example = "6c696b6573ff")]
     key_hex: Option<Hex<'a>>,
     /// The value; 0 for a counter that does not exist.
+    #[schema(example = 5)]
     value: i64,
     /// Whether every acknowledged change is in the value, and no crash can take it back.
+    #[schema(example = true)]
     exact: bool,
     /// The time of the reading.
-    #[schema(value_type = String, format = DateTime)]
+    #[schema(value_type = String, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     as_of: Timestamp,
     /// How old the reading was when it was answered.
     staleness_ms: u64,
     /// Whether the counter exists.
+    #[schema(example = true)]
     exists: bool,
     /// The number of sub-counters; 1 unless the namespace of a cluster is `best-effort`.
+    #[schema(example = 1)]
     shards: u32,
     /// `true` if some sub-counters could not be reached, so that the value lacks what they counted; otherwise absent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     partial: bool,
     /// The first change; `null` if there was none.
-    #[schema(value_type = Option<String>, required, format = DateTime)]
+    #[schema(value_type = Option<String>, required, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     created_at: Option<Timestamp>,
     /// The last change; `null` if there was none.
-    #[schema(value_type = Option<String>, required, format = DateTime)]
+    #[schema(value_type = Option<String>, required, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     updated_at: Option<Timestamp>,
     /// When the counter expires; absent if it does not. Times after the year 9999 are shown as its last millisecond.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,22 +235,30 @@ pub struct StatsAnswer<'a> {
     #[serde(flatten)]
     reading: ReadAnswer<'a>,
     /// The value again, as the total of the figures below.
+    #[schema(example = 5)]
     total: i64,
     /// The sum of everything ever added, including corrections.
+    #[schema(example = 7)]
     increments: u64,
     /// The sum of everything ever subtracted, including corrections, as a positive number.
+    #[schema(example = 2)]
     decrements: u64,
     /// The lowest value ever, including the initial 0.
     min: i64,
     /// The highest value ever, including the initial 0.
+    #[schema(example = 7)]
     max: i64,
     /// Net change per second over the last second: a sliding-window estimate, without corrections.
+    #[schema(example = 5.0)]
     rate_1s: f64,
     /// Net change per second over the last minute, estimated the same way.
+    #[schema(example = 0.08)]
     rate_1m: f64,
     /// Net change per second over the last hour, estimated the same way.
+    #[schema(example = 0.001)]
     rate_1h: f64,
     /// The value of each sub-counter.
+    #[schema(example = json!([5]))]
     shard_values: &'a [i64],
     /// Writes per second to each sub-counter; absent where a counter has none.
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
@@ -273,26 +289,31 @@ impl<'a> StatsAnswer<'a> {
 #[derive(Serialize, ToSchema)]
 pub struct LedgerEntryAnswer<'a> {
     /// The number of the entry, from 1.
+    #[schema(example = 1)]
     seq: u64,
     /// When it was made.
-    #[schema(value_type = String, format = DateTime)]
+    #[schema(value_type = String, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     at: Timestamp,
     /// `set`, `reset`, `adjust` or `delete`.
     #[schema(example = "adjust")]
     kind: &'static str,
     /// Who made it.
+    #[schema(example = "anonymous@127.0.0.1")]
     actor: &'a str,
     /// The reason given.
+    #[schema(example = "two likes came from bots")]
     reason: &'a str,
     /// The value before.
+    #[schema(example = 5)]
     before: i64,
     /// The value after.
+    #[schema(example = 3)]
     after: i64,
     /// SHA-256 of the previous entry, in hexadecimal.
-    #[schema(value_type = String)]
+    #[schema(value_type = String, example = "0000000000000000000000000000000000000000000000000000000000000000")]
     previous: Hex<'a>,
     /// SHA-256 of this entry and, through `previous`, of all before it.
-    #[schema(value_type = String)]
+    #[schema(value_type = String, example = "675e8998c17147a8004ae36d096bdb0b8060ba85a9be5f2c4c383b3d65f3db89")]
     hash: Hex<'a>,
 }
 

@@ -126,8 +126,10 @@ struct BatchAnswer<'a> {
     /// One per item, in order.
     results: Vec<ItemAnswer<'a>>,
     /// Items applied, including those answered as duplicates.
+    #[schema(example = 1)]
     succeeded: usize,
     /// Items that changed nothing.
+    #[schema(example = 0)]
     failed: usize,
 }
 
@@ -179,7 +181,9 @@ impl Verdict<'_> {
 /// Up to 10,000 increments, applied in order. Each succeeds or fails on its own; results are in the same order.
 #[utoipa::path(
     post, path = "/api/v1/counters/batch-increment", tag = "counters",
-    request_body = BatchSchema,
+    request_body(content = BatchSchema, example = json!({
+        "increments": [{ "key": "likes:post:42", "amount": 5 }, { "key": "likes:post:43" }],
+    })),
     responses((status = 200, description = "The result of each increment, in order", body = BatchAnswer), BatchProblems),
 )]
 pub async fn batch_increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {

@@ -85,7 +85,7 @@ const DELETED_WITHOUT_REASON: &str = "deleted without a reason";
 #[utoipa::path(
     put, path = "/api/v1/counters/{key}", tag = "corrections",
     params(KeyInPath, IdInHeader),
-    request_body = SetValue,
+    request_body(content = SetValue, example = json!({ "value": 100, "reason": "taken over from the old system" })),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn set(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -101,7 +101,7 @@ pub async fn set(State(app): State<App>, request: Request) -> Result<Response, P
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/reset", tag = "corrections",
     params(KeyInPath, IdInHeader),
-    request_body = Reset,
+    request_body(content = Reset, example = json!({ "reason": "the contest starts again" })),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn reset(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -113,7 +113,7 @@ pub async fn reset(State(app): State<App>, request: Request) -> Result<Response,
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/adjust", tag = "corrections",
     params(KeyInPath, IdInHeader),
-    request_body = Adjust,
+    request_body(content = Adjust, example = json!({ "delta": -2, "reason": "two likes came from bots" })),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn adjust(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -199,11 +199,12 @@ pub async fn delete(State(app): State<App>, request: Request) -> Result<Response
 #[derive(Serialize, ToSchema)]
 struct LedgerAnswer<'a> {
     /// The counter.
+    #[schema(example = "likes:post:42")]
     key: &'a str,
     /// One page of corrections.
     entries: Vec<LedgerEntryAnswer<'a>>,
     /// `after` of the next page; `null` on the last page.
-    #[schema(required)]
+    #[schema(required, example = json!(null))]
     next: Option<u64>,
 }
 

@@ -116,7 +116,7 @@ impl Amount {
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/increment", tag = "counters",
     params(KeyInPath, IdInHeader),
-    request_body(content = Amount, description = "An empty body means 1"),
+    request_body(content = Amount, description = "An empty body means 1", example = json!({ "amount": 5 })),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn increment(State(app): State<App>, request: Request) -> Result<Response, Problem> {
@@ -130,7 +130,7 @@ pub async fn increment(State(app): State<App>, request: Request) -> Result<Respo
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/decrement", tag = "counters",
     params(KeyInPath, IdInHeader),
-    request_body(content = Amount, description = "An empty body means 1"),
+    request_body(content = Amount, description = "An empty body means 1", example = json!({ "amount": 2 })),
     responses(WriteAnswered, WriteProblems, Conflict),
 )]
 pub async fn decrement(State(app): State<App>, request: Request) -> Result<Response, Problem> {

@@ -1,7 +1,7 @@
 //! Health and metrics, for operators.
 
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use tally_core::surface::Health;
@@ -9,29 +9,34 @@ use utoipa::ToSchema;
 
 use super::App;
 use super::answer::json;
-use super::problem::{Kind, Problem, ProblemJson};
-use crate::metrics;
+use super::openapi::{AnyProblems, Failed};
+use super::problem::{Kind, Problem};
+use crate::metrics::{self, TextFormat};
 
 /// Whether the server accepts requests.
 #[derive(Serialize, ToSchema)]
 struct Readiness {
     /// Whether to send requests to this server.
+    #[schema(example = true)]
     ready: bool,
     /// `ready`, `degraded`, `recovering`, `disk-full`, `poisoned` or `closing`.
     #[schema(example = "ready")]
     state: &'static str,
     /// Whether reads are answered.
+    #[schema(example = true)]
     reads: bool,
     /// Whether writes are answered.
+    #[schema(example = true)]
     writes: bool,
     /// An explanation, and what to do.
+    #[schema(example = "reads and writes work")]
     detail: String,
 }
 
 /// Whether the process is alive.
 #[utoipa::path(
     get, path = "/livez", tag = "operations",
-    responses((status = 200, description = "Alive", body = String, content_type = "text/plain")),
+    responses((status = 200, description = "Alive", body = String, content_type = "text/plain", example = "ok"), AnyProblems),
 )]
 pub async fn livez() -> Response {
     let mut response = "ok".into_response();
@@ -46,7 +51,7 @@ pub async fn livez() -> Response {
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses((status = 200, description = "Ready", body = Readiness),
-        (status = 503, description = "Not ready", body = Readiness)),
+        (status = 503, description = "Not ready", body = Readiness), AnyProblems),
 )]
 pub async fn readyz(State(app): State<App>) -> Response {
     let readiness = of_health(app.service.health());
@@ -82,19 +87,23 @@ fn of_health(health: Health) -> Readiness {
     }
 }
 
-/// Metrics in the OpenMetrics text format.
+/// Metrics for Prometheus.
+///
+/// In the text format of Prometheus, or as OpenMetrics if `Accept` asks for `application/openmetrics-text`.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
-    responses((status = 200, description = "OpenMetrics text", body = String,
-            content_type = "application/openmetrics-text"),
-        (status = 500, description = "The metrics could not be written", body = ProblemJson,
-            content_type = "application/problem+json")),
+    responses((status = 200, description = "Every metric", content(
+            (String = "text/plain", example = "tally_counters 1.0"),
+            (String = "application/openmetrics-text", example = "tally_counters 1.0"),
+        )), AnyProblems, Failed),
 )]
-pub async fn show_metrics(State(app): State<App>) -> Result<Response, Problem> {
-    let text = metrics::render(&app.protocols, &app.service)
+pub async fn show_metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, Problem> {
+    let accept = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    let format = TextFormat::accepted(accept);
+    let text = metrics::render(&app.protocols, &app.service, format)
         .map_err(|error| Problem::new(Kind::Internal, format!("the metrics could not be written: {error}")))?;
     let mut response = text.into_response();
-    let content_type = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
 }

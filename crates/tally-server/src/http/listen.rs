@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::Server;
 use super::answer_room::AnswerPermit;
-use super::parse_errors::{AnswerBody, ConnectionPhase, HttpConnection};
+use super::parse_errors::{AnswerBody, ConnectionPhase, HttpConnection, RequestBody};
 use super::problem::{Kind, Problem};
 use crate::accept::{Listening, pause_after, prepare};
 use crate::admission::Caller;
@@ -85,8 +85,9 @@ fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &G
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let server = Arc::clone(&server);
         let answering = phase.begin();
+        let request = request.map(|body| Body::new(RequestBody::new(body, phase.clone())));
         async move {
-            let mut response = server.answer(request.map(Body::new), Peer(peer.ip())).await;
+            let mut response = server.answer(request, Peer(peer.ip())).await;
             let permit = AnswerPermit::take(&mut response);
             Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, permit, answering)))
         }

@@ -29,7 +29,7 @@ struct CountersAnswer<'a> {
     /// One reading per counter.
     counters: Vec<ReadAnswer<'a>>,
     /// `cursor` of the next page; `null` on the last page.
-    #[schema(required)]
+    #[schema(required, example = json!(null))]
     next_cursor: Option<String>,
 }
 

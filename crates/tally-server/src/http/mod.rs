@@ -83,7 +83,7 @@ impl Server {
     ) -> Self {
         let app = App { service, protocols, batch_room: Arc::default(), answer_room: Arc::default() };
         let routes = routes::all();
-        let docs = docs::pages(routes.described())
+        let docs = docs::pages(&routes.described())
             .fallback(not_found)
             .method_not_allowed_fallback(async |request: Request| routes::method_not_allowed(request.method()));
         Server { routes: routes.with_state(&app), docs, app, hosts, metrics }

@@ -31,13 +31,20 @@ use crate::service::Failure;
 #[derive(Serialize, ToSchema)]
 struct ExportAnswer {
     /// Counters with their ledgers, then request ids. Send them to `/import` of another server as they are.
-    #[schema(value_type = Vec<Object>)]
+    #[schema(value_type = Vec<Object>, example = json!([{
+        "key": "likes:post:42",
+        "counter": {
+            "value": 5, "increments": "5", "decrements": "0", "min": 0, "max": 5,
+            "created_at_ms": 1_772_442_847_482_u64, "updated_at_ms": 1_772_442_847_482_u64,
+            "rates": [5, 0, 5, 0, 5, 0],
+        },
+    }]))]
     items: Vec<Box<RawValue>>,
     /// `cursor` of the next page; `null` on the last page.
-    #[schema(required)]
+    #[schema(required, example = "r0")]
     next_cursor: Option<String>,
     /// About how many counters there are; only on the first page.
-    #[schema(required)]
+    #[schema(required, example = 1)]
     counters: Option<u64>,
 }
 
@@ -256,10 +263,12 @@ struct ImportSchema {
 #[derive(Serialize, ToSchema)]
 struct ImportAnswer<'a> {
     /// Items that changed something.
+    #[schema(example = 1)]
     imported: usize,
     /// Items that were here already.
     unchanged: usize,
     /// Items that were refused.
+    #[schema(example = json!([]))]
     failed: Vec<RefusedItem<'a>>,
 }
 
@@ -282,7 +291,16 @@ struct RefusedItem<'a> {
 /// of the imported one, the counter is refused in any case. `tally import` does this.
 #[utoipa::path(
     post, path = "/api/v1/import", tag = "operations",
-    request_body = ImportSchema,
+    request_body(content = ImportSchema, example = json!({
+        "items": [{
+            "key": "likes:post:7",
+            "counter": {
+                "value": 12, "increments": "15", "decrements": "3", "min": 0, "max": 13,
+                "created_at_ms": 1_772_442_847_482_u64, "updated_at_ms": 1_772_446_447_482_u64,
+                "rates": [0, 0, 0, 0, 0, 0],
+            },
+        }],
+    })),
     responses((status = 200, description = "How many items were imported, and which were not", body = ImportAnswer),
         BatchProblems),
 )]

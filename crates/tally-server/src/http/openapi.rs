@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 
 use utoipa::openapi::path::{Operation, Parameter};
 use utoipa::openapi::schema::{ArrayItems, KnownFormat, OneOfBuilder, SchemaFormat, SchemaType, Type};
-use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Schema};
+use utoipa::openapi::{
+    Components, ContentBuilder, Header, ObjectBuilder, OpenApi, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+};
 use utoipa::{IntoParams, IntoResponses, Number};
 
 use super::answer::WriteAnswer;
-use super::problem::ProblemJson;
+use super::problem::{Kind, Problem, ProblemJson};
 
 /// The head of the description.
 #[derive(utoipa::OpenApi)]
@@ -21,8 +23,11 @@ use super::problem::ProblemJson;
         description = "A durable counter service. Integers are 64-bit: use a parser that does not round them. Keys are \
             percent-encoded in paths. Errors are `application/problem+json` (RFC 9457) with a stable `type`; \
             `/problems` lists them all. Any request may also get `malformed-request` (400), `invalid-host` (400) or \
-            `head-too-large` (431).",
+            `head-too-large` (431). There is no authentication: every client that reaches the port may call everything.",
     ),
+    servers((url = "/", description = "The server that this description came from")),
+    // No authentication, said in a way that tools understand.
+    security(),
     // Named by the answers that are described here for many calls at once.
     components(schemas(ProblemJson, WriteAnswer)),
     tags(
@@ -56,7 +61,6 @@ pub struct IdInHeader {
         min_length = 1,
         max_length = 512,
         nullable = false,
-        example = "order-7731",
         pattern = r#"^("([^"\\]|\\["\\]){1,255}"|[^"\s](.{0,253}\S)?)$"#
     )]
     idempotency_key: Option<String>,
@@ -69,12 +73,10 @@ pub struct IdInHeader {
 pub struct ListingQuery {
     /// The counters to read, in this order, separated by commas. A comma within a key is `%2C`. Clients that escape
     /// every comma send `key` instead. Cannot be combined with `key`, `prefix`, `limit` or `cursor`.
-    #[param(style = Form, nullable = false, min_items = 1, max_items = 1000,
-        example = json!(["likes:post:42", "likes:post:43"]))]
+    #[param(style = Form, nullable = false, min_items = 1, max_items = 1000)]
     keys: Option<Vec<String>>,
     /// One counter to read; repeat it for more. Cannot be combined with `keys`, `prefix`, `limit` or `cursor`.
-    #[param(style = Form, explode, nullable = false, min_items = 1, max_items = 1000,
-        example = json!(["likes:post:42"]))]
+    #[param(style = Form, explode, nullable = false, min_items = 1, max_items = 1000)]
     key: Option<Vec<String>>,
     /// Only keys with this prefix.
     #[param(nullable = false, example = "likes:")]
@@ -93,7 +95,7 @@ pub struct ListingQuery {
 #[allow(dead_code, reason = "only described: `freshness` reads the query")]
 pub struct FreshnessQuery {
     /// The `token` of a write: the reading includes that write, or the call is answered 503.
-    #[param(nullable = false, min_length = 1, example = "50")]
+    #[param(nullable = false, min_length = 1)]
     token: Option<String>,
     /// The most milliseconds by which the reading may be behind. If none is that fresh, the call is answered 503.
     #[param(nullable = false, minimum = 0)]
@@ -136,7 +138,7 @@ pub struct ExportQuery {
 #[allow(dead_code, reason = "only described: `address` reads the query")]
 pub struct DeleteQuery {
     /// The reason, for the ledger: 1 to 1024 bytes. Without one the entry says `deleted without a reason`.
-    #[param(nullable = false, min_length = 1, max_length = 1024)]
+    #[param(nullable = false, min_length = 1, max_length = 1024, example = "the post was removed")]
     reason: Option<String>,
 }
 
@@ -152,6 +154,12 @@ pub struct BatchProblems;
 pub struct DeleteProblems;
 /// The problems of a read.
 pub struct ReadProblems;
+/// The problems that any request may get.
+pub struct AnyProblems;
+/// The problem of a path that names nothing.
+pub struct Missing;
+/// The problem of a call that fails only because of a bug.
+pub struct Failed;
 
 impl IntoResponses for WriteAnswered {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
@@ -194,18 +202,61 @@ impl IntoResponses for ReadProblems {
     }
 }
 
-fn problems(statuses: &[u16]) -> BTreeMap<String, RefOr<Response>> {
-    statuses.iter().map(|status| (status.to_string(), problem(*status).into())).collect()
+impl IntoResponses for AnyProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        problems(&[400, 421, 431])
+    }
 }
 
-fn problem(status: u16) -> Response {
-    let schema = Ref::from_schema_name("ProblemJson");
-    let content = ContentBuilder::new().schema(Some(schema)).build();
-    let response = ResponseBuilder::new().description(meaning(status)).content("application/problem+json", content);
-    match status {
-        // Only refusals by the state machine are remembered with the request id.
-        409 => response.header("Idempotent-Replayed", replayed()).build(),
-        _ => response.build(),
+impl IntoResponses for Missing {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        problems(&[404])
+    }
+}
+
+impl IntoResponses for Failed {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        problems(&[500])
+    }
+}
+
+/// References to the problems with these statuses: each is described once, in the components.
+fn problems(statuses: &[u16]) -> BTreeMap<String, RefOr<Response>> {
+    let described = DESCRIBED.iter().filter(|described| statuses.contains(&described.status()));
+    described.map(|one| (one.status().to_string(), Ref::from_response_name(one.name).into())).collect()
+}
+
+/// The problems with one status, as the description shows them.
+struct DescribedProblem {
+    /// The name of the component.
+    name: &'static str,
+    /// An example.
+    kind: Kind,
+    /// The detail of the example.
+    detail: &'static str,
+    /// The value of the example; only a 409 has one.
+    value: Option<i64>,
+    /// The problems with this status.
+    description: &'static str,
+}
+
+impl DescribedProblem {
+    fn status(&self) -> u16 {
+        self.kind.status().as_u16()
+    }
+
+    fn response(&self) -> Response {
+        let problem = Problem::new(self.kind, self.detail).with_value(self.value);
+        let example = serde_json::to_value(problem.json(Some(EXAMPLE_PATH))).ok();
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("ProblemJson"))).example(example).build();
+        let response =
+            ResponseBuilder::new().description(self.description).content("application/problem+json", content);
+        match self.status() {
+            // Only refusals by the state machine are remembered with the request id.
+            409 => response.header("Idempotent-Replayed", replayed()).build(),
+            503 => response.header("Retry-After", retry_after()).build(),
+            _ => response.build(),
+        }
     }
 }
 
@@ -216,32 +267,111 @@ fn replayed() -> Header {
     header
 }
 
-fn meaning(status: u16) -> &'static str {
-    match status {
-        400 => "The request is invalid; `detail` names the part. Nothing changed",
-        403 => "The request came from a page of another origin. Nothing changed",
-        408 => "The body took too long to arrive. Nothing changed",
-        409 => {
-            "The current value does not allow the change: a bound, the range of 64 bits, or `expected`. Nothing changed; \
-             `value` is the current value"
-        }
-        413 => "The body or the batch is too large. Nothing changed",
-        421 => "The request was sent to a host that is not this server. Nothing changed",
-        422 => {
-            "The request id was used before for another key, call, amount, bound, expected value or reason. Nothing \
-             changed"
-        }
-        431 => "Request line and headers have more than 16384 bytes or 100 headers. Nothing changed",
-        500 => "Stored data could not be read, or the server failed. Nothing changed",
-        503 => {
-            "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted; or it has no \
-             reading as fresh as `token` or `max_staleness_ms` asks for. With `outcome: none` nothing changed; with `outcome: unknown` the change may or may not survive: retry with the same \
-             request id. `Retry-After` says when"
-        }
-        507 => "The disk is full. Nothing changed; reads still work",
-        _ => "A problem",
-    }
+/// The header of an answer that says when to try again.
+fn retry_after() -> Header {
+    let mut header = Header::new(ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)).build());
+    header.description = Some("Seconds to wait before the next try".into());
+    header
 }
+
+/// The path in the examples of problems.
+const EXAMPLE_PATH: &str = "/api/v1/counters/likes:post:42/increment";
+
+const DESCRIBED: [DescribedProblem; 12] = [
+    DescribedProblem {
+        name: "InvalidRequest",
+        kind: Kind::InvalidAmount,
+        detail: "`amount` is 0; it must be an integer from 1 to 9223372036854775807: `increment` adds it, `decrement` \
+            subtracts it",
+        value: None,
+        description: "The request is invalid; `detail` names the part. Nothing changed",
+    },
+    DescribedProblem {
+        name: "OtherOrigin",
+        kind: Kind::CrossOrigin,
+        detail: "`Origin` and `Host` differ: a page of another site may not change counters; call from your own server, or \
+            through the same host and port",
+        value: None,
+        description: "The request came from a page of another origin. Nothing changed",
+    },
+    DescribedProblem {
+        name: "NotFound",
+        kind: Kind::NotFound,
+        detail: "there is no such type of problem; `/problems` lists them all",
+        value: None,
+        description: "The path names nothing",
+    },
+    DescribedProblem {
+        name: "BodyTimeout",
+        kind: Kind::BodyTimeout,
+        detail: "the body did not arrive within 30 s",
+        value: None,
+        description: "The body took too long to arrive. Nothing changed",
+    },
+    DescribedProblem {
+        name: "Conflict",
+        kind: Kind::Bound,
+        detail: "the counter holds 98; adding 5 would cross its ceiling of 100",
+        value: Some(98),
+        description: "The current value does not allow the change: a bound, the range of 64 bits, or `expected`. \
+            Nothing changed; `value` is the current value",
+    },
+    DescribedProblem {
+        name: "TooLarge",
+        kind: Kind::BodyTooLarge,
+        detail: "the body has more than the 16384 bytes allowed for this call",
+        value: None,
+        description: "The body or the batch is too large. Nothing changed",
+    },
+    DescribedProblem {
+        name: "OtherHost",
+        kind: Kind::MisdirectedHost,
+        detail: "`Host` is `tally.example`; listening on a loopback address, this server answers to localhost, 127.0.0.1 \
+            and [::1]; add another with --allowed-host, TALLY_ALLOWED_HOSTS or `allowed_hosts`",
+        value: None,
+        description: "The request was sent to a host that is not this server. Nothing changed",
+    },
+    DescribedProblem {
+        name: "RequestIdReused",
+        kind: Kind::IdempotencyMismatch,
+        detail: "this request id was used before in this namespace, for another key, call, amount, bound, expected \
+            value or reason; use a new id for a new request",
+        value: None,
+        description: "The request id was used before for another key, call, amount, bound, expected value or reason. \
+            Nothing changed",
+    },
+    DescribedProblem {
+        name: "HeadTooLarge",
+        kind: Kind::HeadTooLarge,
+        detail: "request line and headers have more than 16384 bytes or 100 headers",
+        value: None,
+        description: "Request line and headers have more than 16384 bytes or 100 headers. Nothing changed",
+    },
+    DescribedProblem {
+        name: "ServerFailed",
+        kind: Kind::Unreadable,
+        detail: "the store could not be read: a counter or its ledger could not be read",
+        value: None,
+        description: "Stored data could not be read, or the server failed. Nothing changed",
+    },
+    DescribedProblem {
+        name: "Unavailable",
+        kind: Kind::Overloaded,
+        detail: "too many batches are in progress",
+        value: None,
+        description: "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted; or \
+            it has no reading as fresh as `token` or `max_staleness_ms` asks for. With `outcome: none` nothing changed; \
+            with `outcome: unknown` the change may or may not survive: retry with the same request id. `Retry-After` \
+            says when",
+    },
+    DescribedProblem {
+        name: "DiskFull",
+        kind: Kind::DiskFull,
+        detail: "the disk is full; nothing was changed",
+        value: None,
+        description: "The disk is full. Nothing changed; reads still work",
+    },
+];
 
 /// Adds what the attributes cannot express.
 pub fn finish(api: &mut OpenApi) {
@@ -266,6 +396,9 @@ pub fn finish(api: &mut OpenApi) {
             }
         }
     }
+    let components = api.components.get_or_insert_with(Components::new);
+    let described = DESCRIBED.iter().map(|problem| (problem.name.to_owned(), problem.response().into()));
+    components.responses.extend(described);
     for schema in api.components.iter_mut().flat_map(|components| components.schemas.values_mut()) {
         bound_properties(schema);
     }

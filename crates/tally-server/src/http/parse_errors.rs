@@ -1,4 +1,5 @@
-//! Gives the answers that hyper writes by itself a body: a problem document like every other error.
+//! Gives the answers that hyper writes by itself a body: a problem document like every other error. Lets clients read the
+//! answer to a request that was refused before it was read.
 //!
 //! hyper refuses a head that it cannot parse before any service is called, with a 400 or 431 and no body, and has
 //! no hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
@@ -11,18 +12,18 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes, HttpBody};
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use super::answer_room::AnswerPermit;
 use super::problem::{Kind, Problem};
-use crate::limits::{HEAD_BYTES_MAX, HEADERS_MAX, LINGER_MAX, WRITE_STALL_MAX};
+use crate::limits::{BODY_READ_MAX, HEAD_BYTES_MAX, HEADERS_MAX, LINGER_BYTES_MAX, LINGER_MAX, WRITE_STALL_MAX};
 
 /// Nothing is being answered, and every answer was flushed.
 const IDLE: u8 = 0;
@@ -33,13 +34,63 @@ const HANDED_OVER: u8 = 2;
 
 /// Where a connection is between its requests. Only the connection's own task uses it.
 #[derive(Clone, Default)]
-pub struct ConnectionPhase(Arc<AtomicU8>);
+pub struct ConnectionPhase(Arc<PhaseState>);
+
+#[derive(Default)]
+struct PhaseState {
+    phase: AtomicU8,
+    /// Whether the last request was answered before its body was read to the end.
+    has_unread_body: AtomicBool,
+}
 
 impl ConnectionPhase {
     /// A request has been parsed.
     pub fn begin(&self) -> Answering {
-        self.0.store(ANSWERING, Relaxed);
+        self.0.phase.store(ANSWERING, Relaxed);
         Answering(self.clone())
+    }
+}
+
+/// The body of a request. Records whether it was read to the end.
+pub struct RequestBody {
+    body: Incoming,
+    has_ended: bool,
+    phase: ConnectionPhase,
+}
+
+impl RequestBody {
+    /// Reports to `phase` when it is dropped.
+    pub fn new(body: Incoming, phase: ConnectionPhase) -> Self {
+        RequestBody { body, has_ended: false, phase }
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let is_unread = !self.has_ended && !self.body.is_end_stream();
+        self.phase.0.has_unread_body.store(is_unread, Relaxed);
+    }
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        self.has_ended |= frame.is_none();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -48,7 +99,7 @@ pub struct Answering(ConnectionPhase);
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.0.store(HANDED_OVER, Relaxed);
+        self.0.0.phase.store(HANDED_OVER, Relaxed);
     }
 }
 
@@ -96,7 +147,42 @@ pub struct HttpConnection {
     /// Runs while an answer is being written that the client has not taken completely.
     stalled: Option<Pin<Box<Sleep>>>,
     /// Set once the answer was sent and the sending side closed.
-    lingering: Option<Pin<Box<Sleep>>>,
+    lingering: Option<Lingering>,
+}
+
+/// Discards what a client still sends, within limits.
+struct Lingering {
+    idle: Pin<Box<Sleep>>,
+    deadline: Pin<Box<Sleep>>,
+    bytes_left: usize,
+}
+
+impl Lingering {
+    fn new() -> Self {
+        Lingering {
+            idle: Box::pin(sleep(LINGER_MAX)),
+            deadline: Box::pin(sleep(BODY_READ_MAX)),
+            bytes_left: LINGER_BYTES_MAX,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, mut stream: Pin<&mut TcpStream>) -> Poll<()> {
+        let mut discarded = [0; 16 << 10];
+        loop {
+            if self.bytes_left == 0 || self.deadline.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            let mut buffer = ReadBuf::new(&mut discarded);
+            match stream.as_mut().poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    self.bytes_left = self.bytes_left.saturating_sub(buffer.filled().len());
+                    self.idle = Box::pin(sleep(LINGER_MAX));
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return self.idle.as_mut().poll(cx),
+            }
+        }
+    }
 }
 
 impl HttpConnection {
@@ -110,7 +196,7 @@ impl HttpConnection {
         if self.refusal.is_some() {
             return true;
         }
-        if self.phase.0.load(Relaxed) != IDLE {
+        if self.phase.0.phase.load(Relaxed) != IDLE {
             return false;
         }
         self.refusal = with_body(head);
@@ -138,21 +224,10 @@ impl HttpConnection {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads on for a while. Closing a socket with unread input resets it, and a client that is still sending its
-    /// oversized head would lose the answer.
+    /// Reads on for a while. Closing a socket with unread input resets it, and a client that is still sending an
+    /// oversized head or body would lose the answer.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let lingering = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER_MAX)));
-        if lingering.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        let mut discarded = [0; 4096];
-        loop {
-            let mut buffer = ReadBuf::new(&mut discarded);
-            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
-                Ok(()) if !buffer.filled().is_empty() => {}
-                _ => return Poll::Ready(()),
-            }
-        }
+        self.lingering.get_or_insert_with(Lingering::new).poll(cx, Pin::new(&mut self.stream))
     }
 }
 
@@ -192,7 +267,7 @@ impl AsyncWrite for HttpConnection {
         ready!(self.poll_refusal(cx))?;
         // hyper flushes the stream once it has written all that it had buffered.
         self.stalled = None;
-        let _ = self.phase.0.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
+        let _ = self.phase.0.phase.compare_exchange(HANDED_OVER, IDLE, Relaxed, Relaxed);
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -201,7 +276,7 @@ impl AsyncWrite for HttpConnection {
             ready!(self.poll_refusal(cx))?;
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         }
-        if self.refusal.is_some() {
+        if self.refusal.is_some() || self.phase.0.has_unread_body.load(Relaxed) {
             ready!(self.poll_linger(cx));
         }
         Poll::Ready(Ok(()))

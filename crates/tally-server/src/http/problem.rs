@@ -214,30 +214,36 @@ pub struct Problem {
     retry_after_s: Option<u32>,
 }
 
-/// A problem as clients see it.
+/// An error: what is wrong, and what to do.
 #[derive(Serialize, ToSchema)]
 pub struct ProblemJson<'a> {
     /// A stable name for the kind of problem.
-    #[schema(example = "/problems/invalid-amount")]
+    #[schema(example = "/problems/bound")]
     r#type: &'a str,
     /// A short summary of the type.
+    #[schema(example = "The value would cross its floor or ceiling")]
     title: &'a str,
     /// The HTTP status.
-    #[schema(example = 400)]
+    #[schema(example = 409, minimum = 400, maximum = 599)]
     status: u16,
     /// What is wrong with this request, and what to do.
+    #[schema(example = "the counter holds 98; adding 5 would cross its ceiling of 100")]
     detail: &'a str,
-    /// The path of the request.
+    /// The path of the request; absent for an item of a batch.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "/api/v1/counters/likes:post:42/increment")]
     instance: Option<&'a str>,
     /// The current value, if it is the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = 98)]
     value: Option<i64>,
     /// `none`: nothing changed. `unknown`: the change may or may not survive; retry with the same request id.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     outcome: Option<&'static str>,
     /// `true` if the request id was used before and this is the first answer again.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     duplicate: Option<bool>,
 }
 
@@ -294,6 +300,11 @@ impl Problem {
     /// The server is overloaded; a retry soon may work.
     pub fn overloaded(detail: &'static str) -> Self {
         Problem::new(Kind::Overloaded, detail).retry_after_s(1)
+    }
+
+    /// The same problem, with the current value if that is the reason.
+    pub fn with_value(self, value: Option<i64>) -> Self {
+        Problem { value, ..self }
     }
 
     fn retry_after_s(self, seconds: u32) -> Self {

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 pub mod address;
+pub mod api_tools;
 pub mod moves;
 pub mod nginx;
 pub mod redis;
