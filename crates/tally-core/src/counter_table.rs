@@ -71,6 +71,12 @@ pub(crate) enum Victims {
     WithOutOfLine,
 }
 
+/// A number that looks random, for each `number` and `attempt`.
+#[must_use]
+pub fn scramble(number: u64, attempt: u64) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), attempt)
+}
+
 impl CounterTable {
     pub(crate) fn new(seed: u64) -> Self {
         CounterTable {
@@ -206,6 +212,17 @@ impl CounterTable {
     /// The first live cell at or after `from`.
     pub(crate) fn next_live(&self, from: usize) -> Option<CellId> {
         self.live.next(from).map(|at| at as CellId)
+    }
+
+    /// A live cell chosen by `number`, each as likely as any other; `None` if there is none.
+    pub(crate) fn sample(&self, number: u64) -> Option<CellId> {
+        /// Random cells to try. Only if more than 19 of 20 are free, the live ones have to be counted.
+        const TRIES: u64 = 64;
+        let used = self.used as u64;
+        let chosen = (0..TRIES).map(|attempt| scramble(number, attempt).checked_rem(used).unwrap_or(0) as usize);
+        let found = chosen.into_iter().find(|&at| self.live.get(at));
+        let at = found.or_else(|| self.live.nth(scramble(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
+        at.map(|at| at as CellId)
     }
 
     /// Cells that were ever used.

@@ -137,6 +137,8 @@ pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
 pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// Longest name of a client, its library or its library's version.
 pub const RESP_NAME_BYTES_MAX: usize = 256;
+/// Longest part of the name of a database that an error quotes.
+pub const RESP_DATABASE_SHOWN_BYTES_MAX: usize = 32;
 /// Most `SCAN` cursors kept; the oldest is dropped first.
 pub const RESP_CURSORS_MAX: usize = 16_384;
 /// Idle time before TCP keepalive probes.

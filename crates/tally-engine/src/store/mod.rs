@@ -244,6 +244,12 @@ impl Store {
         Scan::new(self.version(), start)
     }
 
+    /// An entry whose key starts with `prefix`, chosen by `number`, each about as likely as any other. `None` if the choice
+    /// fell on one that is outdated or deleted, or if there are none.
+    pub fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<(Vec<u8>, Vec<u8>)>, StoreError> {
+        self.version().sample(prefix, number)
+    }
+
     /// Begins a checkpoint.
     #[must_use]
     pub fn checkpoint(&self) -> CheckpointWriter<'_> {

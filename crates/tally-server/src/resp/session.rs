@@ -9,6 +9,8 @@ pub struct Session {
     pub version: ProtocolVersion,
     /// Commands queued since `MULTI`.
     pub transaction: Option<Transaction>,
+    /// The database that the client selected, if it does not exist. Until it selects database 0, commands are refused.
+    pub refused_database: Option<Box<str>>,
 }
 
 /// A transaction that is being queued.

@@ -4,6 +4,7 @@
 
 mod cases;
 mod crash;
+mod database;
 mod draw;
 mod expiry;
 #[path = "../harness/mod.rs"]

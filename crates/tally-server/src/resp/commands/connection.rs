@@ -5,7 +5,7 @@ use super::refusal;
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use crate::limits::RESP_NAME_BYTES_MAX;
 use crate::resp::clients::RespClient;
-use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX, shown};
+use crate::resp::errors::{SYNTAX, shown};
 use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::session::Session;
 use crate::resp::wire::{Args, integer};
@@ -39,19 +39,6 @@ pub static ECHO: Spec = Spec::new("echo", 2, Execution::Immediate(echo))
 
 fn echo(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.bulk(call.arg(1));
-}
-
-pub static SELECT: Spec = Spec::new("select", 2, Execution::Immediate(select))
-    .redis("loading stale fast", "@fast @connection", "")
-    .syntax(&["index"])
-    .docs("connection", "1.0.0", "O(1)", "Selects the database. There is only database 0.");
-
-fn select(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
-    match integer(call.arg(1)) {
-        Some(0) => reply.ok(),
-        Some(_) => reply.error("ERR DB index is out of range"),
-        None => reply.error(NOT_AN_INTEGER),
-    }
 }
 
 pub static AUTH: Spec = Spec::new("auth", -2, Execution::Immediate(auth))

@@ -3,11 +3,13 @@
 use super::call::{CallContext, CommandCall, EngineCall, EventTarget};
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use super::table::{COMMANDS, resolve};
-use super::{counters, transactions};
+use super::{counters, database, transactions};
 use crate::metrics::Verb;
+use crate::resp::errors::failure;
 use crate::resp::session::Session;
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, Sent};
+use crate::service::Failure;
 
 /// Executes a request and, if it is a plain add, also the equal requests that directly follow it.
 #[inline]
@@ -21,6 +23,12 @@ pub fn dispatch(
         Ok(spec) => spec,
         Err(text) => return refuse_unknown(context, session, args, turn, &text),
     };
+    if context.server.service.is_recovering() && !spec.works_while_loading() {
+        return refuse_loading(session, spec, turn);
+    }
+    if session.refused_database.is_some() && !database::is_allowed(session, spec) {
+        return database::refuse(session, spec, turn);
+    }
     if session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_)) {
         return transactions::queue(session, spec, args, turn);
     }
@@ -43,6 +51,13 @@ pub fn dispatch(
             NextStep::Continue
         }
     }
+}
+
+/// As in Redis, only commands that need no counters are executed before the server has recovered.
+#[cold]
+fn refuse_loading(session: &mut Session, spec: &Spec, turn: &mut Turn) -> NextStep {
+    turn.count(spec.verb, CommandStatus::Failed, 1);
+    transactions::refuse(session, turn, failure(&Failure::Recovering))
 }
 
 #[cold]
@@ -85,6 +100,7 @@ fn run_other(
         Execution::Session(run) | Execution::Handshake(run) => {
             run(&mut SessionCall { args, context, session, turn, commands: &COMMANDS })
         }
+        Execution::Select => database::select(&mut SessionCall { args, context, session, turn, commands: &COMMANDS }),
         Execution::Immediate(run) => {
             let call = ImmediateCall { args, context, spec, commands: &COMMANDS };
             turn.reply(session.version, |reply| run(&call, reply));

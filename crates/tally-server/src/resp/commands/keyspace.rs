@@ -4,8 +4,9 @@ use tally_core::batch::Events;
 use tally_core::event::{Change, Field};
 use tally_core::key::Key;
 use tally_core::limits::PAGE_ITEMS_MAX;
-use tally_core::outcome::{Outcome, Refusal};
+use tally_core::outcome::{Outcome, Receipt, Refusal};
 use tally_core::surface::{EngineError, PageRequest};
+use tally_core::time::Millis;
 
 use super::call::{CommandCall, CommandError, EngineCall};
 use super::spec::{EngineReply, Execution, Keys, Spec};
@@ -17,7 +18,7 @@ use crate::resp::glob::{Case, matches};
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
 use crate::resp::wire::{Args, integer};
-use crate::service::Failure;
+use crate::service::{Failure, Service};
 
 /// Counters that `SCAN` visits by default.
 const SCAN_COUNT_DEFAULT: usize = 10;
@@ -229,13 +230,40 @@ async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
         for (key, _) in &page.items {
             events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
         }
-        let receipt = service.submit(events, Consistency::Exact).await?;
-        if receipt.outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
-            return Err(EngineError::DiskFull.into());
+        refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    if service.count().await? > 0 {
+        sweep_expired(service).await?;
+    }
+    Ok(call.reply(|reply| reply.ok()))
+}
+
+/// Removes the counters that have expired, which no listing shows and the number of counters includes.
+async fn sweep_expired(service: &Service) -> Result<(), Failure> {
+    service.settle().await?;
+    let mut after = None;
+    loop {
+        let page = service.all_keys(after, PAGE_ITEMS_MAX).await?;
+        let mut events: Events = service.events()?;
+        // The expiry record in the store stays for the engine's own sweep, which knows its time.
+        let sweep = Change::Sweep { expires_at: Millis(u64::MAX) };
+        page.keys.iter().for_each(|key| events.push(key.as_ref(), sweep.clone(), None, None));
+        if !events.is_empty() {
+            refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
         }
         after = page.next;
         if after.is_none() {
-            return Ok(call.reply(|reply| reply.ok()));
+            return Ok(());
         }
     }
+}
+
+/// A full disk refuses all changes of a submission together.
+fn refuse_if_full(receipt: &Receipt) -> Result<(), Failure> {
+    let has_room = receipt.outcomes.iter().all(|outcome| outcome.refusal != Some(Refusal::NoRoom));
+    if has_room { Ok(()) } else { Err(EngineError::DiskFull.into()) }
 }

@@ -9,7 +9,8 @@
 //! | `keyspace` | `DEL`, `UNLINK`, `EXISTS`, `TYPE`, `SCAN`, `DBSIZE`, `RANDOMKEY`, `FLUSHALL`, `FLUSHDB` |
 //! | `tally` | `TALLY.ADD`, `TALLY.READ` |
 //! | `transactions` | `MULTI`, `EXEC`, `DISCARD` |
-//! | `connection` | `PING`, `ECHO`, `HELLO`, `AUTH`, `SELECT`, `QUIT`, `RESET`, `CLIENT` |
+//! | `connection` | `PING`, `ECHO`, `HELLO`, `AUTH`, `QUIT`, `RESET`, `CLIENT` |
+//! | `database` | `SELECT`, `SWAPDB`, `MOVE`, `CLUSTER`, `READONLY`, `READWRITE`, `ASKING` |
 //! | `introspection` | `COMMAND` |
 //! | `info`, `config`, `server` | `INFO`, `CONFIG`, `TIME`, `FUNCTION` |
 //!
@@ -21,6 +22,7 @@ mod call;
 mod config;
 mod connection;
 mod counters;
+mod database;
 mod deadlines;
 mod dispatch;
 mod expiry;

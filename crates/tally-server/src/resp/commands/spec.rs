@@ -85,6 +85,8 @@ pub enum Execution {
     Engine(fn(EngineCall, Args<'_>) -> Result<EngineReply, CommandError>),
     /// Needs no engine: writes its reply at once.
     Immediate(fn(&ImmediateCall<'_>, &mut Reply<'_>)),
+    /// Selects the database.
+    Select,
     /// Changes the session. Executed at once, even while a transaction is queued.
     Session(fn(&mut SessionCall<'_>) -> NextStep),
     /// Changes the version of the protocol, which a transaction cannot.
@@ -234,6 +236,11 @@ impl Spec {
     #[cfg_attr(not(test), expect(dead_code, reason = "there is no authentication yet"))]
     pub fn needs_no_authentication(&self) -> bool {
         self.flags.split(' ').any(|flag| flag == "no_auth")
+    }
+
+    /// Whether it is executed while the server is recovering.
+    pub fn works_while_loading(&self) -> bool {
+        self.flags.split(' ').any(|flag| flag == "loading")
     }
 
     /// A subcommand's name without its container's.

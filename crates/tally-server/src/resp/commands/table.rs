@@ -3,7 +3,7 @@
 use phf::phf_ordered_map;
 
 use super::spec::{CommandTable, Spec};
-use super::{bounds, config, connection, counters, expiry, info, introspection, keyspace, server, tally, transactions};
+use super::{bounds, config, connection, counters, database, expiry, info, introspection, keyspace, server, tally, transactions};
 use crate::resp::wire::Args;
 
 /// All commands, in the order in which they are listed.
@@ -42,7 +42,9 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "echo" => &connection::ECHO,
     "hello" => &connection::HELLO,
     "auth" => &connection::AUTH,
-    "select" => &connection::SELECT,
+    "select" => &database::SELECT,
+    "swapdb" => &database::SWAPDB,
+    "move" => &database::MOVE,
     "quit" => &connection::QUIT,
     "reset" => &connection::RESET,
     "multi" => &transactions::MULTI,
@@ -54,6 +56,10 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "command" => &introspection::COMMAND,
     "config" => &config::CONFIG,
     "function" => &server::FUNCTION,
+    "cluster" => &database::CLUSTER,
+    "readonly" => &database::READONLY,
+    "readwrite" => &database::READWRITE,
+    "asking" => &database::ASKING,
 });
 
 /// The command of a request, or the text of the error if there is none or the number of arguments is wrong.

@@ -4,7 +4,7 @@ use tally_core::outcome::Refusal;
 use tally_core::surface::Grouping;
 
 use super::call::{CallContext, CommandCall, CommandError, EventTarget};
-use super::counters;
+use super::{counters, database};
 use super::spec::{CommandTable, Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
 use crate::metrics::Verb;
@@ -48,6 +48,12 @@ pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn
     // Replies after `HELLO` would be in another version of the protocol than those before it.
     if matches!(spec.execution, Execution::Handshake(_) | Execution::Engine(_)) {
         return refuse(session, turn, NOT_IN_TRANSACTION);
+    }
+    if matches!(spec.execution, Execution::Select)
+        && let Err(text) = database::selected(args)
+    {
+        database::note(session, args);
+        return refuse(session, turn, text);
     }
     let Some(transaction) = &mut session.transaction else { return NextStep::Continue };
     let bytes: usize = args.iter().map(<[u8]>::len).sum();
@@ -185,6 +191,12 @@ impl QueuedCommands<'_> {
                 Execution::Counter(run) => run(&mut call),
                 Execution::Immediate(run) => {
                     let reply = self.run_immediate(spec, args, run);
+                    self.replies.push((spec.verb, reply));
+                    continue;
+                }
+                // Only the database that exists is queued.
+                Execution::Select => {
+                    let reply = self.run_immediate(spec, args, |call, reply| database::write_selected(call.args, reply));
                     self.replies.push((spec.verb, reply));
                     continue;
                 }
