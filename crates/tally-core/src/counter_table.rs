@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use crate::batch::key_hash;
 use crate::bits::Bits;
 use crate::counter::{Counter, CounterState, PACKED_BYTES, Packed};
+use crate::key::KeyRef;
 use crate::time::Millis;
 
 const INLINE_MAX: usize = 21;
@@ -69,6 +70,14 @@ pub(crate) enum Victims {
     Any,
     /// Only counters with out-of-line memory, which is freed.
     WithOutOfLine,
+}
+
+/// Bytes that a counter takes in memory, its share of the index included.
+#[must_use]
+pub fn counter_memory_bytes(key: KeyRef<'_>, expires_at: Option<Millis>) -> usize {
+    let key = key.as_bytes().len();
+    let long_key = if key <= INLINE_MAX { 0 } else { key + LONG_KEY_BYTES };
+    COUNTER_BYTES + long_key + if expires_at.is_some() { EXPIRY_BYTES } else { 0 }
 }
 
 /// A number that looks random, for each `number` and `attempt`.
@@ -221,7 +230,8 @@ impl CounterTable {
         let used = self.used as u64;
         let chosen = (0..TRIES).map(|attempt| scramble(number, attempt).checked_rem(used).unwrap_or(0) as usize);
         let found = chosen.into_iter().find(|&at| self.live.get(at));
-        let at = found.or_else(|| self.live.nth(scramble(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
+        let at =
+            found.or_else(|| self.live.nth(scramble(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
         at.map(|at| at as CellId)
     }
 

@@ -111,7 +111,8 @@ fn a_group_within_a_group_has_guards_of_its_own() {
 #[test]
 fn every_change_of_a_counter_changes_its_version() {
     let why = || Correction::new("test", "guards").unwrap();
-    let set = |value| Change::Set { value, when: tally_core::event::Condition::Always, expiry: Expiry::Keep, why: why() };
+    let set =
+        |value| Change::Set { value, when: tally_core::event::Condition::Always, expiry: Expiry::Keep, why: why() };
     let expire = |at: Option<u64>| Change::Expire { at: at.map(Deadline::After), when: ExpiryCondition::Always };
     let mut twins = Twins::new();
     assert_eq!(twins.version("a"), VERSION_ABSENT);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod cases;
+mod client;
 mod crash;
 mod database;
 mod draw;
@@ -10,8 +11,10 @@ mod expiry;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod increx;
+mod info;
 mod like_redis;
 mod together;
+mod watch;
 
 /// A number from an environment variable.
 fn number_from_env(name: &str) -> Option<u64> {

@@ -78,7 +78,7 @@ pub fn is_allowed(session: &Session, spec: &Spec) -> bool {
 /// Refuses a command because the selected database does not exist.
 #[cold]
 pub fn refuse(session: &mut Session, spec: &Spec, turn: &mut Turn) -> NextStep {
-    turn.count(spec.verb, CommandStatus::Refused, 1);
+    turn.count((spec.name, spec.verb), CommandStatus::Refused, 1);
     let name = session.refused_database.as_deref().unwrap_or_default();
     let text = format!(
         "ERR this connection selected database {name}, but there is only database 0; nothing was executed: send SELECT \
@@ -115,8 +115,50 @@ fn move_key(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
 
 pub static CLUSTER: Spec = Spec::new("cluster", -2, Execution::Immediate(no_cluster))
     .redis("", "@slow", "")
-    .syntax(&["subcommand", "[arg...]"])
+    .subcommands(&CLUSTER_SUBCOMMANDS)
     .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+
+/// Commands that Redis refuses without a cluster: name, arity, flags, categories and tips.
+macro_rules! refused_without_cluster {
+    ($(($name:literal, $arity:literal, $flags:literal, $categories:literal, $tips:literal),)*) => {
+        [$({
+            static SPEC: Spec = Spec::new($name, $arity, Execution::Immediate(no_cluster))
+                .redis($flags, $categories, $tips)
+                .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+            &SPEC
+        }),*]
+    };
+}
+
+static CLUSTER_SUBCOMMANDS: [&Spec; 27] = refused_without_cluster![
+    ("cluster|addslots", -3, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|addslotsrange", -4, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|bumpepoch", 2, "admin stale no_async_loading", "@admin @slow @dangerous", "nondeterministic_output"),
+    ("cluster|count-failure-reports", 3, "admin stale", "@admin @slow @dangerous", "nondeterministic_output"),
+    ("cluster|countkeysinslot", 3, "stale", "@slow", ""),
+    ("cluster|delslots", -3, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|delslotsrange", -4, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|failover", -2, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|flushslots", 2, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|forget", 3, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|getkeysinslot", 4, "stale", "@slow", "nondeterministic_output"),
+    ("cluster|help", 2, "loading stale", "@slow", ""),
+    ("cluster|info", 2, "stale", "@slow", "nondeterministic_output"),
+    ("cluster|keyslot", 3, "stale", "@slow", ""),
+    ("cluster|links", 2, "stale", "@slow", "nondeterministic_output"),
+    ("cluster|meet", -4, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|myid", 2, "stale", "@slow", ""),
+    ("cluster|nodes", 2, "stale", "@slow", "nondeterministic_output"),
+    ("cluster|replicas", 3, "admin stale", "@admin @slow @dangerous", "nondeterministic_output"),
+    ("cluster|replicate", 3, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|reset", -2, "admin noscript stale", "@admin @slow @dangerous", ""),
+    ("cluster|saveconfig", 2, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|set-config-epoch", 3, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|setslot", -4, "admin stale no_async_loading", "@admin @slow @dangerous", ""),
+    ("cluster|shards", 2, "stale", "@slow", "nondeterministic_output"),
+    ("cluster|slaves", 3, "admin stale", "@admin @slow @dangerous", "nondeterministic_output"),
+    ("cluster|slots", 2, "stale", "@slow", "nondeterministic_output"),
+];
 
 pub static READONLY: Spec = Spec::new("readonly", 1, Execution::Immediate(no_cluster))
     .redis("loading stale fast", "@fast @connection", "")

@@ -41,12 +41,12 @@ pub fn dispatch(
     };
     match planned {
         Ok((plan, times)) => {
-            turn.count(spec.verb, CommandStatus::Accepted, times);
+            turn.count((spec.name, spec.verb), CommandStatus::Accepted, times);
             turn.plan(plan);
             NextStep::SkipRepeats(times as usize - 1)
         }
         Err(error) => {
-            turn.count(spec.verb, error.status(), 1);
+            turn.count((spec.name, spec.verb), error.status(), 1);
             turn.reply(session.version, |reply| reply.error(error.text().as_bytes()));
             NextStep::Continue
         }
@@ -56,7 +56,7 @@ pub fn dispatch(
 /// As in Redis, only commands that need no counters are executed before the server has recovered.
 #[cold]
 fn refuse_loading(session: &mut Session, spec: &Spec, turn: &mut Turn) -> NextStep {
-    turn.count(spec.verb, CommandStatus::Failed, 1);
+    turn.count((spec.name, spec.verb), CommandStatus::Failed, 1);
     transactions::refuse(session, turn, failure(&Failure::Recovering))
 }
 
@@ -68,7 +68,7 @@ fn refuse_unknown(
     turn: &mut Turn,
     text: &[u8],
 ) -> NextStep {
-    turn.count(Verb::Other, CommandStatus::Refused, 1);
+    turn.count(("", Verb::Other), CommandStatus::Refused, 1);
     if args.name().eq_ignore_ascii_case(b"EXEC") {
         return transactions::refuse_exec(context, session, turn, text);
     }
@@ -85,17 +85,17 @@ fn run_other(
 ) -> NextStep {
     context.client.set_last_command(spec.name);
     if let Execution::Engine(run) = spec.execution {
-        let (server, caller) = (context.server.clone(), context.caller.clone());
-        return match run(EngineCall { server, caller, version: session.version }, args) {
+        let (server, caller, watched) = (context.server.clone(), context.caller.clone(), context.watched.clone());
+        return match run(EngineCall { server, caller, version: session.version, watched }, args) {
             // Counted when it is done.
-            Ok(reply) => NextStep::Defer(spec.verb, reply),
+            Ok(reply) => NextStep::Defer(spec, reply),
             Err(error) => {
-                turn.count(spec.verb, error.status(), 1);
+                turn.count((spec.name, spec.verb), error.status(), 1);
                 transactions::refuse(session, turn, error.text().as_bytes())
             }
         };
     }
-    turn.count(spec.verb, CommandStatus::Accepted, 1);
+    turn.count((spec.name, spec.verb), CommandStatus::Accepted, 1);
     match spec.execution {
         Execution::Session(run) | Execution::Handshake(run) => {
             run(&mut SessionCall { args, context, session, turn, commands: &COMMANDS })

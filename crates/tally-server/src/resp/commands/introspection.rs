@@ -138,15 +138,19 @@ pub fn keys_of<'a>(commands: &CommandTable, request: &[&'a [u8]]) -> Result<Vec<
     {
         spec = spec.subcommand(sub).ok_or(UNKNOWN)?;
     }
-    let keys = spec.keys.as_ref().ok_or(KEYLESS)?;
+    if spec.keys.is_none() {
+        return Err(KEYLESS);
+    }
     if !spec.takes(request.len()) {
         return Err("ERR Invalid number of arguments specified for command");
     }
-    let last = match usize::try_from(keys.last) {
-        Ok(last) => last,
-        Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
-    };
-    let places = (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1));
+    let places = spec.key_ranges().flat_map(|keys| {
+        let last = match usize::try_from(keys.last) {
+            Ok(last) => last,
+            Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
+        };
+        (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1))
+    });
     Ok(places.filter_map(|place| request.get(place).copied()).collect())
 }
 
@@ -187,13 +191,15 @@ fn describe(reply: &mut Reply<'_>, spec: &Spec) {
     reply.bulk(spec.name.as_bytes());
     reply.integer(spec.arity.into());
     set_of_words(reply, spec.flags);
-    let (first, last, step) = spec.keys.as_ref().map_or((0, 0, 0), |keys| (keys.first, keys.last, keys.step));
+    let ranges = spec.key_ranges();
+    let (first, step) = ranges.clone().next().map_or((0, 0), |keys| (keys.first, keys.step));
+    let last = ranges.clone().last().map_or(0, |keys| keys.last);
     [first, last, step].into_iter().for_each(|number| reply.integer(number.into()));
     set_of_words(reply, spec.categories);
     reply.set(words(spec.tips).count());
     words(spec.tips).for_each(|tip| reply.bulk(tip.as_bytes()));
-    reply.set(spec.keys.iter().count());
-    spec.keys.iter().for_each(|keys| describe_keys(reply, keys));
+    reply.set(ranges.clone().count());
+    ranges.for_each(|keys| describe_keys(reply, &keys));
     // As in Redis: an empty set, but an array of subcommands.
     match spec.subcommands.len() {
         0 => reply.set(0),
@@ -318,9 +324,12 @@ impl<'a> ArgumentParts<'a> {
             return ArgumentParts { name, kind: "oneof", token: None, arguments: choices };
         }
         match text.split_once(' ') {
-            None if is_token(text) => {
-                ArgumentParts { name: text.to_lowercase(), kind: "pure-token", token: Some(text), arguments: Vec::new() }
-            }
+            None if is_token(text) => ArgumentParts {
+                name: text.to_lowercase(),
+                kind: "pure-token",
+                token: Some(text),
+                arguments: Vec::new(),
+            },
             Some((token, name)) if is_token(token) && !name.contains(' ') => {
                 ArgumentParts { name: name.to_owned(), kind: kind_of(name), token: Some(token), arguments: Vec::new() }
             }
@@ -336,8 +345,24 @@ impl<'a> ArgumentParts<'a> {
 /// Redis's type for the argument of this name.
 fn kind_of(name: &str) -> &'static str {
     const INTEGERS: [&str; 18] = [
-        "increment", "decrement", "lowest", "highest", "delta", "seconds", "milliseconds", "index", "index1", "index2",
-        "count", "protover", "cursor", "db", "numreplicas", "timeout", "client-id", "destination-db",
+        "increment",
+        "decrement",
+        "lowest",
+        "highest",
+        "delta",
+        "seconds",
+        "milliseconds",
+        "index",
+        "index1",
+        "index2",
+        "count",
+        "protover",
+        "cursor",
+        "db",
+        "numreplicas",
+        "timeout",
+        "client-id",
+        "destination-db",
     ];
     match name {
         "key" | "newkey" | "source" | "destination" => "key",

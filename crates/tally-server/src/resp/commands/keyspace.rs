@@ -11,6 +11,7 @@ use tally_core::time::Millis;
 use super::call::{CommandCall, CommandError, EngineCall};
 use super::spec::{EngineReply, Execution, Keys, Spec};
 use crate::admission::{self, Action};
+use crate::limits::{RESP_KEYS_BYTES_MAX, RESP_KEYS_MAX};
 use crate::metrics::Verb;
 use crate::policy::Consistency;
 use crate::resp::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX};
@@ -71,10 +72,17 @@ fn exists(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let keys = call.keys(Action::Read)?;
     let events = call.reads_with(keys.consistency)?;
     keys.iter().for_each(|key| events.push(key, Change::Read(Field::Value), None, None));
-    Ok(ReplyPlan::of_many(keys.len(), write))
+    Ok(ReplyPlan::of_reads(keys.len(), write))
 }
 
-pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, ReplyPlan::of_one(kind)))
+pub static TOUCH: Spec = Spec::new("touch", -2, Execution::Counter(exists))
+    .verb(Verb::Read)
+    .keys(Keys::all("RO"))
+    .redis("readonly fast", "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum")
+    .syntax(&["key..."])
+    .docs("generic", "3.2.1", "O(N) for N keys", "Returns how many of the keys exist. Same as EXISTS.");
+
+pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, ReplyPlan::of_reads(1, kind)))
     .verb(Verb::Read)
     .keys(Keys::first("RO"))
     .redis("readonly fast", "@keyspace @read @fast", "")
@@ -158,6 +166,44 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
 /// The prefix of every key that matches.
 fn prefix(pattern: &[u8]) -> Vec<u8> {
     pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
+}
+
+pub static KEYS: Spec = Spec::new("keys", 2, Execution::Engine(keys))
+    .verb(Verb::List)
+    .redis("readonly", "@keyspace @read @slow @dangerous", "request_policy:all_shards nondeterministic_output_order")
+    .syntax(&["pattern"])
+    .docs("generic", "1.0.0", "O(N) for all keys", "Returns the keys that match a pattern, if they are not too many.");
+
+fn keys(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
+    let pattern = args.get(1).unwrap_or_default().to_vec();
+    let prefix = prefix(&pattern);
+    call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
+    Ok(Box::pin(async move {
+        let (mut found, mut bytes, mut after) = (Vec::new(), 0, None);
+        loop {
+            let request = PageRequest { prefix: prefix.clone(), after, limit: PAGE_ITEMS_MAX };
+            let page = call.server.service.list(request).await?;
+            let matching = page.items.into_iter().map(|(key, _)| key);
+            for key in matching.filter(|key| matches(&pattern, key.as_bytes(), Case::Kept)) {
+                bytes += key.as_bytes().len();
+                found.push(key);
+            }
+            if found.len() > RESP_KEYS_MAX || bytes > RESP_KEYS_BYTES_MAX {
+                let text = format!(
+                    "ERR more than {RESP_KEYS_MAX} keys or {RESP_KEYS_BYTES_MAX} bytes of keys match; use SCAN"
+                );
+                return Ok(call.reply(|reply| reply.error(text)));
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(call.reply(|reply| {
+            reply.array(found.len());
+            found.iter().for_each(|key| reply.bulk(key.as_bytes()));
+        }))
+    }))
 }
 
 pub static DBSIZE: Spec = Spec::new("dbsize", 1, Execution::Engine(dbsize))

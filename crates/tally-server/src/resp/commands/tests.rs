@@ -17,7 +17,7 @@ use crate::metrics::ProtocolMetrics;
 use crate::policy::Policies;
 use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::server::{RespServer, ShownSettings};
-use crate::resp::session::Session;
+use crate::resp::session::{Session, WatchedKeys};
 use crate::resp::turn::{ReplySink, Turn};
 use crate::resp::wire::{Limits, Parsed, Parser, Sent};
 use crate::service::Service;
@@ -181,7 +181,8 @@ fn the_documentation_of_increx_has_all_its_arguments() {
     let tokens: Vec<&str> = words.windows(2).filter(|pair| pair[0] == "token").map(|pair| pair[1]).collect();
     let options = ["BYINT", "LBOUND", "UBOUND", "SATURATE", "EX", "PX", "EXAT", "PXAT", "PERSIST", "ENX"];
     assert_eq!(tokens, options);
-    for field in ["summary", "since", "group", "complexity", "arguments", "oneof", "pure-token", "unix-time", "integer"] {
+    for field in ["summary", "since", "group", "complexity", "arguments", "oneof", "pure-token", "unix-time", "integer"]
+    {
         assert!(words.contains(&field), "{field}: {docs}");
     }
 }
@@ -193,8 +194,8 @@ fn replies_while_recovering(lines: &[&str]) -> Vec<String> {
     let settings = ShownSettings { data: String::new(), memory_bytes: 0, connections_max: 1, address };
     let server = Arc::new(RespServer::new(service, ProtocolMetrics::new("resp"), settings));
     let client = server.clients.add(address, address, Millis(0));
-    let context =
-        CallContext { server: &server, client: &client, caller: Caller::new(address.ip()), now: Millis(0) };
+    let (caller, watched) = (Caller::new(address.ip()), WatchedKeys::default());
+    let context = CallContext { server: &server, client: &client, caller, now: Millis(0), watched: &watched };
     let (mut session, mut parser) = (Session::default(), Parser::default());
     let replies = Replies::default();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -202,11 +203,13 @@ fn replies_while_recovering(lines: &[&str]) -> Vec<String> {
         let mut turn = Turn::default();
         turn.begin(number, session.version);
         let input = format!("{line}\r\n");
-        let Parsed::Request(args, _) = parser.next(input.as_bytes(), &Limits::AUTHENTICATED) else { panic!("{line:?}") };
+        let Parsed::Request(args, _) = parser.next(input.as_bytes(), &Limits::AUTHENTICATED) else {
+            panic!("{line:?}")
+        };
         let sent = Sent { request: input.as_bytes(), behind: &[] };
         dispatch(&context, &mut session, (args, sent), &mut turn);
         turn.end();
-        runtime.block_on(turn.run(&server.service, &server.metrics, &replies));
+        runtime.block_on(turn.run(&server.service, (&server.metrics, &server.stats), &replies));
     }
     replies.0.into_inner()
 }
