@@ -254,7 +254,6 @@ impl Draw {
             "echo x",
             "echo",
             "select 0",
-            "select",
             "swapdb 0 0",
             "swapdb 0 1",
             "swapdb x 0",

@@ -73,10 +73,11 @@ fn no_update_is_lost_between_many_clients() {
     const CLIENTS: i64 = 6;
     const ROUNDS: i64 = 150;
     let server = Server::start();
+    let address = server.redis.as_str();
     std::thread::scope(|scope| {
         for _ in 0..CLIENTS {
             scope.spawn(|| {
-                let mut resp = Resp::to(&server);
+                let mut resp = Resp::try_to(address).unwrap();
                 let mut done = 0;
                 while done < ROUNDS {
                     resp.send(b"WATCH sum\r\nGET sum\r\n").unwrap();

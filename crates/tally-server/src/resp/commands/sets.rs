@@ -12,7 +12,7 @@ use super::spec::{Execution, Keys, Spec};
 use super::transactions::refuse_ungrouped;
 use crate::admission::Action;
 use crate::metrics::Verb;
-use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX};
+use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX, invalid_expiry};
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, OVERFLOW, ReplyPlan};
 use crate::resp::wire::integer;
@@ -168,9 +168,22 @@ fn getex(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
             return Err(SYNTAX.into());
         }
     }
-    let at = match expiry {
-        Some(option) => Some(option.deadline(call.context.now, "getex")?),
-        None => None,
+    let at = match expiry.map(|option| option.deadline(call.context.now, "getex")).transpose() {
+        Ok(at) => at,
+        // As in Redis, only a counter that exists makes it an error.
+        Err(error) if error.text() == NOT_AN_INTEGER => {
+            return read_existence(
+                call,
+                |exists, reply| if exists { reply.error(NOT_AN_INTEGER) } else { reply.null() },
+            );
+        }
+        Err(_) => {
+            let refused = |exists, reply: &mut Reply<'_>| match exists {
+                true => reply.error(invalid_expiry("getex")),
+                false => reply.null(),
+            };
+            return read_existence(call, refused);
+        }
     };
     if at.is_none() && !persist {
         return super::counters::read(call, Field::Value, ReplyPlan::Text);
@@ -181,6 +194,10 @@ fn getex(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
         events.push(key, Change::Expire { at, when: ExpiryCondition::Always }, None, None);
     });
     Ok(ReplyPlan::of_many(2, write_before))
+}
+
+fn read_existence(call: &mut CommandCall<'_, '_>, write: fn(bool, &mut Reply<'_>)) -> Result<ReplyPlan, CommandError> {
+    super::counters::read(call, Field::Value, ReplyPlan::Existence(write))
 }
 
 pub static STRLEN: Spec = Spec::new("strlen", 2, Execution::Read(Field::Value, ReplyPlan::of_reads(1, length)))
