@@ -25,7 +25,7 @@ impl StoreVersion {
 
     /// See [`Store::sample`](super::Store::sample). Blocks have about the same number of entries, so a random entry of a
     /// random block is a random entry.
-    pub(super) fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<(Vec<u8>, Vec<u8>)>, StoreError> {
+    pub(super) fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
         let blocks_of = |run: &Run| match run.index.len() {
             0 => 0..0,
             _ => run.index.find(prefix, 0)..run.index.find(&after(prefix), 0) + 1,
@@ -94,6 +94,9 @@ impl StoreVersion {
         holders
     }
 }
+
+/// The key and the value of an entry.
+pub type SampledEntry = (Vec<u8>, Vec<u8>);
 
 /// An entry of a run; without a value, it is a tombstone.
 type RunEntry = (Vec<u8>, Option<Vec<u8>>);

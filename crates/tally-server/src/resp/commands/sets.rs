@@ -5,7 +5,7 @@ use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Refusal};
 
 use super::call::{CommandCall, CommandError, EventTarget};
-use super::counters::{SetReply, set_value, write_before};
+use super::counters::{SetReply, read, set_value, write_before};
 use super::deadlines::{ExpiryKind, ExpiryOption};
 use super::refusal::wrong_arguments;
 use super::spec::{Execution, Keys, Spec};
@@ -168,25 +168,19 @@ fn getex(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
             return Err(SYNTAX.into());
         }
     }
+    // As in Redis, an invalid expiry is an error only for a counter that exists.
     let at = match expiry.map(|option| option.deadline(call.context.now, "getex")).transpose() {
         Ok(at) => at,
-        // As in Redis, only a counter that exists makes it an error.
-        Err(error) if error.text() == NOT_AN_INTEGER => {
-            return read_existence(
-                call,
-                |exists, reply| if exists { reply.error(NOT_AN_INTEGER) } else { reply.null() },
-            );
-        }
-        Err(_) => {
-            let refused = |exists, reply: &mut Reply<'_>| match exists {
-                true => reply.error(invalid_expiry("getex")),
-                false => reply.null(),
+        Err(error) => {
+            let write: fn(bool, &mut Reply<'_>) = match error.text() == NOT_AN_INTEGER {
+                true => |exists, reply| if exists { reply.error(NOT_AN_INTEGER) } else { reply.null() },
+                false => |exists, reply| if exists { reply.error(invalid_expiry("getex")) } else { reply.null() },
             };
-            return read_existence(call, refused);
+            return read(call, Field::Value, ReplyPlan::Existence(write));
         }
     };
     if at.is_none() && !persist {
-        return super::counters::read(call, Field::Value, ReplyPlan::Text);
+        return read(call, Field::Value, ReplyPlan::Text);
     }
     let key = call.key(Action::Expire)?;
     call.writes(key)?.group(|events| {
@@ -194,10 +188,6 @@ fn getex(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
         events.push(key, Change::Expire { at, when: ExpiryCondition::Always }, None, None);
     });
     Ok(ReplyPlan::of_many(2, write_before))
-}
-
-fn read_existence(call: &mut CommandCall<'_, '_>, write: fn(bool, &mut Reply<'_>)) -> Result<ReplyPlan, CommandError> {
-    super::counters::read(call, Field::Value, ReplyPlan::Existence(write))
 }
 
 pub static STRLEN: Spec = Spec::new("strlen", 2, Execution::Read(Field::Value, ReplyPlan::of_reads(1, length)))
