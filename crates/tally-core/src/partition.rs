@@ -21,7 +21,7 @@ use deletions::Deletions;
 pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 
-pub use crate::counter_table::{counter_memory_bytes, scramble};
+pub use crate::counter_table::scramble;
 
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;

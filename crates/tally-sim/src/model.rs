@@ -312,10 +312,8 @@ impl Model {
             Change::Sweep { .. } => self.unchanged(event),
             Change::Sum(reports) => self.sum(event, reports.as_slice()),
             Change::Import(imported) => self.import(event, imported),
-            // The model has no versions, so workloads have no guards.
-            Change::Guard { .. } => self.unchanged(event),
-            // The model knows requests by their payload, which an imported one does not have.
-            Change::ImportRequest(_) => self.unchanged(event),
+            // The model knows requests by their payload, which an imported one does not have, and has no versions to guard.
+            Change::ImportRequest(_) | Change::Guard { .. } => self.unchanged(event),
         }
     }
 

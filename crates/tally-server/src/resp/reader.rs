@@ -207,7 +207,7 @@ impl RequestReader {
                                 self.session.replies = ReplyMode::Off;
                                 (Silence::On, behind)
                             }
-                            // Only this request: equal ones behind it are executed apart from it.
+                            // Only this request: equal ones behind it are executed separately.
                             ReplyMode::SkipNext => (Silence::On, &[][..]),
                         };
                         turn.set_silence(silence);

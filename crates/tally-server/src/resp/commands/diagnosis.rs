@@ -1,9 +1,9 @@
-//! Commands that monitoring tools and client libraries send to look into a server: `OBJECT`, `MEMORY`, `SLOWLOG`, `LATENCY`,
+//! Commands that monitoring tools and client libraries send to inspect a server: `OBJECT`, `MEMORY`, `SLOWLOG`, `LATENCY`,
 //! `ROLE`, `LASTSAVE`, `WAIT`, `ACL`, `MODULE`, `MONITOR`. What Tally does not record is empty or an error, never made up.
 
 use tally_core::event::{Change, Field};
 use tally_core::outcome::Outcome;
-use tally_core::partition::counter_memory_bytes;
+use tally_core::surface::counter_memory_bytes;
 use tally_core::time::Millis;
 
 use super::call::{CommandCall, CommandError, EngineCall};
