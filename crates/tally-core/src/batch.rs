@@ -44,8 +44,8 @@ pub struct Batch {
     mixes: Vec<Mix>,
     parts: Vec<Part>,
     reads: usize,
-    /// Whether there are events that an earlier format does not have: imports, or sums of sub-counters.
-    needs_version_3: bool,
+    /// The format that its events need, if it is a later one than usual.
+    needs_version: u8,
     resets_clock: bool,
     /// The position of the store that slots marked `UNSTORED` were checked against.
     checked_at: Option<Position>,
@@ -178,7 +178,7 @@ impl Batch {
         self.parts.clear();
         self.extra_bytes = 0;
         self.reads = 0;
-        self.needs_version_3 = false;
+        self.needs_version = 0;
         self.resets_clock = false;
         self.checked_at = None;
     }
@@ -295,10 +295,20 @@ impl Batch {
     fn push_extra(&mut self, extra: Extra) -> u32 {
         self.extra_bytes += extra.encoded_len_max();
         self.reads += usize::from(matches!(extra.change, Some(Change::Read(_))));
-        let is_new = |change: &Change| matches!(change, Change::Import(_) | Change::ImportRequest(_) | Change::Sum(_));
-        self.needs_version_3 |= extra.change.as_ref().is_some_and(is_new);
+        self.needs_version = self.needs_version.max(codec::version_needed(extra.change.as_ref()));
         self.extras.push(extra);
         (self.extras.len() - 1) as u32
+    }
+
+    /// Makes each of these guards protect all changes after it.
+    fn cover(&mut self, first: usize, guards: usize) {
+        let changes = self.slots.iter().skip(first).filter(|slot| !self.is_read(slot)).count();
+        for number in 0..guards {
+            let at = self.slots[first + number].extra as usize;
+            if let Some(Change::Guard { covers, .. }) = &mut self.extras[at].change {
+                *covers = (changes - number - 1) as u32;
+            }
+        }
     }
 
     /// Appends `times` plain adds of `delta` as one slot.

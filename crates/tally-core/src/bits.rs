@@ -57,6 +57,20 @@ impl Bits {
         self.count
     }
 
+    /// The set bit with this number, counted from zero.
+    pub(crate) fn nth(&self, number: usize) -> Option<usize> {
+        let mut left = number;
+        for (at, word) in self.words.iter().enumerate() {
+            let ones = word.count_ones() as usize;
+            if left < ones {
+                let rest = (0..left).fold(*word, |word, _| word & (word - 1));
+                return Some(at * 64 + rest.trailing_zeros() as usize);
+            }
+            left -= ones;
+        }
+        None
+    }
+
     /// The first set bit at or after `from`.
     pub(crate) fn next(&self, from: usize) -> Option<usize> {
         let mut at = from / 64;

@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use crate::batch::key_hash;
 use crate::bits::Bits;
 use crate::counter::{Counter, CounterState, PACKED_BYTES, Packed};
+use crate::key::KeyRef;
 use crate::time::Millis;
 
 const INLINE_MAX: usize = 21;
@@ -69,6 +70,20 @@ pub(crate) enum Victims {
     Any,
     /// Only counters with out-of-line memory, which is freed.
     WithOutOfLine,
+}
+
+/// Bytes that a counter takes in memory, its share of the index included.
+#[must_use]
+pub fn counter_memory_bytes(key: KeyRef<'_>, expires_at: Option<Millis>) -> usize {
+    let key = key.as_bytes().len();
+    let long_key = if key <= INLINE_MAX { 0 } else { key + LONG_KEY_BYTES };
+    COUNTER_BYTES + long_key + if expires_at.is_some() { EXPIRY_BYTES } else { 0 }
+}
+
+/// A number that looks random, for each `number` and `attempt`.
+#[must_use]
+pub fn scramble(number: u64, attempt: u64) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), attempt)
 }
 
 impl CounterTable {
@@ -206,6 +221,18 @@ impl CounterTable {
     /// The first live cell at or after `from`.
     pub(crate) fn next_live(&self, from: usize) -> Option<CellId> {
         self.live.next(from).map(|at| at as CellId)
+    }
+
+    /// A live cell chosen by `number`, each as likely as any other; `None` if there is none.
+    pub(crate) fn sample(&self, number: u64) -> Option<CellId> {
+        /// Random cells to try. Only if more than 19 of 20 are free, the live ones have to be counted.
+        const TRIES: u64 = 64;
+        let used = self.used as u64;
+        let chosen = (0..TRIES).map(|attempt| scramble(number, attempt).checked_rem(used).unwrap_or(0) as usize);
+        let found = chosen.into_iter().find(|&at| self.live.get(at));
+        let at =
+            found.or_else(|| self.live.nth(scramble(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
+        at.map(|at| at as CellId)
     }
 
     /// Cells that were ever used.

@@ -62,6 +62,15 @@ pub enum Change {
     /// Puts a counter of another server here, with its ledger. `applied` is 1 if anything changed, and 0 if everything
     /// was here already.
     Import(Box<ImportedCounter>),
+    /// Protects the changes that follow it: if the counter is not at this version, the event is refused with
+    /// [`Refusal::NotExpected`](crate::outcome::Refusal::NotExpected), and so are the next `covers` changes of the batch. Reads
+    /// between them are answered. Belongs into a group with them.
+    Guard {
+        /// The version, as [`Field::Version`] was read.
+        version: i64,
+        /// How many changes it protects, other guards included.
+        covers: u32,
+    },
     /// Remembers a request that another server answered: the event's request id gets this first outcome, unless it is
     /// known here. The key only says in which partition. `applied` is 1 if it was not known.
     ImportRequest(FirstOutcome),
@@ -135,7 +144,12 @@ pub enum Field {
     Value,
     /// The expiry, as the outcome's value: milliseconds since the epoch, or -1 for never.
     Expiry,
+    /// A digest of everything that changes it, for [`Change::Guard`]; [`VERSION_ABSENT`] if there is no counter.
+    Version,
 }
+
+/// The version of a counter that does not exist.
+pub const VERSION_ABSENT: i64 = 0;
 
 /// Who corrects a counter, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -418,7 +432,7 @@ impl ChangeRef<'_> {
             ChangeRef::Other(
                 Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_),
             ) => false,
-            ChangeRef::Other(Change::ImportRequest(_)) => false,
+            ChangeRef::Other(Change::ImportRequest(_) | Change::Guard { .. }) => false,
             ChangeRef::Other(Change::Set { .. } | Change::Reset(_) | Change::Adjust { .. } | Change::Delete(_)) => true,
             ChangeRef::Other(Change::Import(_)) => true,
         }

@@ -21,6 +21,8 @@ use deletions::Deletions;
 pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 
+pub use crate::counter_table::scramble;
+
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
 use crate::counter::CounterState;
@@ -70,6 +72,8 @@ pub struct Partition {
     expiring: u64,
     /// Expired counters removed or recreated since the last `take_expired`.
     expired: u64,
+    /// Changes to refuse because their guard was refused. They are in the same batch.
+    guarded: u32,
     capturing: Option<Capturing>,
     evictions: u64,
     /// Whether the store may hold counters that the table does not.
@@ -96,6 +100,7 @@ impl Partition {
             counters: 0,
             expiring: 0,
             expired: 0,
+            guarded: 0,
             capturing: None,
             evictions: 0,
             store_may_have_more: false,
@@ -128,6 +133,7 @@ impl Partition {
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Outcomes) -> Millis {
         self.clock = if batch.resets_clock() { at } else { self.clock.max(at) };
         outcomes.reserve(batch.len());
+        self.guarded = 0;
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
@@ -273,6 +279,11 @@ impl Partition {
     }
 
     fn apply_event(&mut self, event: &EventRef<'_>, hint: &Hint, outcomes: &mut Outcomes) {
+        // Reads do not count: they are not in the journal.
+        if self.guarded > 0 && event.is_change() {
+            self.guarded -= 1;
+            return outcomes.push(self.refused(event, Refusal::NotExpected));
+        }
         let Some(id) = event.request_id else {
             return self.change(event, hint.cell, outcomes);
         };

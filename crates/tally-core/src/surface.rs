@@ -8,6 +8,7 @@ use std::future::Future;
 use crate::batch::Events;
 use crate::consistency::Consistency;
 use crate::counter::CounterState;
+pub use crate::counter_table::counter_memory_bytes;
 use crate::event::RequestId;
 use crate::key::Key;
 use crate::ledger::{ChainHead, LedgerEntry};

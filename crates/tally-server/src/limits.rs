@@ -139,6 +139,18 @@ pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
 pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// Longest name of a client, its library or its library's version.
 pub const RESP_NAME_BYTES_MAX: usize = 256;
+/// Shortest time over which `INFO` measures the rate of commands.
+pub const RESP_RATE_SPAN_MIN: Duration = Duration::from_secs(1);
+/// Most keys that `KEYS` returns.
+pub const RESP_KEYS_MAX: usize = 100_000;
+/// Most bytes of keys that `KEYS` returns.
+pub const RESP_KEYS_BYTES_MAX: usize = 4 << 20;
+/// Most keys that a connection watches.
+pub const RESP_WATCHED_KEYS_MAX: usize = 512;
+/// How often `RENAME` and `COPY` read their source again because it changed before they wrote.
+pub const RESP_COPY_TRIES_MAX: usize = 64;
+/// Longest part of the name of a database that an error quotes.
+pub const RESP_DATABASE_SHOWN_BYTES_MAX: usize = 32;
 /// Most `SCAN` cursors kept; the oldest is dropped first.
 pub const RESP_CURSORS_MAX: usize = 16_384;
 /// Idle time before TCP keepalive probes.
@@ -151,7 +163,8 @@ const _: () = assert!(
         <= EXPORT_PAGE_BYTES_MAX / 2
 );
 const _: () = assert!(IMPORT_SEND_BYTES + EXPORT_LINE_BYTES_MAX + (1 << 10) <= BODY_BYTES_MAX);
-const _: () = assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX < CALL_EVENTS_MAX);
+const _: () =
+    assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX + RESP_WATCHED_KEYS_MAX < CALL_EVENTS_MAX);
 // Applied one by one, they still fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);

@@ -20,7 +20,7 @@ use tally_core::surface::{Figure, Measure};
 use crate::service::Service;
 
 pub use format::TextFormat;
-pub use process::process_usage;
+pub use process::{process_usage, resident_bytes_peak};
 
 /// The kind of a request: the label `verb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

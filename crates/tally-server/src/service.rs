@@ -141,6 +141,12 @@ impl<E: Engine> Service<E> {
         self.closing.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the engine is not there yet: nothing can be read or changed.
+    #[inline]
+    pub fn is_recovering(&self) -> bool {
+        self.engine.get().is_none()
+    }
+
     /// The health of the service.
     pub fn health(&self) -> Health {
         match self.engine.get() {

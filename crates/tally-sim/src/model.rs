@@ -65,7 +65,7 @@ impl Event {
                 *why = Correction::new("", why.reason()).unwrap_or_default();
             }
             Change::Add(_) | Change::Expire { .. } | Change::Read(_) | Change::Sweep { .. } | Change::Sum(_) => {}
-            Change::Import(_) | Change::ImportRequest(_) => {}
+            Change::Import(_) | Change::ImportRequest(_) | Change::Guard { .. } => {}
         }
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
@@ -312,8 +312,8 @@ impl Model {
             Change::Sweep { .. } => self.unchanged(event),
             Change::Sum(reports) => self.sum(event, reports.as_slice()),
             Change::Import(imported) => self.import(event, imported),
-            // The model knows requests by their payload, which an imported one does not have.
-            Change::ImportRequest(_) => self.unchanged(event),
+            // The model knows requests by their payload, which an imported one does not have, and has no versions to guard.
+            Change::ImportRequest(_) | Change::Guard { .. } => self.unchanged(event),
         }
     }
 

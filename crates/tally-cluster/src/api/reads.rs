@@ -470,7 +470,7 @@ impl Cluster {
                             let exists = read.exists || counter.tail.value != 0;
                             Outcome { exact: counter.exact, value, exists, ..read }
                         }
-                        Field::Expiry => Outcome { exact: counter.exact, ..read },
+                        Field::Expiry | Field::Version => Outcome { exact: counter.exact, ..read },
                     }
                 }
                 _ => Outcome::EMPTY,

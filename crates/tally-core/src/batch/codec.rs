@@ -9,7 +9,8 @@
 //! change  = Add delta | combined adds: runs:varint, then delta, times:varint of each
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
 //!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at, or Sum count, then of each
-//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements, or Import import, or ImportRequest record:bytes
+//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements, or Import import, or ImportRequest record:bytes,
+//!           or Guard version,covers
 //! import  = parts:u8  [counter record:bytes]  entries:varint  (ledger entry record:bytes)*
 //! parts   = bit 0 replaces · bit 1 is the last part · bit 2 has a counter
 //! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry keep, never, at, after
@@ -19,8 +20,8 @@
 //! bytes   = length:varint, that many bytes;  numbers are varints, signed ones zigzag
 //! ```
 //!
-//! Version 3 is version 2 with imports or sums of sub-counters. A batch without any is written as version 2, so that a journal
-//! without them can be read by earlier builds.
+//! Version 3 is version 2 with imports or sums of sub-counters, and version 4 is version 3 with guards. A batch has the
+//! lowest version that its events allow, so that a journal without them can be read by earlier builds.
 //!
 //! Version 1 is still read. It has no flags, has the sum of combined adds instead of their runs, and sets bit 6 of the
 //! head if an event is in the same group as the previous one.
@@ -46,6 +47,8 @@ use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 const VERSION: u8 = 2;
 /// The version of a batch with imports or sums of sub-counters.
 const VERSION_3: u8 = 3;
+/// The version of a batch with guards.
+const VERSION_4: u8 = 4;
 /// The previous version: no flags, and sums instead of runs for combined adds.
 const VERSION_BARE_SUMS: u8 = 1;
 
@@ -71,6 +74,10 @@ const MORE_SWEEP: u8 = 0;
 const MORE_SUM: u8 = 1;
 const MORE_IMPORT: u8 = 2;
 const MORE_IMPORT_REQUEST: u8 = 3;
+const MORE_GUARD: u8 = 4;
+
+/// The encoded number of a field is its index.
+const FIELDS: [Field; 3] = [Field::Value, Field::Expiry, Field::Version];
 
 const TERMS_CONDITION: u8 = 0b11;
 const TERMS_NEVER: u8 = 1 << 2;
@@ -105,7 +112,7 @@ pub enum CodecError {
     #[error("the checksum of the batch does not match")]
     Checksum,
     /// Written by a newer version.
-    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION_3})")]
+    #[error("batch format {0} is newer than this version of Tally knows (up to {VERSION_4})")]
     Version(u8),
     /// The checksum matches but the content is invalid.
     #[error("the batch is malformed at event {0}")]
@@ -134,7 +141,7 @@ pub fn encode_with_reads(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
 fn put_batch(batch: &Batch, at: Millis, len: usize, is_written: impl Fn(&Slot) -> bool, out: &mut Vec<u8>) {
     let start = out.len();
     assert!(batch.len() <= BATCH_EVENTS_MAX && batch.parts() <= BATCH_PARTS_MAX, "the batch exceeds its limits");
-    out.push(if batch.needs_version_3 { VERSION_3 } else { VERSION });
+    out.push(batch.needs_version.max(VERSION));
     out.push(if batch.resets_clock { FLAG_RESETS_CLOCK } else { 0 });
     put_u64(out, at.0);
     put_u64(out, len as u64);
@@ -215,7 +222,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     let version = cursor.u8().ok_or(CodecError::Malformed(0))?;
     let flags = match version {
         VERSION_BARE_SUMS => Some(0),
-        VERSION | VERSION_3 => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
+        VERSION | VERSION_3 | VERSION_4 => cursor.u8().filter(|flags| flags & !FLAG_RESETS_CLOCK == 0),
         other => return Err(CodecError::Version(other)),
     };
     batch.resets_clock = flags.ok_or(CodecError::Malformed(0))? & FLAG_RESETS_CLOCK != 0;
@@ -224,7 +231,7 @@ pub fn decode(bytes: &[u8], seed: u64, batch: &mut Batch) -> Result<Millis, Code
     for event in 0..count as usize {
         read_event(&mut cursor, version, seed, batch).ok_or(CodecError::Malformed(event))?;
     }
-    if !cursor.is_done() || batch.needs_version_3 && version != VERSION_3 {
+    if !cursor.is_done() || batch.needs_version > version {
         return Err(CodecError::Malformed(count as usize));
     }
     Ok(Millis(at))
@@ -288,7 +295,17 @@ fn kind_of(change: Option<&Change>) -> u8 {
         Some(Change::Delete(_)) => KIND_DELETE,
         Some(Change::Expire { .. }) => KIND_EXPIRE,
         Some(Change::Read(_)) => KIND_READ,
-        Some(Change::Sweep { .. } | Change::Sum(_) | Change::Import(_) | Change::ImportRequest(_)) => KIND_MORE,
+        Some(Change::Sweep { .. } | Change::Sum(_) | Change::Import(_)) => KIND_MORE,
+        Some(Change::ImportRequest(_) | Change::Guard { .. }) => KIND_MORE,
+    }
+}
+
+/// The version of a batch that has this change.
+pub(super) fn version_needed(change: Option<&Change>) -> u8 {
+    match change {
+        Some(Change::Import(_) | Change::ImportRequest(_) | Change::Sum(_)) => VERSION_3,
+        Some(Change::Guard { .. }) => VERSION_4,
+        _ => VERSION,
     }
 }
 
@@ -317,7 +334,9 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
             );
             put_deadline(out, *at);
         }
-        Change::Read(field) => out.push(u8::from(*field == Field::Expiry)),
+        Change::Read(field) => {
+            out.push(FIELDS.iter().position(|known| known == field).unwrap_or_default() as u8);
+        }
         Change::Sweep { expires_at } => {
             out.push(MORE_SWEEP);
             put_u64(out, expires_at.0);
@@ -333,6 +352,11 @@ fn put_change(out: &mut Vec<u8>, change: &Change) {
         Change::ImportRequest(first) => {
             out.push(MORE_IMPORT_REQUEST);
             put_import_request(out, first);
+        }
+        Change::Guard { version, covers } => {
+            out.push(MORE_GUARD);
+            put_i64(out, *version);
+            put_u64(out, u64::from(*covers));
         }
     }
 }
@@ -412,16 +436,13 @@ fn read_change(cursor: &mut Cursor<'_>, kind: u8) -> Option<Change> {
         KIND_ADJUST => Change::Adjust { delta: cursor.i64()?, why: read_why(cursor)? },
         KIND_DELETE => Change::Delete(read_why(cursor)?),
         KIND_EXPIRE => read_expire(cursor)?,
-        KIND_READ => Change::Read(match cursor.u8()? {
-            0 => Field::Value,
-            1 => Field::Expiry,
-            _ => return None,
-        }),
+        KIND_READ => Change::Read(*FIELDS.get(usize::from(cursor.u8()?))?),
         KIND_MORE => match cursor.u8()? {
             MORE_SWEEP => Change::Sweep { expires_at: Millis(cursor.u64()?) },
             MORE_SUM => Change::Sum(ShardReports::new(decode_reports(cursor)?)?),
             MORE_IMPORT => Change::Import(Box::new(read_import(cursor)?)),
             MORE_IMPORT_REQUEST => Change::ImportRequest(read_import_request(cursor)?),
+            MORE_GUARD => Change::Guard { version: cursor.i64()?, covers: u32::try_from(cursor.u64()?).ok()? },
             _ => return None,
         },
         _ => return None,
@@ -555,6 +576,7 @@ impl Extra {
                 | Change::Expire { .. }
                 | Change::Read(_)
                 | Change::Sweep { .. }
+                | Change::Guard { .. }
                 | Change::ImportRequest(_),
             )
             | None => 0,

@@ -163,6 +163,19 @@ impl Events {
         }
     }
 
+    /// Like [`Events::group`], but the changes are applied only if each of these counters is at this version, as
+    /// [`Field::Version`](crate::event::Field::Version) was read. The guards come first and have an outcome each.
+    pub fn group_if(&mut self, versions: &[(KeyRef<'_>, i64)], fill: impl FnOnce(&mut Events)) {
+        self.group(|events| {
+            let first = events.batch.slots.len();
+            for (key, version) in versions {
+                events.push(*key, Change::Guard { version: *version, covers: 0 }, None, None);
+            }
+            fill(events);
+            events.batch.cover(first, versions.len());
+        });
+    }
+
     /// The slots of each group.
     #[must_use]
     pub fn groups(&self) -> &[Range<usize>] {

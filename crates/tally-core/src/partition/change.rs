@@ -1,11 +1,13 @@
 //! How each kind of event changes its counter. An expired counter does not exist, even if it is not removed yet.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::Partition;
 use crate::counter::{CounterState, Overflow, is_due};
 use crate::counter_table::CellId;
 use crate::event::{
     AddExpiry, Adds, Bounds, Change, ChangeRef, Condition, Correction, Details, EventRef, Expiry, ExpiryCondition,
-    Field, OnBound,
+    Field, OnBound, VERSION_ABSENT,
 };
 use crate::ledger::CorrectionKind;
 use crate::outcome::{Outcome, Outcomes, Refusal, Split};
@@ -53,6 +55,7 @@ impl Partition {
             Change::Sweep { expires_at } => self.sweep(event, *expires_at),
             Change::Sum(reports) => self.sum(event, reports, hint),
             Change::Import(imported) => self.import(event, imported),
+            Change::Guard { version, covers } => self.guard(event, *version, *covers),
             // `apply_event` handles it. Without a request id there is nothing to remember.
             Change::ImportRequest(_) => self.unchanged(event),
         }
@@ -190,6 +193,15 @@ impl Partition {
         Outcome { applied: 1, ..self.unchanged(event) }
     }
 
+    /// Refuses the next `covers` changes unless the counter is at this version.
+    fn guard(&mut self, event: &EventRef<'_>, version: i64, covers: u32) -> Outcome {
+        if version_of(self.live_state(event).as_ref()) == version {
+            return self.unchanged(event);
+        }
+        self.guarded = covers;
+        self.refused(event, Refusal::NotExpected)
+    }
+
     /// Whether the current state meets the condition.
     fn allows(&self, event: &EventRef<'_>, when: Condition) -> bool {
         match when {
@@ -287,12 +299,28 @@ pub(super) fn unchanged_outcome(found: Option<&CounterState>, now: Millis) -> Ou
 pub fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Outcome {
     let unchanged = unchanged_outcome(found, now);
     match (field, found) {
-        (Field::Value, _) | (_, None) => unchanged,
+        (Field::Value, _) | (Field::Expiry | Field::Version, None) => unchanged,
         (Field::Expiry, Some(state)) => {
             let value = state.expires_at.map_or(-1, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
             Outcome { value, ..unchanged }
         }
+        (Field::Version, Some(_)) => Outcome { value: version_of(found), ..unchanged },
     }
+}
+
+/// Changes with every change of the counter that can be seen: both sums, its times and its expiry. Guards in the journal
+/// contain it, so it must never be computed differently.
+fn version_of(found: Option<&CounterState>) -> i64 {
+    let Some(state) = found else { return VERSION_ABSENT };
+    let parts = state.counter.parts();
+    let mut bytes = Vec::with_capacity(64);
+    bytes.extend(parts.increments.to_le_bytes());
+    bytes.extend(parts.decrements.to_le_bytes());
+    for time in [Some(parts.created), Some(parts.updated), state.expires_at] {
+        bytes.extend(time.map_or(u64::MAX, |time| time.0).to_le_bytes());
+    }
+    // Zero is the version of no counter.
+    (xxh3_64(&bytes) | 1) as i64
 }
 
 fn expiry_after_add(before: Option<Millis>, details: Option<&Details>, now: Millis) -> Option<Millis> {

@@ -43,6 +43,14 @@ impl Partition {
         }
     }
 
+    /// A resident counter chosen by `number`, each as likely as any other; `None` if the chosen one has expired at `now`, or
+    /// if there is none.
+    #[must_use]
+    pub fn sample(&self, number: u64, now: Millis) -> Option<Key> {
+        let id = self.table.sample(number)?;
+        (!is_due(self.table.expiry(id), now)).then(|| KeyRef::trusted(self.table.key(id)).to_key())
+    }
+
     /// Scans up to `max` resident counters, starting at cell `from`, for one that has not expired at `now`.
     #[must_use]
     pub fn probe(&self, from: usize, max: usize, now: Millis) -> Probe {

@@ -135,6 +135,7 @@ fn the_largest_event_of_every_kind_survives_a_round_trip() {
         Change::Delete(why()),
         Change::Expire { at: Some(Deadline::After(u64::MAX)), when: ExpiryCondition::IfSomeAndEarlier },
         Change::Sweep { expires_at: Millis(u64::MAX) },
+        Change::Guard { version: i64::MIN, covers: u32::MAX },
         Change::Sum(ShardReports::new((0..SHARDS_MAX).map(largest_report).collect()).unwrap()),
     ] {
         let mut call = Events::new(SEED);

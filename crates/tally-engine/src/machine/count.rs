@@ -2,7 +2,7 @@
 
 use tally_core::key::Key;
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
-use tally_core::partition::Probe;
+use tally_core::partition::{Probe, scramble};
 use tally_core::record;
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
@@ -33,6 +33,9 @@ impl Sweep {
     }
 }
 
+/// Random places to try for a sample.
+const SAMPLE_TRIES: u64 = 16;
+
 /// A counter, and the flush to await before it may be shown.
 type Sampled = Option<(Key, Option<BatchWait>)>;
 
@@ -50,10 +53,10 @@ impl Machine {
         }
     }
 
-    /// Some existing counter, chosen by `number`. Reads the store only if memory has none.
+    /// Some existing counter, chosen by `number`, each about as likely as any other.
     pub async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
-        let found = match self.sample_memory(number)? {
-            None => self.sample_store(number)?,
+        let found = match self.sample_any(number)? {
+            None => self.find_any(number)?,
             found => found,
         };
         let Some((key, wait)) = found else {
@@ -65,7 +68,51 @@ impl Machine {
         Ok(Some(key))
     }
 
-    fn sample_memory(&self, number: u64) -> Result<Sampled, EngineError> {
+    /// Tries random places in memory and in the store, in proportion to how many counters each has alone. `None` if all
+    /// tries met counters that have expired or were counted elsewhere.
+    fn sample_any(&self, number: u64) -> Result<Sampled, EngineError> {
+        for attempt in 0..SAMPLE_TRIES {
+            let number = scramble(number, attempt);
+            let in_store = {
+                let state = self.state.lock();
+                self.refuse_if_poisoned()?;
+                let (counters, resident) = (state.partition.counters(), state.partition.resident_counters() as u64);
+                let Some(place) = number.checked_rem(counters) else { return Ok(None) };
+                if place < resident
+                    && let Some(key) = state.partition.sample(number, self.now_at(&state))
+                {
+                    return Ok(Some(self.sampled(&state, key)));
+                }
+                place >= resident
+            };
+            if in_store && let Some(sampled) = self.sample_store(number)? {
+                return Ok(Some(sampled));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A random counter of the store that is not in memory.
+    fn sample_store(&self, number: u64) -> Result<Sampled, EngineError> {
+        let entry = self.store.sample(&record::counter_key(&[]), number).map_err(|error| self.unreadable(&error))?;
+        let Some((store_key, value)) = entry else { return Ok(None) };
+        let Some(key) = record::counter_of(&store_key) else { return Ok(None) };
+        let held = record::read_counter(&value);
+        let held = held.ok_or_else(|| self.unreadable(&StoreError::from(MalformedRecord::new(&store_key))))?;
+        let state = self.state.lock();
+        let is_counter = state.partition.is_missing(key) && !held.is_expired(self.now_at(&state));
+        Ok(is_counter.then(|| self.sampled(&state, key.to_key())))
+    }
+
+    /// The first counter after a random place: if most have expired, the tries of `sample_any` may fail.
+    fn find_any(&self, number: u64) -> Result<Sampled, EngineError> {
+        match self.find_in_memory(number)? {
+            None => self.find_in_store(number),
+            found => Ok(found),
+        }
+    }
+
+    fn find_in_memory(&self, number: u64) -> Result<Sampled, EngineError> {
         let cells = self.state.lock().partition.cells();
         let start = number.checked_rem(cells as u64).unwrap_or_default() as usize;
         for (mut from, end) in [(start, cells), (0, start)] {
@@ -82,7 +129,7 @@ impl Machine {
         Ok(None)
     }
 
-    fn sample_store(&self, number: u64) -> Result<Sampled, EngineError> {
+    fn find_in_store(&self, number: u64) -> Result<Sampled, EngineError> {
         let start = record::counter_key(&number.to_be_bytes());
         for from in [&start[..], &record::counter_key(&[])] {
             let mut scan = self.store.scan(from);

@@ -39,7 +39,7 @@ pub use self::error::StoreError;
 use self::manifest::Manifest;
 use self::merge::MergeIterator;
 pub(crate) use self::merge::RUNS_IDLE_MAX;
-pub use self::read::Scan;
+pub use self::read::{SampledEntry, Scan};
 use self::run::Run;
 pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use self::verify::{Decodes, Summary};
@@ -242,6 +242,12 @@ impl Store {
     #[must_use]
     pub fn scan(&self, start: &[u8]) -> Scan {
         Scan::new(self.version(), start)
+    }
+
+    /// An entry whose key starts with `prefix`, chosen by `number`, each about as likely as any other. `None` if the choice
+    /// fell on one that is outdated or deleted, or if there are none.
+    pub fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
+        self.version().sample(prefix, number)
     }
 
     /// Begins a checkpoint.

@@ -23,6 +23,30 @@ impl StoreVersion {
         Ok(None)
     }
 
+    /// See [`Store::sample`](super::Store::sample). Blocks have about the same number of entries, so a random entry of a
+    /// random block is a random entry.
+    pub(super) fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
+        let blocks_of = |run: &Run| match run.index.len() {
+            0 => 0..0,
+            _ => run.index.find(prefix, 0)..run.index.find(&after(prefix), 0) + 1,
+        };
+        let blocks: usize = self.runs.iter().map(|run| blocks_of(run).len()).sum();
+        let Some(mut place) = number.checked_rem(blocks as u64).map(|place| place as usize) else { return Ok(None) };
+        for (at, run) in self.runs.iter().enumerate() {
+            let blocks_here = blocks_of(run);
+            if place >= blocks_here.len() {
+                place -= blocks_here.len();
+                continue;
+            }
+            let entries = run.entries_of(blocks_here.start + place, prefix)?;
+            let chosen = (number / blocks as u64).checked_rem(entries.len() as u64).unwrap_or_default() as usize;
+            let Some((key, Some(value))) = entries.into_iter().nth(chosen) else { return Ok(None) };
+            let newer = self.runs.get(..at).unwrap_or_default();
+            return Ok(if holds_any(newer, &key)? { None } else { Some((key, value)) });
+        }
+        Ok(None)
+    }
+
     pub(super) fn get_many(
         &self,
         keys: &MissingKeys,
@@ -69,6 +93,46 @@ impl StoreVersion {
         }
         holders
     }
+}
+
+/// The key and the value of an entry.
+pub type SampledEntry = (Vec<u8>, Vec<u8>);
+
+/// An entry of a run; without a value, it is a tombstone.
+type RunEntry = (Vec<u8>, Option<Vec<u8>>);
+
+impl Run {
+    /// The entries of one block whose keys start with `prefix`.
+    fn entries_of(self: &Arc<Run>, block: usize, prefix: &[u8]) -> Result<Vec<RunEntry>, StoreError> {
+        let mut cursor = RunCursor::new(Arc::clone(self), ReadAhead::Never);
+        let mut entries = Vec::new();
+        let mut is_on_entry = cursor.seek(prefix.max(self.index.separator(block)))?;
+        while is_on_entry && cursor.block() == block && cursor.key().starts_with(prefix) {
+            entries.push((cursor.key().to_vec(), cursor.value().map(<[u8]>::to_vec)));
+            is_on_entry = cursor.advance()?;
+        }
+        Ok(entries)
+    }
+}
+
+/// Whether any of the runs has an entry of this key.
+fn holds_any(runs: &[Arc<Run>], key: &[u8]) -> Result<bool, StoreError> {
+    let hash = hash(key);
+    for run in runs.iter().filter(|run| run.may_hold(key, hash)) {
+        if (RunReader { run, cursor: None }).find(key)?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The smallest key after all that start with `prefix`, which has one byte below 255.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut after = prefix.to_vec();
+    if let Some(last) = after.last_mut() {
+        *last = last.saturating_add(1);
+    }
+    after
 }
 
 /// A set of runs, one bit each. Runs beyond the last bit share it.

@@ -42,6 +42,13 @@ fn parse_stat(stat: &str) -> Option<ProcessUsage> {
     })
 }
 
+/// The most memory that the process has had, from `/proc/self/status`; `None` if there is none.
+pub fn resident_bytes_peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+}
+
 /// When the machine booted, in seconds since 1970.
 fn boot_time_s() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;

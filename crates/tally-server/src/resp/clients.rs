@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tally_core::time::Millis;
+use tokio::sync::mpsc;
 
 /// One connected client.
 pub struct RespClient {
@@ -21,8 +22,25 @@ pub struct RespClient {
     commands: AtomicU64,
     version: AtomicU8,
     queueing: AtomicBool,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
     texts: Mutex<Texts>,
+    /// The thread that serves it takes orders to close it.
+    closer: OnceLock<Closer>,
+    closed: AtomicBool,
 }
+
+/// How a connection is closed that a client asked to close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosingMode {
+    /// Its replies are sent first.
+    AfterReplies,
+    /// Even if its client does not read.
+    AtOnce,
+}
+
+/// Takes the IDs of connections to close. Each comes at most once.
+pub type Closer = mpsc::UnboundedSender<(u64, ClosingMode)>;
 
 /// What a client set about itself.
 #[derive(Clone, Default)]
@@ -41,6 +59,38 @@ impl RespClient {
     /// Counts commands it sent.
     pub fn used(&self, commands: u64) {
         self.commands.fetch_add(commands, Relaxed);
+    }
+
+    /// Counts bytes it sent.
+    pub fn received(&self, bytes: usize) {
+        self.received_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts bytes that were sent to it.
+    pub fn sent(&self, bytes: usize) {
+        self.sent_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Sets who closes it. There is only ever one.
+    pub fn set_closer(&self, closer: Closer) {
+        let _ = self.closer.set(closer);
+    }
+
+    /// Has it closed.
+    pub fn close(&self, mode: ClosingMode) {
+        if let Some(closer) = self.closer.get().filter(|_| !self.closed.swap(true, Relaxed)) {
+            // If the thread is gone, so is the connection.
+            let _ = closer.send((self.id, mode));
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let load = |count: &AtomicU64| count.load(Relaxed);
+        Traffic {
+            commands: load(&self.commands),
+            received_bytes: load(&self.received_bytes),
+            sent_bytes: load(&self.sent_bytes),
+        }
     }
 
     /// Records when it last sent something.
@@ -113,11 +163,33 @@ impl RespClient {
     }
 }
 
+/// What clients sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Commands.
+    pub commands: u64,
+    /// Bytes of requests.
+    pub received_bytes: u64,
+    /// Bytes of replies.
+    pub sent_bytes: u64,
+}
+
+impl Traffic {
+    fn plus(self, other: Traffic) -> Traffic {
+        Traffic {
+            commands: self.commands + other.commands,
+            received_bytes: self.received_bytes + other.received_bytes,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+        }
+    }
+}
+
 /// All connected clients.
 #[derive(Default)]
 pub struct Clients {
     next: AtomicU64,
-    gone_commands: AtomicU64,
+    /// That of clients that have disconnected.
+    past: Mutex<Traffic>,
     known: Mutex<BTreeMap<u64, Arc<RespClient>>>,
 }
 
@@ -138,7 +210,11 @@ impl Clients {
             commands: AtomicU64::new(0),
             version: AtomicU8::new(2),
             queueing: AtomicBool::new(false),
+            received_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
             texts: Mutex::default(),
+            closer: OnceLock::new(),
+            closed: AtomicBool::new(false),
         });
         self.known().insert(id, Arc::clone(&client));
         client
@@ -146,8 +222,10 @@ impl Clients {
 
     /// A client disconnected.
     pub fn remove(&self, id: u64) {
-        if let Some(client) = self.known().remove(&id) {
-            self.gone_commands.fetch_add(client.commands.load(Relaxed), Relaxed);
+        let mut known = self.known();
+        if let Some(client) = known.remove(&id) {
+            let mut past = self.past();
+            *past = past.plus(client.traffic());
         }
     }
 
@@ -161,11 +239,15 @@ impl Clients {
         self.next.load(Relaxed)
     }
 
-    /// Commands of all clients, including those that have disconnected.
-    pub fn commands(&self) -> u64 {
+    fn past(&self) -> MutexGuard<'_, Traffic> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The traffic of all clients, including those that have disconnected.
+    pub fn traffic(&self) -> Traffic {
+        // Locked while adding up, so that a client that disconnects is counted once.
         let known = self.known();
-        let present: u64 = known.values().map(|client| client.commands.load(Relaxed)).sum();
-        present + self.gone_commands.load(Relaxed)
+        known.values().fold(*self.past(), |sum, client| sum.plus(client.traffic()))
     }
 
     /// All clients, by ID.

@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::clients::RespClient;
+use super::clients::{ClosingMode, RespClient};
 use super::server::SharedLimits;
 use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
 
@@ -180,11 +180,23 @@ impl RespConnection {
         self.wake();
     }
 
+    /// Closes the connection because a client asked for it.
+    pub fn close(&self, mode: ClosingMode) {
+        if mode == ClosingMode::AtOnce {
+            // Wakes its task, and makes writes fail.
+            let _ = shutdown(&self.stream, Shutdown::Both);
+        }
+        self.stop();
+    }
+
     /// Writes unsent bytes, as far as the socket accepts them.
     fn write(&self, out: &mut Out) -> io::Result<()> {
         while !out.rest().is_empty() {
             match self.stream.try_write(out.rest()) {
-                Ok(taken) => out.written += taken,
+                Ok(taken) => {
+                    out.written += taken;
+                    self.client.sent(taken);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }

@@ -91,7 +91,8 @@ impl Gatherer {
         let mut open = self.open.replace(self.spare.take());
         let load = open.turn.load();
         self.under_way.set(self.under_way.get().plus(load));
-        open.turn.run(&self.server.service, &self.server.metrics, &open.connections).await;
+        let server = &self.server;
+        open.turn.run(&server.service, (&server.metrics, &server.stats), &open.connections).await;
         open.connections.0.clear();
         self.under_way.set(self.under_way.get().minus(load));
         self.settled.notify_waiters();

@@ -11,6 +11,7 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
+use super::clients::Closer;
 use super::server::RespServer;
 use super::worker::{Accepted, RespWorker};
 use crate::accept::{Listening, pause_after, prepare};
@@ -22,6 +23,7 @@ pub struct Threads(Vec<Thread>);
 /// One worker's thread, as the listener sees it.
 struct Thread {
     connections: mpsc::UnboundedSender<Accepted>,
+    closer: Closer,
     stop: oneshot::Sender<Duration>,
     drained: oneshot::Receiver<bool>,
     handle: JoinHandle<()>,
@@ -63,7 +65,7 @@ pub async fn listen(
     drop(listener);
     let mut ended = Listening::Drained;
     let mut ends = Vec::new();
-    for Thread { connections, stop, drained, handle } in threads {
+    for Thread { connections, closer: _, stop, drained, handle } in threads {
         drop(connections);
         let _ = stop.send(drain_max);
         ends.push((drained, handle));
@@ -80,15 +82,16 @@ pub async fn listen(
 
 fn start(number: usize, server: &Arc<RespServer>) -> io::Result<Thread> {
     let (connections, accepted) = mpsc::unbounded_channel();
+    let (closer, closing) = mpsc::unbounded_channel();
     let (stop, stopping) = oneshot::channel();
     let (report_drained, drained) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let server = Arc::clone(server);
     let handle = thread::Builder::new().name(format!("tally-resp-{number}")).spawn(move || {
-        let all = runtime.block_on(RespWorker::run(server, accepted, stopping));
+        let all = runtime.block_on(RespWorker::run(server, accepted, closing, stopping));
         let _ = report_drained.send(all);
     })?;
-    Ok(Thread { connections, stop, drained, handle })
+    Ok(Thread { connections, closer, stop, drained, handle })
 }
 
 fn admit(server: &RespServer, stream: TcpStream, peer: SocketAddr) -> io::Result<Accepted> {
@@ -103,6 +106,9 @@ fn admit(server: &RespServer, stream: TcpStream, peer: SocketAddr) -> io::Result
 
 fn hand_over(server: &RespServer, thread: Option<&Thread>, accepted: Accepted) {
     let id = accepted.client.id;
+    if let Some(thread) = thread {
+        accepted.client.set_closer(thread.closer.clone());
+    }
     if thread.is_none_or(|thread| thread.connections.send(accepted).is_err()) {
         server.clients.remove(id);
     }

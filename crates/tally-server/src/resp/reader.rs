@@ -3,20 +3,21 @@
 use std::io;
 use std::rc::Rc;
 
-use super::commands::{CallContext, EngineReply, NextStep, dispatch};
+use super::commands::{CallContext, EngineReply, NextStep, Spec, dispatch};
 use super::connection::{Ready, RespConnection};
 use super::errors::failure;
 use super::gather::Gatherer;
 use super::reply::{ProtocolVersion, Reply};
-use super::session::Session;
-use super::turn::{CommandStatus, Turn};
+use super::session::{ReplyMode, Session, WatchedKeys};
+use super::stats::{CommandCounts, ReplyCounts};
+use super::turn::{CommandStatus, Silence, Turn};
 use super::wire::{Limits, Parsed, Parser, ProtocolError, Sent};
 use crate::admission::Caller;
 use crate::limits::{
     RESP_INPUT_BYTES_MAX, RESP_REQUEST_BYTES_MAX, RESP_SHARE_BYTES_MAX, RESP_SHARE_COMMANDS_MAX,
     RESP_UNFINISHED_BYTES_FREE,
 };
-use crate::metrics::{Stopwatch, Verb};
+use crate::metrics::Stopwatch;
 
 const TOO_MUCH_UNFINISHED: &str = "ERR too many unfinished requests; try again later";
 
@@ -27,7 +28,7 @@ enum ReadOutcome {
     /// The rest waits until the dispatched requests are answered.
     Paused,
     /// This command waits until the requests before it are answered.
-    Deferred(Verb, EngineReply),
+    Deferred(&'static Spec, EngineReply, Silence),
     /// Nothing more is read; the dispatched requests are answered first.
     Closed,
 }
@@ -38,6 +39,7 @@ pub async fn serve(gatherer: &Rc<Gatherer>, connection: Rc<RespConnection>) {
         gatherer: Rc::clone(gatherer),
         connection,
         session: Session::default(),
+        watched: WatchedKeys::default(),
         parser: Parser::default(),
         rest: Vec::new(),
         queued: 0,
@@ -52,10 +54,11 @@ struct RequestReader {
     gatherer: Rc<Gatherer>,
     connection: Rc<RespConnection>,
     session: Session,
+    watched: WatchedKeys,
     parser: Parser,
     /// An incomplete request, or requests that wait.
     rest: Vec<u8>,
-    /// Bytes of the queued transaction that are counted in the shared limit.
+    /// Bytes of the queued transaction and of watched keys that are counted in the shared limit.
     queued: usize,
 }
 
@@ -80,7 +83,7 @@ impl RequestReader {
                         self.connection.settled().await;
                         self.gatherer.room().await;
                     }
-                    ReadOutcome::Deferred(verb, command) => self.run_deferred(verb, command).await,
+                    ReadOutcome::Deferred(spec, command, silence) => self.run_deferred(spec, command, silence).await,
                 }
                 if self.connection.is_over() {
                     return;
@@ -91,16 +94,26 @@ impl RequestReader {
     }
 
     /// Executes a command that calls the engine itself.
-    async fn run_deferred(&mut self, verb: Verb, command: EngineReply) {
+    async fn run_deferred(&mut self, spec: &'static Spec, command: EngineReply, silence: Silence) {
         self.connection.settled().await;
         let since = Stopwatch::start();
         let reply = command.await;
         let status = if reply.is_ok() { CommandStatus::Accepted } else { CommandStatus::Failed };
-        self.gatherer.server.metrics.request(verb, status.http(), &since);
-        self.connection.put(|out| match reply {
-            Ok(reply) => out.extend_from_slice(&reply),
-            Err(error) => Reply::new(out, self.session.version).error(failure(&error)),
+        let server = &self.gatherer.server;
+        server.metrics.request(spec.verb, status.http(), &since);
+        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let (calls, failed) = (u64::from(reply.is_ok()), u64::from(reply.is_err()));
+        server.stats.add_calls(std::iter::once((spec.name, CommandCounts { calls, micros, failed, rejected: 0 })));
+        let reply = reply.unwrap_or_else(|error| {
+            let mut out = Vec::new();
+            Reply::new(&mut out, self.session.version).error(failure(&error));
+            out
         });
+        let errors = u64::from(reply.first() == Some(&b'-'));
+        server.stats.add_replies(ReplyCounts { errors, ..ReplyCounts::default() });
+        if silence == Silence::Off {
+            self.connection.put(|out| out.extend_from_slice(&reply));
+        }
         self.connection.settled().await;
     }
 
@@ -113,6 +126,7 @@ impl RequestReader {
             if kept <= buffer.len() / 2 {
                 let (front, room) = buffer.split_at_mut(kept);
                 let read = self.connection.read(room)?;
+                self.connection.client.received(read);
                 front.copy_from_slice(&self.rest);
                 if read == 0 {
                     return Ok(ReadOutcome::Closed);
@@ -123,6 +137,7 @@ impl RequestReader {
                 return Ok(outcome);
             }
             let read = self.connection.read(buffer)?;
+            self.connection.client.received(read);
             if read == 0 {
                 return Ok(ReadOutcome::Closed);
             }
@@ -164,11 +179,12 @@ impl RequestReader {
         let (gatherer, connection) = (Rc::clone(&self.gatherer), Rc::clone(&self.connection));
         gatherer.gather(&connection, self.session.version, |turn| {
             let bytes_before = turn.reply_bytes();
+            let watched = self.watched.clone();
             let client = &connection.client;
             // Requests that arrived together have the same time.
             let now = gatherer.server.now();
             let caller = Caller::new(client.peer.ip());
-            let context = CallContext { server: &gatherer.server, client, caller, now };
+            let context = CallContext { server: &gatherer.server, client, caller, now, watched: &watched };
             client.seen_at(now);
             let (mut taken, mut commands) = (0, 0);
             let outcome = loop {
@@ -185,6 +201,16 @@ impl RequestReader {
                         taken += bytes;
                         commands += 1;
                         let (request, behind) = left.split_at_checked(bytes).unwrap_or((left, &[]));
+                        let (silence, behind) = match std::mem::take(&mut self.session.replies) {
+                            ReplyMode::On => (Silence::Off, behind),
+                            ReplyMode::Off => {
+                                self.session.replies = ReplyMode::Off;
+                                (Silence::On, behind)
+                            }
+                            // Only this request: equal ones behind it are executed separately.
+                            ReplyMode::SkipNext => (Silence::On, &[][..]),
+                        };
+                        turn.set_silence(silence);
                         let request = (args, Sent { request, behind });
                         let next = dispatch(&context, &mut self.session, request, turn);
                         turn.set_version(self.session.version);
@@ -194,7 +220,7 @@ impl RequestReader {
                                 taken += bytes * repeats;
                                 commands += repeats;
                             }
-                            NextStep::Defer(verb, command) => break ReadOutcome::Deferred(verb, command),
+                            NextStep::Defer(spec, command) => break ReadOutcome::Deferred(spec, command, silence),
                             NextStep::Close => break ReadOutcome::Closed,
                         }
                     }
@@ -234,6 +260,7 @@ impl RequestReader {
     /// Counts the queued transaction as an unfinished request. Returns whether that exceeds the shared limit.
     fn queues_too_much(&mut self) -> bool {
         let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
+        let queued = queued + self.watched.bytes();
         self.gatherer.server.limits.unfinished.change(self.queued, queued);
         let grew = queued > self.queued;
         self.queued = queued;

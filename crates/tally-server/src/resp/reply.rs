@@ -93,6 +93,14 @@ impl<'a> Reply<'a> {
         });
     }
 
+    /// A null in place of an array.
+    pub fn null_array(&mut self) {
+        self.out.extend_from_slice(match self.version {
+            ProtocolVersion::V2 => b"*-1\r\n".as_slice(),
+            ProtocolVersion::V3 => b"_\r\n",
+        });
+    }
+
     /// Opens an array of `len` elements.
     #[inline]
     pub fn array(&mut self, len: usize) {

@@ -27,6 +27,27 @@ pub enum ReplyPlan {
     },
     /// One read: the value as a string, or null.
     Text,
+    /// Reads that answer whether a counter exists, and count as hits or misses.
+    Existence(fn(bool, &mut Reply<'_>)),
+    /// Other reads, which count as hits or misses.
+    Reads {
+        /// Number of outcomes.
+        count: u32,
+        /// Writes the reply.
+        write: WriteReply,
+    },
+    /// The guards of a transaction: if one was refused, null takes the place of all replies of the transaction.
+    Guards {
+        /// Number of guards.
+        count: u32,
+        /// Number of plans of the transaction, which follow.
+        plans: u32,
+    },
+    /// The client wants no reply.
+    Silent {
+        /// Number of outcomes.
+        count: u32,
+    },
     /// Anything else.
     Outcomes {
         /// Number of outcomes.
@@ -52,13 +73,31 @@ impl ReplyPlan {
         ReplyPlan::Outcomes { count, write }
     }
 
+    /// A reply to this many reads.
+    pub const fn of_reads(count: u32, write: WriteReply) -> ReplyPlan {
+        ReplyPlan::Reads { count, write }
+    }
+
+    /// How many of the outcomes are reads of a counter that exists, and of one that does not.
+    #[inline]
+    pub fn hits_and_misses(self, outcomes: &[Outcome]) -> (u64, u64) {
+        match self {
+            ReplyPlan::Text | ReplyPlan::Existence(_) | ReplyPlan::Reads { .. } => {
+                let hits = outcomes.iter().filter(|read| read.exists).count() as u64;
+                (hits, outcomes.len() as u64 - hits)
+            }
+            _ => (0, 0),
+        }
+    }
+
     /// Number of outcomes the command has.
     #[inline]
     pub fn outcomes(self) -> usize {
         match self {
             ReplyPlan::Bytes(_) => 0,
-            ReplyPlan::Value | ReplyPlan::Text | ReplyPlan::Values { .. } => 1,
-            ReplyPlan::Outcomes { count, .. } => count as usize,
+            ReplyPlan::Value | ReplyPlan::Text | ReplyPlan::Existence(_) | ReplyPlan::Values { .. } => 1,
+            ReplyPlan::Outcomes { count, .. } | ReplyPlan::Reads { count, .. } => count as usize,
+            ReplyPlan::Guards { count, .. } | ReplyPlan::Silent { count } => count as usize,
         }
     }
 
@@ -67,6 +106,7 @@ impl ReplyPlan {
     pub fn replies(self) -> usize {
         match self {
             ReplyPlan::Values { times, .. } => times as usize,
+            ReplyPlan::Guards { .. } | ReplyPlan::Silent { .. } => 0,
             _ => 1,
         }
     }
@@ -88,7 +128,9 @@ impl ReplyPlan {
                 (applied..times).for_each(|_| reply.error(OVERFLOW));
             }
             (ReplyPlan::Text, [read]) => text(read, reply),
-            (ReplyPlan::Outcomes { write, .. }, outcomes) => write(outcomes, reply),
+            (ReplyPlan::Existence(write), [read]) => write(read.exists, reply),
+            (ReplyPlan::Outcomes { write, .. } | ReplyPlan::Reads { write, .. }, outcomes) => write(outcomes, reply),
+            (ReplyPlan::Guards { .. } | ReplyPlan::Silent { .. }, _) => {}
             _ => (0..self.replies()).for_each(|_| reply.error(NO_OUTCOME)),
         }
     }

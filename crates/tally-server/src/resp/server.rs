@@ -3,13 +3,14 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use tally_core::time::Millis;
 use tally_engine::clock::{Clock, SystemClock};
 
 use super::clients::Clients;
 use super::cursors::Cursors;
+use super::stats::RespStats;
 use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::service::Service;
 
@@ -25,12 +26,16 @@ pub struct RespServer {
     pub limits: Arc<SharedLimits>,
     /// Counts of requests and connections.
     pub metrics: Arc<ProtocolMetrics>,
+    /// Counts that `INFO` shows.
+    pub stats: RespStats,
     /// Settings that `INFO` and `CONFIG GET` show.
     pub settings: ShownSettings,
     /// When the server started.
     pub uptime: Stopwatch,
     clock: SystemClock,
     random: RandomState,
+    /// Random numbers so far.
+    drawn: AtomicU64,
 }
 
 /// Memory that all connections share.
@@ -86,10 +91,12 @@ impl RespServer {
             cursors: Cursors::default(),
             limits: Arc::default(),
             metrics,
+            stats: RespStats::default(),
             settings,
             uptime: Stopwatch::start(),
             clock: SystemClock,
             random: RandomState::new(),
+            drawn: AtomicU64::new(0),
         }
     }
 
@@ -100,7 +107,7 @@ impl RespServer {
 
     /// A number that differs every time.
     pub fn random(&self) -> u64 {
-        self.random.hash_one(self.clients.commands())
+        self.random.hash_one(self.drawn.fetch_add(1, Relaxed))
     }
 
     /// The time on the server's clock.

@@ -1,5 +1,10 @@
 //! The state of a connection between requests.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tally_core::key::Key;
+
 use super::reply::ProtocolVersion;
 
 /// The state of one connection.
@@ -9,6 +14,58 @@ pub struct Session {
     pub version: ProtocolVersion,
     /// Commands queued since `MULTI`.
     pub transaction: Option<Transaction>,
+    /// The database that the client selected, if it does not exist. Until it selects database 0, commands are refused.
+    pub refused_database: Option<Box<str>>,
+    /// Which replies the client wants.
+    pub replies: ReplyMode,
+}
+
+/// Which replies a client wants, as `CLIENT REPLY` sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplyMode {
+    /// All.
+    #[default]
+    On,
+    /// None.
+    Off,
+    /// All but that of the next command.
+    SkipNext,
+}
+
+/// Counters that the next transaction depends on, with their versions. Shared with the command that reads them.
+#[derive(Clone, Default)]
+pub struct WatchedKeys(Rc<RefCell<Vec<(Key, i64)>>>);
+
+impl WatchedKeys {
+    /// Adds a counter.
+    pub fn add(&self, key: Key, version: i64) {
+        self.0.borrow_mut().push((key, version));
+    }
+
+    /// Whether the counter is one of them.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.0.borrow().iter().any(|(known, _)| known == key)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Bytes of their keys.
+    pub fn bytes(&self) -> usize {
+        self.0.borrow().iter().map(|(key, _)| key.as_bytes().len()).sum()
+    }
+
+    /// Forgets them all.
+    pub fn clear(&self) {
+        self.take();
+    }
+
+    /// Forgets and returns them all.
+    pub fn take(&self) -> Vec<(Key, i64)> {
+        self.0.take()
+    }
 }
 
 /// A transaction that is being queued.

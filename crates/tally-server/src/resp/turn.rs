@@ -23,6 +23,7 @@ pub use self::counts::CommandStatus;
 use self::counts::{CountRuns, PhaseCounts};
 use super::reply::{ProtocolVersion, Reply};
 use super::reply_plan::ReplyPlan;
+use super::stats::CommandCounts;
 use crate::limits::{
     RESP_SUBMISSION_BYTES, RESP_SUBMISSION_BYTES_MAX, RESP_SUBMISSION_EVENTS, RESP_SUBMISSION_EVENTS_MAX,
     RESP_SUBMISSION_PARTS, RESP_SUBMISSION_PARTS_MAX,
@@ -51,6 +52,20 @@ pub struct Turn {
     /// The share that is being filled.
     open: OpenShare,
     counts: CountRuns,
+    /// Calls of each command, in the order of their first one.
+    calls: Vec<(&'static str, CommandCounts)>,
+    /// Errors among the replies that need no outcome.
+    errors: u64,
+}
+
+/// Whether a connection gets replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Silence {
+    /// It does.
+    #[default]
+    Off,
+    /// It does not.
+    On,
 }
 
 /// Events that go to the engine together.
@@ -111,6 +126,7 @@ struct OpenShare {
     counts: usize,
     /// The connection has events in a submission of writes, so all its commands follow them.
     has_written: bool,
+    silence: Silence,
 }
 
 /// The size of a turn.
@@ -164,8 +180,41 @@ impl Turn {
 
     /// Counts a command that was sent this many times in a row, after its events were added.
     #[inline]
-    pub fn count(&mut self, verb: Verb, status: CommandStatus, times: u32) {
+    pub fn count(&mut self, (name, verb): (&'static str, Verb), status: CommandStatus, times: u32) {
         self.counts.add(verb, status, times, self.open.counts);
+        let times = u64::from(times);
+        let counts = match status {
+            CommandStatus::Accepted => CommandCounts { calls: times, ..CommandCounts::default() },
+            CommandStatus::Refused => CommandCounts { rejected: times, ..CommandCounts::default() },
+            CommandStatus::Failed => CommandCounts { failed: times, ..CommandCounts::default() },
+        };
+        // Mostly the last one, or one of few.
+        match self.calls.iter_mut().rev().find(|(known, _)| std::ptr::eq(*known, name)) {
+            Some((_, known)) => known.add(counts),
+            None if name.is_empty() => {}
+            None => self.calls.push((name, counts)),
+        }
+    }
+
+    /// Whether the commands that follow are answered.
+    pub fn set_silence(&mut self, silence: Silence) {
+        self.open.silence = silence;
+    }
+
+    /// The replies that follow are those of a transaction with this many guards. Returns where they begin.
+    pub fn begin_guarded(&mut self, guards: usize) -> usize {
+        if guards > 0 {
+            self.plan(ReplyPlan::Guards { count: u32::try_from(guards).unwrap_or(u32::MAX), plans: 0 });
+        }
+        self.plans.len()
+    }
+
+    /// The replies of the transaction are complete.
+    pub fn end_guarded(&mut self, begin: usize) {
+        let following = self.plans.len() - begin;
+        if let Some(ReplyPlan::Guards { plans, .. }) = begin.checked_sub(1).and_then(|at| self.plans.get_mut(at)) {
+            *plans = u32::try_from(following).unwrap_or(u32::MAX);
+        }
     }
 
     /// The commands that follow come from this connection.
@@ -258,18 +307,29 @@ impl Turn {
     /// Adds the reply of a command whose events were added.
     #[inline]
     pub fn plan(&mut self, plan: ReplyPlan) {
-        self.plans.push(plan);
+        self.plans.push(match self.open.silence {
+            Silence::Off => plan,
+            Silence::On => ReplyPlan::Silent { count: u32::try_from(plan.outcomes()).unwrap_or(u32::MAX) },
+        });
     }
 
     /// Adds a reply that needs no outcome.
     pub fn reply(&mut self, version: ProtocolVersion, write: impl FnOnce(&mut Reply<'_>)) {
         let before = self.bytes.len();
         write(&mut Reply::new(&mut self.bytes, version));
+        self.errors += u64::from(self.bytes.get(before) == Some(&b'-'));
+        if self.open.silence == Silence::On {
+            self.bytes.truncate(before);
+        }
         self.plan_bytes(self.bytes.len() - before);
     }
 
     /// Adds a reply that was written elsewhere.
     pub fn known_reply(&mut self, bytes: &[u8]) {
+        self.errors += u64::from(bytes.first() == Some(&b'-'));
+        if self.open.silence == Silence::On {
+            return;
+        }
         self.bytes.extend_from_slice(bytes);
         self.plan_bytes(bytes.len());
     }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
 
-use super::clients::RespClient;
+use super::clients::{ClosingMode, RespClient};
 use super::connection::RespConnection;
 use super::gather::Gatherer;
 use super::reader;
@@ -38,6 +38,7 @@ impl RespWorker {
     pub async fn run(
         server: Arc<RespServer>,
         mut accepted: mpsc::UnboundedReceiver<Accepted>,
+        mut closing: mpsc::UnboundedReceiver<(u64, ClosingMode)>,
         mut stop: oneshot::Receiver<Duration>,
     ) -> bool {
         let gatherer = Rc::new(Gatherer::new(server));
@@ -48,6 +49,7 @@ impl RespWorker {
                     tokio::select! {
                         biased;
                         drain_max = &mut stop => break drain_max.unwrap_or_default(),
+                        Some((id, mode)) = closing.recv() => worker.close(id, mode),
                         Some(Accepted { stream, client }) = accepted.recv() => worker.serve(stream, client),
                     }
                 };
@@ -62,6 +64,12 @@ impl RespWorker {
     async fn until_closed(&self) {
         while !self.connections.borrow().is_empty() {
             self.closed.notified().await;
+        }
+    }
+
+    fn close(&self, id: u64, mode: ClosingMode) {
+        if let Some(connection) = self.connections.borrow().get(&id).and_then(Weak::upgrade) {
+            connection.close(mode);
         }
     }
 

@@ -77,6 +77,60 @@ def transactions(r):
         thread.join()
 
 
+def optimistic_transactions(r):
+    r.set("o", 5)
+    interruptions = iter([True, True, False])
+
+    def double(pipe):
+        value = int(pipe.get("o"))
+        if next(interruptions):
+            connect().incr("o")
+        pipe.multi()
+        pipe.set("o", value * 2)
+
+    assert r.transaction(double, "o") == [True]
+    assert r.get("o") == b"14"
+    with r.pipeline() as pipe:
+        pipe.watch("o")
+        connect().incr("o")
+        pipe.multi()
+        pipe.incr("o")
+        try:
+            pipe.execute()
+            raise AssertionError("the counter had changed")
+        except redis.WatchError:
+            pass
+    assert r.get("o") == b"15"
+
+
+def more_commands(r):
+    assert r.mset({"m1": 1, "m2": 2}) is True
+    assert r.msetnx({"m2": 5, "m3": 5}) is False
+    assert r.setnx("m3", 3) is True
+    assert r.setex("m4", 100, 4) is True
+    assert r.getex("m4", persist=True) == b"4" and r.ttl("m4") == -1
+    assert sorted(r.keys("m[1-4]")) == [b"m1", b"m2", b"m3", b"m4"]
+    assert r.rename("m4", "m5") is True and r.copy("m5", "m6") is True
+    assert r.get("m6") == b"4" and r.strlen("m6") == 1 and r.touch("m1", "none") == 1
+    assert r.object("encoding", "m1") == b"int" and r.memory_usage("m1") > 0
+    assert r.role()[0] == b"master" and r.acl_whoami() in (b"default", "default")
+    assert r.slowlog_len() == 0 and r.wait(0, 0) == 0
+    assert r.client_info()["id"] == r.client_id()
+    victim = connect(single_connection_client=True)
+    assert r.client_kill_filter(_id=victim.client_id()) == 1
+    assert r.info("commandstats")["cmdstat_setnx"]["calls"] == 1
+    assert r.flushdb() is True
+
+
+def other_databases(r):
+    try:
+        connect(db=1).incr("n")
+        raise AssertionError("counted in database 0")
+    except redis.RedisError:
+        pass
+    assert r.exists("n") == 0
+
+
 def walks(r):
     """A scan during writes returns every key that exists throughout, exactly once."""
     pipe = r.pipeline(transaction=False)
@@ -136,6 +190,7 @@ def tells(r):
 
 client = connect()
 client.flushall()
-for check in (counts, expires, pipelines, transactions, walks, tells):
+checks = (counts, expires, pipelines, transactions, optimistic_transactions, more_commands, other_databases, walks, tells)
+for check in checks:
     check(client)
     print("ok", check.__name__)

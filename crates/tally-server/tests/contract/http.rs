@@ -136,6 +136,7 @@ impl HttpCalls {
         let value = match (field, reading.exists, reading.expires_at) {
             (Field::Value, ..) => reading.value,
             (Field::Expiry, false, _) => 0,
+            (Field::Version, ..) => return Err(inexpressible(&field)),
             (Field::Expiry, true, expires_at) => expires_at.map_or(-1, |at| at.0 as i64),
         };
         let outcome = Outcome { value, exists: reading.exists, at: reading.as_of, ..Outcome::EMPTY };

@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
 mod cases;
+mod client;
 mod crash;
+mod database;
 mod draw;
 mod expiry;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod increx;
+mod info;
 mod like_redis;
 mod together;
+mod watch;
 
 /// A number from an environment variable.
 fn number_from_env(name: &str) -> Option<u64> {

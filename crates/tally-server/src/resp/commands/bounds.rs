@@ -13,7 +13,8 @@ use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
 use crate::resp::wire::{Args, integer};
 
-const LIFETIME: &str = "[EX seconds | PX milliseconds | EXAT unix-time-seconds | PXAT unix-time-milliseconds]";
+const LIFETIME: &str =
+    "[EX seconds | PX milliseconds | EXAT unix-time-seconds | PXAT unix-time-milliseconds | PERSIST]";
 
 pub static INCREX: Spec = Spec::new("increx", -2, Execution::Counter(increx))
     .verb(Verb::Increment)

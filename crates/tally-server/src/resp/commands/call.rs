@@ -14,6 +14,7 @@ use crate::resp::clients::RespClient;
 use crate::resp::errors::{NOT_AN_INTEGER, failure};
 use crate::resp::reply::{ProtocolVersion, Reply};
 use crate::resp::server::RespServer;
+use crate::resp::session::WatchedKeys;
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, integer};
 use crate::service::Failure;
@@ -28,6 +29,8 @@ pub struct CallContext<'a> {
     pub caller: Caller,
     /// The time on the server's clock.
     pub now: Millis,
+    /// The counters that the connection's next transaction depends on.
+    pub watched: &'a WatchedKeys,
 }
 
 /// Why a command was not executed.
@@ -190,6 +193,8 @@ pub struct EngineCall {
     pub caller: Caller,
     /// The version of the protocol.
     pub version: ProtocolVersion,
+    /// The counters that the connection's next transaction depends on.
+    pub watched: WatchedKeys,
 }
 
 impl EngineCall {

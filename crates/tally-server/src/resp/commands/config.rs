@@ -13,7 +13,7 @@ pub static CONFIG: Spec = Spec::new("config", -2, Execution::Immediate(wrong_arg
     .docs("server", "2.0.0", "Depends on the subcommand.", "A container for server configuration commands.");
 
 /// Every setting with its value. Each acknowledgement is flushed first, which Redis calls `appendfsync always`.
-fn all(server: &RespServer) -> [(&'static str, String); 13] {
+fn all(server: &RespServer) -> [(&'static str, String); 15] {
     let settings = &server.settings;
     [
         ("appendfsync", "always".to_owned()),
@@ -21,12 +21,14 @@ fn all(server: &RespServer) -> [(&'static str, String); 13] {
         ("bind", settings.address.ip().to_string()),
         ("databases", "1".to_owned()),
         ("dir", settings.data.clone()),
+        ("latency-monitor-threshold", "0".to_owned()),
         ("maxclients", settings.connections_max.to_string()),
         ("maxmemory", settings.memory_bytes.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", settings.address.port().to_string()),
         ("proto-max-bulk-len", crate::limits::RESP_BULK_BYTES_MAX.to_string()),
         ("save", String::new()),
+        ("slowlog-log-slower-than", "-1".to_owned()),
         ("tcp-keepalive", crate::limits::RESP_KEEPALIVE.as_secs().to_string()),
         ("timeout", "0".to_owned()),
     ]

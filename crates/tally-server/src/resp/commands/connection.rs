@@ -4,10 +4,11 @@ use super::introspection::{help, wrong_arguments};
 use super::refusal;
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use crate::limits::RESP_NAME_BYTES_MAX;
-use crate::resp::clients::RespClient;
-use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX, shown};
+use crate::resp::clients::{ClosingMode, RespClient};
+use crate::resp::errors::{SYNTAX, shown};
 use crate::resp::reply::{ProtocolVersion, Reply};
-use crate::resp::session::Session;
+use crate::resp::session::{ReplyMode, Session};
+use crate::resp::turn::Silence;
 use crate::resp::wire::{Args, integer};
 
 /// The version of Redis whose replies these are.
@@ -39,19 +40,6 @@ pub static ECHO: Spec = Spec::new("echo", 2, Execution::Immediate(echo))
 
 fn echo(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.bulk(call.arg(1));
-}
-
-pub static SELECT: Spec = Spec::new("select", 2, Execution::Immediate(select))
-    .redis("loading stale fast", "@fast @connection", "")
-    .syntax(&["index"])
-    .docs("connection", "1.0.0", "O(1)", "Selects the database. There is only database 0.");
-
-fn select(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
-    match integer(call.arg(1)) {
-        Some(0) => reply.ok(),
-        Some(_) => reply.error("ERR DB index is out of range"),
-        None => reply.error(NOT_AN_INTEGER),
-    }
 }
 
 pub static AUTH: Spec = Spec::new("auth", -2, Execution::Immediate(auth))
@@ -160,6 +148,8 @@ pub static RESET: Spec = Spec::new("reset", 1, Execution::Session(reset))
 
 fn reset(call: &mut SessionCall<'_>) -> NextStep {
     *call.session = Session::default();
+    call.turn.set_silence(Silence::Off);
+    call.context.watched.clear();
     let client = call.context.client;
     client.set_queueing(false);
     client.set_name(b"");
@@ -185,6 +175,9 @@ pub static CLIENT: Spec = Spec::new("client", -2, Execution::Immediate(wrong_arg
         &CLIENT_SETNAME,
         &CLIENT_SETINFO,
         &CLIENT_LIST,
+        &CLIENT_INFO,
+        &CLIENT_KILL,
+        &CLIENT_REPLY,
         &CLIENT_NO_EVICT,
         &CLIENT_NO_TOUCH,
         &CLIENT_HELP,
@@ -289,11 +282,10 @@ fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
         None => {}
         Some(word) if word.eq_ignore_ascii_case(b"TYPE") && args.len() == 4 => {
             let kind = args.get(3).unwrap_or_default();
-            let known: [&[u8]; 5] = [b"normal", b"master", b"replica", b"slave", b"pubsub"];
-            if !known.iter().any(|name| kind.eq_ignore_ascii_case(name)) {
-                return reply.error(format!("ERR Unknown client type '{}'", shown(kind)));
+            match is_normal(kind) {
+                Ok(is_normal) => wanted.retain(|_| is_normal),
+                Err(text) => return reply.error(text),
             }
-            wanted.retain(|_| kind.eq_ignore_ascii_case(b"normal"));
         }
         Some(word) if word.eq_ignore_ascii_case(b"ID") && args.len() > 3 => {
             let ids: Option<Vec<i64>> = args.iter().skip(3).map(integer).collect();
@@ -305,6 +297,132 @@ fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     let now = server.now();
     let lines: String = wanted.iter().map(|client| client.line(now) + "\n").collect();
     reply.verbatim(&lines);
+}
+
+pub static CLIENT_INFO: Spec = Spec::new("client|info", 2, Execution::Immediate(client_info))
+    .redis("noscript loading stale", "@slow @connection", "nondeterministic_output")
+    .docs("connection", "6.2.0", "O(1)", "Returns information about this connection.");
+
+fn client_info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    reply.verbatim(&(call.context.client.line(call.context.server.now()) + "\n"));
+}
+
+pub static CLIENT_REPLY: Spec = Spec::new("client|reply", 3, Execution::Session(client_reply))
+    .redis("noscript loading stale", "@slow @connection", "")
+    .syntax(&["ON | OFF | SKIP"])
+    .docs("connection", "3.2.0", "O(1)", "Switches replies off or on, or skips the next one.");
+
+fn client_reply(call: &mut SessionCall<'_>) -> NextStep {
+    let mode = call.args.get(2).unwrap_or_default();
+    if mode.eq_ignore_ascii_case(b"ON") {
+        call.session.replies = ReplyMode::On;
+        call.turn.set_silence(Silence::Off);
+        call.reply(|reply| reply.ok());
+    } else if mode.eq_ignore_ascii_case(b"OFF") {
+        call.session.replies = ReplyMode::Off;
+    } else if mode.eq_ignore_ascii_case(b"SKIP") {
+        if call.session.replies != ReplyMode::Off {
+            call.session.replies = ReplyMode::SkipNext;
+        }
+    } else {
+        call.reply(|reply| reply.error(SYNTAX));
+    }
+    NextStep::Continue
+}
+
+pub static CLIENT_KILL: Spec = Spec::new("client|kill", -3, Execution::Immediate(kill))
+    .redis("admin noscript loading stale", "@admin @slow @dangerous @connection", "")
+    .syntax(&[
+        "[addr:port]",
+        "[ID client-id]",
+        "[TYPE type]",
+        "[USER username]",
+        "[ADDR addr:port]",
+        "[LADDR addr:port]",
+        "[SKIPME yes/no]",
+    ])
+    .docs("connection", "2.4.0", "O(N) for N connections", "Closes connections.");
+
+/// Which connections to close.
+#[derive(Default)]
+struct KillFilter<'a> {
+    id: Option<i64>,
+    address: Option<&'a [u8]>,
+    local: Option<&'a [u8]>,
+    /// No connection has this type.
+    other_type: bool,
+    keeps_caller: bool,
+}
+
+impl<'a> KillFilter<'a> {
+    /// Options come in pairs.
+    fn parse(args: Args<'a>) -> Result<Self, String> {
+        let mut filter = KillFilter { keeps_caller: true, ..KillFilter::default() };
+        let mut options = args.iter().skip(2);
+        while let Some(word) = options.next() {
+            let value = options.next().ok_or(SYNTAX)?;
+            match word.to_ascii_uppercase().as_slice() {
+                b"ID" => {
+                    let id = integer(value).filter(|id| *id > 0);
+                    filter.id = Some(id.ok_or("ERR client-id should be greater than 0")?);
+                }
+                b"TYPE" => filter.other_type = !is_normal(value)?,
+                b"USER" if value != b"default" => return Err(format!("ERR No such user '{}'", shown(value))),
+                b"USER" => {}
+                b"ADDR" => filter.address = Some(value),
+                b"LADDR" => filter.local = Some(value),
+                b"SKIPME" if value.eq_ignore_ascii_case(b"yes") => filter.keeps_caller = true,
+                b"SKIPME" if value.eq_ignore_ascii_case(b"no") => filter.keeps_caller = false,
+                _ => return Err(SYNTAX.to_owned()),
+            }
+        }
+        Ok(filter)
+    }
+
+    fn matches(&self, client: &RespClient, caller: u64) -> bool {
+        let is = |wanted: Option<&[u8]>, address: std::net::SocketAddr| {
+            wanted.is_none_or(|wanted| wanted == address.to_string().as_bytes())
+        };
+        let has_id = self.id.is_none_or(|id| u64::try_from(id) == Ok(client.id));
+        has_id
+            && is(self.address, client.peer)
+            && is(self.local, client.local)
+            && !self.other_type
+            && !(self.keeps_caller && client.id == caller)
+    }
+}
+
+/// Whether a type of connection is that of all of Tally's.
+fn is_normal(kind: &[u8]) -> Result<bool, String> {
+    let known: [&[u8]; 5] = [b"normal", b"master", b"replica", b"slave", b"pubsub"];
+    if !known.iter().any(|name| kind.eq_ignore_ascii_case(name)) {
+        return Err(format!("ERR Unknown client type '{}'", shown(kind)));
+    }
+    Ok(kind.eq_ignore_ascii_case(b"normal"))
+}
+
+/// `addr:port`, or options.
+fn kill(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    let (caller, clients) = (call.context.client.id, &call.context.server.clients);
+    let is_old_form = call.args.len() == 3;
+    let filter = match is_old_form {
+        true => Ok(KillFilter { address: Some(call.arg(2)), ..KillFilter::default() }),
+        false => KillFilter::parse(call.args),
+    };
+    let filter = match filter {
+        Ok(filter) => filter,
+        Err(text) => return reply.error(text),
+    };
+    let mut closed = 0;
+    for client in clients.all().iter().filter(|client| filter.matches(client, caller)) {
+        client.close(if client.id == caller { ClosingMode::AfterReplies } else { ClosingMode::AtOnce });
+        closed += 1;
+    }
+    match (is_old_form, closed) {
+        (true, 0) => reply.error("ERR No such client"),
+        (true, _) => reply.ok(),
+        (false, closed) => reply.integer(closed),
+    }
 }
 
 pub static CLIENT_HELP: Spec = Spec::new("client|help", 2, Execution::Immediate(help))

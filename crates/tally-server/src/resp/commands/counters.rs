@@ -105,7 +105,7 @@ fn mget(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let keys = call.keys(Action::Read)?;
     let events = call.reads_with(keys.consistency)?;
     keys.iter().for_each(|key| events.push(key, Change::Read(Field::Value), None, None));
-    Ok(ReplyPlan::of_many(keys.len(), write))
+    Ok(ReplyPlan::of_reads(keys.len(), write))
 }
 
 pub static SET: Spec = Spec::new("set", -3, Execution::Counter(set))
@@ -144,7 +144,10 @@ fn set(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
         None if keep => Expiry::Keep,
         None => Expiry::Never,
     };
-    set_value(call, "SET", when, expiry, if get { SetReply::Before } else { SetReply::Done })
+    // An invalid key is reported before an invalid value.
+    call.key(Action::Correct)?;
+    let value = call.integer(2)?;
+    set_value(call, value, ("SET", when), expiry, if get { SetReply::Before } else { SetReply::Done })
 }
 
 pub static GETSET: Spec = Spec::new("getset", 3, Execution::Counter(getset))
@@ -156,27 +159,30 @@ pub static GETSET: Spec = Spec::new("getset", 3, Execution::Counter(getset))
 
 fn getset(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     // An invalid value is reported before an invalid key.
-    call.integer(2)?;
-    set_value(call, "GETSET", Condition::Always, Expiry::Never, SetReply::Before)
+    let value = call.integer(2)?;
+    set_value(call, value, ("GETSET", Condition::Always), Expiry::Never, SetReply::Before)
 }
 
 /// The reply to a set.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SetReply {
+pub enum SetReply {
     /// `OK`, or null if its condition was not met.
     Done,
+    /// 1, or 0 if its condition was not met.
+    Number,
     /// The value before, or null.
     Before,
 }
 
-fn set_value(
+/// Sets the counter that the first argument names.
+pub fn set_value(
     call: &mut CommandCall<'_, '_>,
-    reason: &'static str,
-    when: Condition,
+    value: i64,
+    (reason, when): (&'static str, Condition),
     expiry: Expiry,
     answer: SetReply,
 ) -> Result<ReplyPlan, CommandError> {
-    let (key, value) = (call.key(Action::Correct)?, call.integer(2)?);
+    let key = call.key(Action::Correct)?;
     let why = call.correction(reason)?;
     let events = call.writes(key)?;
     let set = Change::Set { value, when, expiry, why };
@@ -184,6 +190,10 @@ fn set_value(
         SetReply::Done => {
             events.push(key, set, None, None);
             ReplyPlan::of_one(write_set)
+        }
+        SetReply::Number => {
+            events.push(key, set, None, None);
+            ReplyPlan::of_one(write_set_number)
         }
         SetReply::Before => {
             read_and_change(events, key, set);
@@ -201,6 +211,15 @@ fn write_set(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     }
 }
 
+fn write_set_number(outcomes: &[Outcome], reply: &mut Reply<'_>) {
+    match outcomes.first().map(|set| set.refusal) {
+        Some(None) => reply.integer(1),
+        Some(Some(Refusal::Overflow)) => reply.error(OVERFLOW),
+        Some(Some(_)) => reply.integer(0),
+        None => reply.error(NO_OUTCOME),
+    }
+}
+
 /// Reads the value that the change replaces: with nothing in between.
 fn read_and_change(events: &mut Events, key: KeyRef<'_>, change: Change) {
     events.group(|events| {
@@ -210,7 +229,7 @@ fn read_and_change(events: &mut Events, key: KeyRef<'_>, change: Change) {
 }
 
 /// A read followed by a change: replies with the value read.
-fn write_before(outcomes: &[Outcome], reply: &mut Reply<'_>) {
+pub fn write_before(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     match outcomes {
         [_, changed] if changed.refusal == Some(Refusal::Overflow) => reply.error(OVERFLOW),
         [read, _] => text(read, reply),

@@ -3,11 +3,13 @@
 use super::call::{CallContext, CommandCall, EngineCall, EventTarget};
 use super::spec::{Execution, ImmediateCall, NextStep, SessionCall, Spec};
 use super::table::{COMMANDS, resolve};
-use super::{counters, transactions};
+use super::{counters, database, transactions};
 use crate::metrics::Verb;
+use crate::resp::errors::failure;
 use crate::resp::session::Session;
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, Sent};
+use crate::service::Failure;
 
 /// Executes a request and, if it is a plain add, also the equal requests that directly follow it.
 #[inline]
@@ -21,6 +23,12 @@ pub fn dispatch(
         Ok(spec) => spec,
         Err(text) => return refuse_unknown(context, session, args, turn, &text),
     };
+    if context.server.service.is_recovering() && !spec.works_while_loading() {
+        return refuse_loading(session, spec, turn);
+    }
+    if session.refused_database.is_some() && !database::is_allowed(session, spec) {
+        return database::refuse(session, spec, turn);
+    }
     if session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_)) {
         return transactions::queue(session, spec, args, turn);
     }
@@ -33,16 +41,23 @@ pub fn dispatch(
     };
     match planned {
         Ok((plan, times)) => {
-            turn.count(spec.verb, CommandStatus::Accepted, times);
+            turn.count((spec.name, spec.verb), CommandStatus::Accepted, times);
             turn.plan(plan);
             NextStep::SkipRepeats(times as usize - 1)
         }
         Err(error) => {
-            turn.count(spec.verb, error.status(), 1);
+            turn.count((spec.name, spec.verb), error.status(), 1);
             turn.reply(session.version, |reply| reply.error(error.text().as_bytes()));
             NextStep::Continue
         }
     }
+}
+
+/// As in Redis, only commands that need no counters are executed before the server has recovered.
+#[cold]
+fn refuse_loading(session: &mut Session, spec: &Spec, turn: &mut Turn) -> NextStep {
+    turn.count((spec.name, spec.verb), CommandStatus::Failed, 1);
+    transactions::refuse(session, turn, failure(&Failure::Recovering))
 }
 
 #[cold]
@@ -53,7 +68,7 @@ fn refuse_unknown(
     turn: &mut Turn,
     text: &[u8],
 ) -> NextStep {
-    turn.count(Verb::Other, CommandStatus::Refused, 1);
+    turn.count(("", Verb::Other), CommandStatus::Refused, 1);
     if args.name().eq_ignore_ascii_case(b"EXEC") {
         return transactions::refuse_exec(context, session, turn, text);
     }
@@ -70,21 +85,22 @@ fn run_other(
 ) -> NextStep {
     context.client.set_last_command(spec.name);
     if let Execution::Engine(run) = spec.execution {
-        let (server, caller) = (context.server.clone(), context.caller.clone());
-        return match run(EngineCall { server, caller, version: session.version }, args) {
+        let (server, caller, watched) = (context.server.clone(), context.caller.clone(), context.watched.clone());
+        return match run(EngineCall { server, caller, version: session.version, watched }, args) {
             // Counted when it is done.
-            Ok(reply) => NextStep::Defer(spec.verb, reply),
+            Ok(reply) => NextStep::Defer(spec, reply),
             Err(error) => {
-                turn.count(spec.verb, error.status(), 1);
+                turn.count((spec.name, spec.verb), error.status(), 1);
                 transactions::refuse(session, turn, error.text().as_bytes())
             }
         };
     }
-    turn.count(spec.verb, CommandStatus::Accepted, 1);
+    turn.count((spec.name, spec.verb), CommandStatus::Accepted, 1);
     match spec.execution {
         Execution::Session(run) | Execution::Handshake(run) => {
             run(&mut SessionCall { args, context, session, turn, commands: &COMMANDS })
         }
+        Execution::Select => database::select(&mut SessionCall { args, context, session, turn, commands: &COMMANDS }),
         Execution::Immediate(run) => {
             let call = ImmediateCall { args, context, spec, commands: &COMMANDS };
             turn.reply(session.version, |reply| run(&call, reply));

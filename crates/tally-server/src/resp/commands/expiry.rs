@@ -122,7 +122,7 @@ fn write_changed(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     }
 }
 
-pub static TTL: Spec = Spec::new("ttl", 2, Execution::Read(Field::Expiry, ReplyPlan::of_one(seconds_left)))
+pub static TTL: Spec = Spec::new("ttl", 2, Execution::Read(Field::Expiry, ReplyPlan::of_reads(1, seconds_left)))
     .verb(Verb::Read)
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "nondeterministic_output")
@@ -133,7 +133,7 @@ fn seconds_left(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::SecondsLeft.write(outcomes, reply);
 }
 
-pub static PTTL: Spec = Spec::new("pttl", 2, Execution::Read(Field::Expiry, ReplyPlan::of_one(millis_left)))
+pub static PTTL: Spec = Spec::new("pttl", 2, Execution::Read(Field::Expiry, ReplyPlan::of_reads(1, millis_left)))
     .verb(Verb::Read)
     .keys(Keys::first("RO access"))
     .redis("readonly fast", "@keyspace @read @fast", "nondeterministic_output")
@@ -144,23 +144,25 @@ fn millis_left(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::MillisLeft.write(outcomes, reply);
 }
 
-pub static EXPIRETIME: Spec = Spec::new("expiretime", 2, Execution::Read(Field::Expiry, ReplyPlan::of_one(at_second)))
-    .verb(Verb::Read)
-    .keys(Keys::first("RO access"))
-    .redis("readonly fast", "@keyspace @read @fast", "")
-    .syntax(&["key"])
-    .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in seconds.");
+pub static EXPIRETIME: Spec =
+    Spec::new("expiretime", 2, Execution::Read(Field::Expiry, ReplyPlan::of_reads(1, at_second)))
+        .verb(Verb::Read)
+        .keys(Keys::first("RO access"))
+        .redis("readonly fast", "@keyspace @read @fast", "")
+        .syntax(&["key"])
+        .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in seconds.");
 
 fn at_second(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::AtSecond.write(outcomes, reply);
 }
 
-pub static PEXPIRETIME: Spec = Spec::new("pexpiretime", 2, Execution::Read(Field::Expiry, ReplyPlan::of_one(at_milli)))
-    .verb(Verb::Read)
-    .keys(Keys::first("RO access"))
-    .redis("readonly fast", "@keyspace @read @fast", "")
-    .syntax(&["key"])
-    .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in milliseconds.");
+pub static PEXPIRETIME: Spec =
+    Spec::new("pexpiretime", 2, Execution::Read(Field::Expiry, ReplyPlan::of_reads(1, at_milli)))
+        .verb(Verb::Read)
+        .keys(Keys::first("RO access"))
+        .redis("readonly fast", "@keyspace @read @fast", "")
+        .syntax(&["key"])
+        .docs("generic", "7.0.0", "O(1)", "Returns the expiration of a counter as a Unix timestamp in milliseconds.");
 
 fn at_milli(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     TtlFormat::AtMilli.write(outcomes, reply);

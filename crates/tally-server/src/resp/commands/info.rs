@@ -8,6 +8,7 @@ use super::connection::REDIS_VERSION;
 use super::spec::{Execution, ImmediateCall, Spec};
 use crate::resp::reply::Reply;
 use crate::resp::server::RespServer;
+use crate::resp::stats::CommandCounts;
 use crate::resp::wire::Args;
 
 pub static INFO: Spec = Spec::new("info", -1, Execution::Immediate(info))
@@ -22,7 +23,10 @@ pub static INFO: Spec = Spec::new("info", -1, Execution::Immediate(info))
 /// Writes one section.
 type InfoSection = fn(&RespServer, &mut String);
 
-const SECTIONS: [(&str, InfoSection); 9] = [
+/// Shown only if it or everything is asked for.
+const COMMAND_STATS: &str = "commandstats";
+
+const SECTIONS: [(&str, InfoSection); 10] = [
     ("server", server_section),
     ("clients", clients),
     ("memory", memory),
@@ -30,6 +34,7 @@ const SECTIONS: [(&str, InfoSection); 9] = [
     ("stats", stats),
     ("replication", replication),
     ("cpu", cpu),
+    (COMMAND_STATS, command_stats),
     ("cluster", cluster),
     ("keyspace", keyspace),
 ];
@@ -41,10 +46,11 @@ fn info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 /// The named sections; all of them if none is named, or if the name means all.
 fn sections(server: &RespServer, args: Args<'_>) -> String {
     let wanted = |name: &str| {
-        args.len() == 1
+        let is_default = name != COMMAND_STATS;
+        (args.len() == 1 && is_default)
             || args.iter().skip(1).any(|word| {
-                let all: [&[u8]; 3] = [b"all", b"default", b"everything"];
-                word.eq_ignore_ascii_case(name.as_bytes()) || all.iter().any(|all| word.eq_ignore_ascii_case(all))
+                let is = |other: &[u8]| word.eq_ignore_ascii_case(other);
+                is(name.as_bytes()) || is(b"all") || is(b"everything") || (is(b"default") && is_default)
             })
     };
     let mut text = String::new();
@@ -111,6 +117,10 @@ fn memory(server: &RespServer, text: &mut String) {
         line(text, format_args!("used_memory_rss:{rss}"));
         line(text, format_args!("used_memory_rss_human:{}", human(rss)));
     }
+    if let Some(peak) = crate::metrics::resident_bytes_peak() {
+        line(text, format_args!("used_memory_peak:{}", peak.max(used)));
+        line(text, format_args!("used_memory_peak_human:{}", human(peak.max(used))));
+    }
     line(text, format_args!("maxmemory:{}", server.settings.memory_bytes));
     line(text, format_args!("maxmemory_human:{}", human(server.settings.memory_bytes)));
     line(text, format_args!("maxmemory_policy:noeviction"));
@@ -143,10 +153,32 @@ fn persistence(server: &RespServer, text: &mut String) {
 
 fn stats(server: &RespServer, text: &mut String) {
     line(text, format_args!("total_connections_received:{}", server.clients.ever()));
-    line(text, format_args!("total_commands_processed:{}", server.clients.commands()));
+    let traffic = server.clients.traffic();
+    line(text, format_args!("total_commands_processed:{}", traffic.commands));
+    let rate = server.stats.commands_per_second(server.uptime.elapsed(), traffic.commands);
+    line(text, format_args!("instantaneous_ops_per_sec:{rate}"));
+    line(text, format_args!("total_net_input_bytes:{}", traffic.received_bytes));
+    line(text, format_args!("total_net_output_bytes:{}", traffic.sent_bytes));
     line(text, format_args!("rejected_connections:{}", server.metrics.refused()));
     line(text, format_args!("expired_keys:{}", figure(server, "tally_expired_counters_total") as u64));
     line(text, format_args!("evicted_keys:0"));
+    let replies = server.stats.replies();
+    line(text, format_args!("keyspace_hits:{}", replies.hits));
+    line(text, format_args!("keyspace_misses:{}", replies.misses));
+    line(text, format_args!("total_error_replies:{}", replies.errors));
+}
+
+fn command_stats(server: &RespServer, text: &mut String) {
+    for (name, CommandCounts { calls, micros, rejected, failed }) in server.stats.commands() {
+        let each = micros as f64 / calls.max(1) as f64;
+        line(
+            text,
+            format_args!(
+                "cmdstat_{name}:calls={calls},usec={micros},usec_per_call={each:.2},rejected_calls={rejected},\
+                 failed_calls={failed}"
+            ),
+        );
+    }
 }
 
 fn replication(server: &RespServer, text: &mut String) {

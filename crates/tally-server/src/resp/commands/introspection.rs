@@ -85,7 +85,7 @@ pub static COMMAND_LIST: Spec = Spec::new("command|list", -2, Execution::Immedia
 /// `[FILTERBY (MODULE | ACLCAT | PATTERN) value]`
 fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match call.args.len() {
-        2 => names(reply, &call.commands.commands().map(|spec| spec.name).collect::<Vec<_>>()),
+        2 => names(reply, &call.commands.commands_and_subcommands().map(|spec| spec.name).collect::<Vec<_>>()),
         5 if call.arg(2).eq_ignore_ascii_case(b"FILTERBY") => match filtered(call.commands, call.arg(3), call.arg(4)) {
             Ok(found) => names(reply, &found),
             Err(text) => reply.error(text),
@@ -138,15 +138,19 @@ pub fn keys_of<'a>(commands: &CommandTable, request: &[&'a [u8]]) -> Result<Vec<
     {
         spec = spec.subcommand(sub).ok_or(UNKNOWN)?;
     }
-    let keys = spec.keys.as_ref().ok_or(KEYLESS)?;
+    if spec.keys.is_none() {
+        return Err(KEYLESS);
+    }
     if !spec.takes(request.len()) {
         return Err("ERR Invalid number of arguments specified for command");
     }
-    let last = match usize::try_from(keys.last) {
-        Ok(last) => last,
-        Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
-    };
-    let places = (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1));
+    let places = spec.key_ranges().flat_map(|keys| {
+        let last = match usize::try_from(keys.last) {
+            Ok(last) => last,
+            Err(_) => request.len() - usize::from(keys.last.unsigned_abs()),
+        };
+        (usize::from(keys.first.unsigned_abs())..=last).step_by(usize::from(keys.step.unsigned_abs()).max(1))
+    });
     Ok(places.filter_map(|place| request.get(place).copied()).collect())
 }
 
@@ -187,13 +191,15 @@ fn describe(reply: &mut Reply<'_>, spec: &Spec) {
     reply.bulk(spec.name.as_bytes());
     reply.integer(spec.arity.into());
     set_of_words(reply, spec.flags);
-    let (first, last, step) = spec.keys.as_ref().map_or((0, 0, 0), |keys| (keys.first, keys.last, keys.step));
+    let ranges = spec.key_ranges();
+    let (first, step) = ranges.clone().next().map_or((0, 0), |keys| (keys.first, keys.step));
+    let last = ranges.clone().last().map_or(0, |keys| keys.last);
     [first, last, step].into_iter().for_each(|number| reply.integer(number.into()));
     set_of_words(reply, spec.categories);
     reply.set(words(spec.tips).count());
     words(spec.tips).for_each(|tip| reply.bulk(tip.as_bytes()));
-    reply.set(spec.keys.iter().count());
-    spec.keys.iter().for_each(|keys| describe_keys(reply, keys));
+    reply.set(ranges.clone().count());
+    ranges.for_each(|keys| describe_keys(reply, &keys));
     // As in Redis: an empty set, but an array of subcommands.
     match spec.subcommands.len() {
         0 => reply.set(0),
@@ -260,26 +266,109 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// Writes the list of arguments.
 fn arguments(reply: &mut Reply<'_>, syntax: &[&str]) {
     reply.array(syntax.len());
-    for text in syntax {
-        let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
-        let name = inner.unwrap_or(text);
-        let one = name.strip_suffix("...");
-        let flags = [inner.map(|_| "optional"), one.map(|_| "multiple")];
-        let name = one.unwrap_or(name);
-        let count = flags.iter().flatten().count();
-        reply.map(2 + usize::from(name == "key") + usize::from(count > 0));
-        reply.bulk(b"name");
-        reply.bulk(name.as_bytes());
-        reply.bulk(b"type");
-        reply.bulk(if name == "key" { b"key" } else { b"string" });
-        if name == "key" {
-            reply.bulk(b"key_spec_index");
-            reply.integer(0);
+    syntax.iter().for_each(|text| argument(reply, text));
+}
+
+/// Writes one argument: `name`, `TOKEN`, `TOKEN name`, or several of these separated by bars. In brackets it is optional,
+/// with dots it can be repeated.
+fn argument(reply: &mut Reply<'_>, text: &str) {
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let text = inner.unwrap_or(text);
+    let one = text.strip_suffix("...");
+    let text = one.unwrap_or(text);
+    let flags: Vec<&str> = [inner.map(|_| "optional"), one.map(|_| "multiple")].into_iter().flatten().collect();
+    let parts = ArgumentParts::of(text);
+    let fields = usize::from(parts.token.is_some()) + usize::from(!parts.arguments.is_empty());
+    let is_key = parts.kind == "key";
+    reply.map(2 + fields + usize::from(is_key) + usize::from(!flags.is_empty()));
+    for (field, value) in [("name", parts.name.as_str()), ("type", parts.kind)] {
+        reply.bulk(field.as_bytes());
+        reply.bulk(value.as_bytes());
+    }
+    if is_key {
+        reply.bulk(b"key_spec_index");
+        reply.integer(0);
+    }
+    if let Some(token) = parts.token {
+        reply.bulk(b"token");
+        reply.bulk(token.as_bytes());
+    }
+    if !flags.is_empty() {
+        reply.bulk(b"flags");
+        reply.set(flags.len());
+        flags.iter().for_each(|flag| reply.simple(flag));
+    }
+    if !parts.arguments.is_empty() {
+        reply.bulk(b"arguments");
+        arguments(reply, &parts.arguments);
+    }
+}
+
+/// An argument as `COMMAND DOCS` describes it.
+struct ArgumentParts<'a> {
+    name: String,
+    kind: &'static str,
+    /// The word that goes before the value.
+    token: Option<&'a str>,
+    /// The alternatives, or the values after a token.
+    arguments: Vec<&'a str>,
+}
+
+impl<'a> ArgumentParts<'a> {
+    fn of(text: &'a str) -> Self {
+        let is_token = |word: &str| word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+        let choices: Vec<&str> = text.split(" | ").collect();
+        if choices.len() > 1 {
+            let first_words = choices.iter().filter_map(|choice| choice.split(' ').next());
+            let name = first_words.map(str::to_lowercase).collect::<Vec<_>>().join("-or-");
+            return ArgumentParts { name, kind: "oneof", token: None, arguments: choices };
         }
-        if count > 0 {
-            reply.bulk(b"flags");
-            reply.set(count);
-            flags.iter().flatten().for_each(|flag| reply.simple(flag));
+        match text.split_once(' ') {
+            None if is_token(text) => ArgumentParts {
+                name: text.to_lowercase(),
+                kind: "pure-token",
+                token: Some(text),
+                arguments: Vec::new(),
+            },
+            Some((token, name)) if is_token(token) && !name.contains(' ') => {
+                ArgumentParts { name: name.to_owned(), kind: kind_of(name), token: Some(token), arguments: Vec::new() }
+            }
+            Some((token, rest)) if is_token(token) => {
+                let arguments = rest.split(' ').collect();
+                ArgumentParts { name: token.to_lowercase(), kind: "block", token: Some(token), arguments }
+            }
+            _ => ArgumentParts { name: text.to_owned(), kind: kind_of(text), token: None, arguments: Vec::new() },
         }
+    }
+}
+
+/// Redis's type for the argument of this name.
+fn kind_of(name: &str) -> &'static str {
+    const INTEGERS: [&str; 18] = [
+        "increment",
+        "decrement",
+        "lowest",
+        "highest",
+        "delta",
+        "seconds",
+        "milliseconds",
+        "index",
+        "index1",
+        "index2",
+        "count",
+        "protover",
+        "cursor",
+        "db",
+        "numreplicas",
+        "timeout",
+        "client-id",
+        "destination-db",
+    ];
+    match name {
+        "key" | "newkey" | "source" | "destination" => "key",
+        "pattern" => "pattern",
+        name if name.starts_with("unix-time-") => "unix-time",
+        name if INTEGERS.contains(&name) => "integer",
+        _ => "string",
     }
 }

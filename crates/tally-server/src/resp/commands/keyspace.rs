@@ -4,12 +4,14 @@ use tally_core::batch::Events;
 use tally_core::event::{Change, Field};
 use tally_core::key::Key;
 use tally_core::limits::PAGE_ITEMS_MAX;
-use tally_core::outcome::{Outcome, Refusal};
+use tally_core::outcome::{Outcome, Receipt, Refusal};
 use tally_core::surface::{EngineError, PageRequest};
+use tally_core::time::Millis;
 
 use super::call::{CommandCall, CommandError, EngineCall};
 use super::spec::{EngineReply, Execution, Keys, Spec};
 use crate::admission::{self, Action};
+use crate::limits::{RESP_KEYS_BYTES_MAX, RESP_KEYS_MAX};
 use crate::metrics::Verb;
 use crate::policy::Consistency;
 use crate::resp::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX};
@@ -17,7 +19,7 @@ use crate::resp::glob::{Case, matches};
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
 use crate::resp::wire::{Args, integer};
-use crate::service::Failure;
+use crate::service::{Failure, Service};
 
 /// Counters that `SCAN` visits by default.
 const SCAN_COUNT_DEFAULT: usize = 10;
@@ -70,10 +72,17 @@ fn exists(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
     let keys = call.keys(Action::Read)?;
     let events = call.reads_with(keys.consistency)?;
     keys.iter().for_each(|key| events.push(key, Change::Read(Field::Value), None, None));
-    Ok(ReplyPlan::of_many(keys.len(), write))
+    Ok(ReplyPlan::of_reads(keys.len(), write))
 }
 
-pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, ReplyPlan::of_one(kind)))
+pub static TOUCH: Spec = Spec::new("touch", -2, Execution::Counter(exists))
+    .verb(Verb::Read)
+    .keys(Keys::all("RO"))
+    .redis("readonly fast", "@keyspace @read @fast", "request_policy:multi_shard response_policy:agg_sum")
+    .syntax(&["key..."])
+    .docs("generic", "3.2.1", "O(N) for N keys", "Returns how many of the keys exist. Same as EXISTS.");
+
+pub static TYPE: Spec = Spec::new("type", 2, Execution::Read(Field::Value, ReplyPlan::of_reads(1, kind)))
     .verb(Verb::Read)
     .keys(Keys::first("RO"))
     .redis("readonly fast", "@keyspace @read @fast", "")
@@ -159,6 +168,44 @@ fn prefix(pattern: &[u8]) -> Vec<u8> {
     pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
 }
 
+pub static KEYS: Spec = Spec::new("keys", 2, Execution::Engine(keys))
+    .verb(Verb::List)
+    .redis("readonly", "@keyspace @read @slow @dangerous", "request_policy:all_shards nondeterministic_output_order")
+    .syntax(&["pattern"])
+    .docs("generic", "1.0.0", "O(N) for all keys", "Returns the keys that match a pattern, if they are not too many.");
+
+fn keys(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
+    let pattern = args.get(1).unwrap_or_default().to_vec();
+    let prefix = prefix(&pattern);
+    call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
+    Ok(Box::pin(async move {
+        let (mut found, mut bytes, mut after) = (Vec::new(), 0, None);
+        loop {
+            let request = PageRequest { prefix: prefix.clone(), after, limit: PAGE_ITEMS_MAX };
+            let page = call.server.service.list(request).await?;
+            let matching = page.items.into_iter().map(|(key, _)| key);
+            for key in matching.filter(|key| matches(&pattern, key.as_bytes(), Case::Kept)) {
+                bytes += key.as_bytes().len();
+                found.push(key);
+            }
+            if found.len() > RESP_KEYS_MAX || bytes > RESP_KEYS_BYTES_MAX {
+                let text = format!(
+                    "ERR more than {RESP_KEYS_MAX} keys or {RESP_KEYS_BYTES_MAX} bytes of keys match; use SCAN"
+                );
+                return Ok(call.reply(|reply| reply.error(text)));
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(call.reply(|reply| {
+            reply.array(found.len());
+            found.iter().for_each(|key| reply.bulk(key.as_bytes()));
+        }))
+    }))
+}
+
 pub static DBSIZE: Spec = Spec::new("dbsize", 1, Execution::Engine(dbsize))
     .verb(Verb::List)
     .redis("readonly fast", "@keyspace @read @fast", "request_policy:all_shards response_policy:agg_sum")
@@ -229,13 +276,40 @@ async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
         for (key, _) in &page.items {
             events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
         }
-        let receipt = service.submit(events, Consistency::Exact).await?;
-        if receipt.outcomes.iter().any(|outcome| outcome.refusal == Some(Refusal::NoRoom)) {
-            return Err(EngineError::DiskFull.into());
+        refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    if service.count().await? > 0 {
+        sweep_expired(service).await?;
+    }
+    Ok(call.reply(|reply| reply.ok()))
+}
+
+/// Removes the counters that have expired, which no listing shows and the number of counters includes.
+async fn sweep_expired(service: &Service) -> Result<(), Failure> {
+    service.settle().await?;
+    let mut after = None;
+    loop {
+        let page = service.all_keys(after, PAGE_ITEMS_MAX).await?;
+        let mut events: Events = service.events()?;
+        // The expiry record in the store stays for the engine's own sweep, which knows its time.
+        let sweep = Change::Sweep { expires_at: Millis(u64::MAX) };
+        page.keys.iter().for_each(|key| events.push(key.as_ref(), sweep.clone(), None, None));
+        if !events.is_empty() {
+            refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
         }
         after = page.next;
         if after.is_none() {
-            return Ok(call.reply(|reply| reply.ok()));
+            return Ok(());
         }
     }
+}
+
+/// A full disk refuses all changes of a submission together.
+fn refuse_if_full(receipt: &Receipt) -> Result<(), Failure> {
+    let has_room = receipt.outcomes.iter().all(|outcome| outcome.refusal != Some(Refusal::NoRoom));
+    if has_room { Ok(()) } else { Err(EngineError::DiskFull.into()) }
 }

@@ -33,6 +33,8 @@ pub struct Spec {
     pub tips: &'static str,
     /// Which arguments are keys.
     pub keys: Option<Keys>,
+    /// What happens to the key after the first one, if that is something else.
+    pub second_key: Option<&'static str>,
     /// The group it is documented in.
     pub group: &'static str,
     /// The version of Redis that introduced it; Tally's own version for its own commands.
@@ -85,6 +87,8 @@ pub enum Execution {
     Engine(fn(EngineCall, Args<'_>) -> Result<EngineReply, CommandError>),
     /// Needs no engine: writes its reply at once.
     Immediate(fn(&ImmediateCall<'_>, &mut Reply<'_>)),
+    /// Selects the database.
+    Select,
     /// Changes the session. Executed at once, even while a transaction is queued.
     Session(fn(&mut SessionCall<'_>) -> NextStep),
     /// Changes the version of the protocol, which a transaction cannot.
@@ -114,7 +118,7 @@ pub enum NextStep {
     /// Skips this many requests: they equal the last one and were executed with it.
     SkipRepeats(usize),
     /// Executes this once everything before it is answered.
-    Defer(Verb, EngineReply),
+    Defer(&'static Spec, EngineReply),
     /// Closes the connection once everything is answered.
     Close,
 }
@@ -171,6 +175,7 @@ impl Spec {
             categories: "",
             tips: "",
             keys: None,
+            second_key: None,
             group: "",
             since: "",
             complexity: "",
@@ -190,6 +195,19 @@ impl Spec {
     pub const fn keys(mut self, keys: Keys) -> Spec {
         self.keys = Some(keys);
         self
+    }
+
+    /// The next argument is a key, too.
+    pub const fn second_key(mut self, access: &'static str) -> Spec {
+        self.second_key = Some(access);
+        self
+    }
+
+    /// All its keys, in ranges.
+    pub fn key_ranges(&self) -> impl Iterator<Item = Keys> + Clone {
+        let second = self.keys.zip(self.second_key);
+        let second = second.map(|(keys, access)| Keys { first: keys.first + 1, last: keys.last + 1, access, ..keys });
+        self.keys.into_iter().chain(second)
     }
 
     /// Redis 7's flags, categories and tips, for clients that read them.
@@ -234,6 +252,11 @@ impl Spec {
     #[cfg_attr(not(test), expect(dead_code, reason = "there is no authentication yet"))]
     pub fn needs_no_authentication(&self) -> bool {
         self.flags.split(' ').any(|flag| flag == "no_auth")
+    }
+
+    /// Whether it is executed while the server is recovering.
+    pub fn works_while_loading(&self) -> bool {
+        self.flags.split(' ').any(|flag| flag == "loading")
     }
 
     /// A subcommand's name without its container's.

@@ -3,7 +3,10 @@
 use phf::phf_ordered_map;
 
 use super::spec::{CommandTable, Spec};
-use super::{bounds, config, connection, counters, expiry, info, introspection, keyspace, server, tally, transactions};
+use super::{
+    bounds, config, connection, copies, counters, database, diagnosis, expiry, info, introspection, keyspace, server,
+    sets, tally, transactions, watch,
+};
 use crate::resp::wire::Args;
 
 /// All commands, in the order in which they are listed.
@@ -19,10 +22,21 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "mget" => &counters::MGET,
     "set" => &counters::SET,
     "getset" => &counters::GETSET,
+    "setex" => &sets::SETEX,
+    "psetex" => &sets::PSETEX,
+    "setnx" => &sets::SETNX,
+    "mset" => &sets::MSET,
+    "msetnx" => &sets::MSETNX,
+    "getex" => &sets::GETEX,
+    "strlen" => &sets::STRLEN,
     "getdel" => &counters::GETDEL,
     "del" => &keyspace::DEL,
     "unlink" => &keyspace::UNLINK,
     "exists" => &keyspace::EXISTS,
+    "touch" => &keyspace::TOUCH,
+    "rename" => &copies::RENAME,
+    "renamenx" => &copies::RENAMENX,
+    "copy" => &copies::COPY,
     "type" => &keyspace::TYPE,
     "expire" => &expiry::EXPIRE,
     "pexpire" => &expiry::PEXPIRE,
@@ -34,6 +48,7 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "expiretime" => &expiry::EXPIRETIME,
     "pexpiretime" => &expiry::PEXPIRETIME,
     "scan" => &keyspace::SCAN,
+    "keys" => &keyspace::KEYS,
     "dbsize" => &keyspace::DBSIZE,
     "flushall" => &keyspace::FLUSHALL,
     "flushdb" => &keyspace::FLUSHDB,
@@ -42,18 +57,36 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "echo" => &connection::ECHO,
     "hello" => &connection::HELLO,
     "auth" => &connection::AUTH,
-    "select" => &connection::SELECT,
+    "select" => &database::SELECT,
+    "swapdb" => &database::SWAPDB,
+    "move" => &database::MOVE,
     "quit" => &connection::QUIT,
     "reset" => &connection::RESET,
     "multi" => &transactions::MULTI,
     "exec" => &transactions::EXEC,
     "discard" => &transactions::DISCARD,
+    "watch" => &watch::WATCH,
+    "unwatch" => &watch::UNWATCH,
     "info" => &info::INFO,
     "time" => &server::TIME,
     "client" => &connection::CLIENT,
     "command" => &introspection::COMMAND,
     "config" => &config::CONFIG,
     "function" => &server::FUNCTION,
+    "object" => &diagnosis::OBJECT,
+    "memory" => &diagnosis::MEMORY,
+    "role" => &diagnosis::ROLE,
+    "lastsave" => &diagnosis::LASTSAVE,
+    "wait" => &diagnosis::WAIT,
+    "acl" => &diagnosis::ACL,
+    "module" => &diagnosis::MODULE,
+    "slowlog" => &diagnosis::SLOWLOG,
+    "latency" => &diagnosis::LATENCY,
+    "monitor" => &diagnosis::MONITOR,
+    "cluster" => &database::CLUSTER,
+    "readonly" => &database::READONLY,
+    "readwrite" => &database::READWRITE,
+    "asking" => &database::ASKING,
 });
 
 /// The command of a request, or the text of the error if there is none or the number of arguments is wrong.

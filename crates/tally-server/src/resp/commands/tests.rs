@@ -2,11 +2,25 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tally_core::time::Millis;
+
+use super::call::CallContext;
+use super::dispatch::dispatch;
 use super::introspection::{describe_all, explain_all, filtered, help_of, keys_of};
 use super::spec::Spec;
 use super::table::{COMMANDS, resolve};
+use crate::admission::Caller;
+use crate::metrics::ProtocolMetrics;
+use crate::policy::Policies;
 use crate::resp::reply::{ProtocolVersion, Reply};
-use crate::resp::wire::{Limits, Parsed, Parser};
+use crate::resp::server::{RespServer, ShownSettings};
+use crate::resp::session::{Session, WatchedKeys};
+use crate::resp::turn::{ReplySink, Turn};
+use crate::resp::wire::{Limits, Parsed, Parser, Sent};
+use crate::service::Service;
 
 /// The name of the command that a line resolves to, or the error.
 fn resolved(line: &str) -> String {
@@ -139,8 +153,8 @@ fn command_docs_leaves_out_unknown_commands() {
 fn names_are_listed_by_pattern_and_category() {
     let listed = |filter: &[u8], by: &[u8]| filtered(&COMMANDS, filter, by);
     assert_eq!(listed(b"PATTERN", b"GETS*"), Ok(vec!["getset"]));
-    assert_eq!(listed(b"pattern", b"client|i*"), Ok(vec!["client|id"]));
-    assert_eq!(listed(b"aclcat", b"Transaction"), Ok(vec!["multi", "exec", "discard"]));
+    assert_eq!(listed(b"pattern", b"client|i*"), Ok(vec!["client|id", "client|info"]));
+    assert_eq!(listed(b"aclcat", b"Transaction"), Ok(vec!["multi", "exec", "discard", "watch", "unwatch"]));
     assert_eq!(listed(b"module", b"x"), Ok(Vec::new()));
     assert_eq!(listed(b"other", b"x"), Err("ERR syntax error"));
     assert_eq!(COMMANDS.commands().next().map(|spec| spec.name), Some("incr"));
@@ -158,6 +172,72 @@ fn the_keys_of_a_request_are_found() {
     assert_eq!(keys(&["client", "zz"]), Err("ERR Invalid command specified"));
     assert_eq!(keys(&["nope", "a"]), Err("ERR Invalid command specified"));
     assert_eq!(keys(&[]), Err("ERR Invalid command specified"));
+}
+
+#[test]
+fn the_documentation_of_increx_has_all_its_arguments() {
+    let docs = written(ProtocolVersion::V2, |reply| explain_all(&COMMANDS, [b"increx".as_slice()].into_iter(), reply));
+    let words: Vec<&str> = docs.split("\r\n").filter(|word| !word.starts_with(['$', '*'])).collect();
+    let tokens: Vec<&str> = words.windows(2).filter(|pair| pair[0] == "token").map(|pair| pair[1]).collect();
+    let options = ["BYINT", "LBOUND", "UBOUND", "SATURATE", "EX", "PX", "EXAT", "PXAT", "PERSIST", "ENX"];
+    assert_eq!(tokens, options);
+    for field in ["summary", "since", "group", "complexity", "arguments", "oneof", "pure-token", "unix-time", "integer"]
+    {
+        assert!(words.contains(&field), "{field}: {docs}");
+    }
+}
+
+/// The replies to these lines, of a server that has not recovered yet.
+fn replies_while_recovering(lines: &[&str]) -> Vec<String> {
+    let service = Arc::new(Service::new(Policies::default()));
+    let address = "127.0.0.1:1".parse().unwrap();
+    let settings = ShownSettings { data: String::new(), memory_bytes: 0, connections_max: 1, address };
+    let server = Arc::new(RespServer::new(service, ProtocolMetrics::new("resp"), settings));
+    let client = server.clients.add(address, address, Millis(0));
+    let (caller, watched) = (Caller::new(address.ip()), WatchedKeys::default());
+    let context = CallContext { server: &server, client: &client, caller, now: Millis(0), watched: &watched };
+    let (mut session, mut parser) = (Session::default(), Parser::default());
+    let replies = Replies::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (number, line) in lines.iter().enumerate() {
+        let mut turn = Turn::default();
+        turn.begin(number, session.version);
+        let input = format!("{line}\r\n");
+        let Parsed::Request(args, _) = parser.next(input.as_bytes(), &Limits::AUTHENTICATED) else {
+            panic!("{line:?}")
+        };
+        let sent = Sent { request: input.as_bytes(), behind: &[] };
+        dispatch(&context, &mut session, (args, sent), &mut turn);
+        turn.end();
+        runtime.block_on(turn.run(&server.service, (&server.metrics, &server.stats), &replies));
+    }
+    replies.0.into_inner()
+}
+
+/// Collects replies.
+#[derive(Default)]
+struct Replies(RefCell<Vec<String>>);
+
+impl ReplySink for Replies {
+    fn answer(&self, _: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut reply = Vec::new();
+        write(&mut reply);
+        self.0.borrow_mut().push(String::from_utf8(reply).unwrap());
+    }
+}
+
+#[test]
+fn a_server_that_is_recovering_answers_only_what_redis_answers_while_loading() {
+    let loading = "-LOADING Redis is loading the dataset in memory\r\n";
+    let refused = ["ping", "PING x", "incr a", "get a", "dbsize", "function flush"];
+    assert_eq!(replies_while_recovering(&refused), [loading; 6]);
+    let answered = ["echo x", "client getname", "select 0", "auth default x"];
+    assert_eq!(replies_while_recovering(&answered), ["$1\r\nx\r\n", "$-1\r\n", "+OK\r\n", "+OK\r\n"]);
+    assert!(replies_while_recovering(&["info persistence"])[0].contains("loading:1"));
+    assert_eq!(
+        replies_while_recovering(&["multi", "incr a", "exec"]),
+        ["+OK\r\n", loading, "-EXECABORT Transaction discarded because of previous errors.\r\n"]
+    );
 }
 
 #[test]

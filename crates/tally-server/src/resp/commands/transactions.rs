@@ -1,13 +1,13 @@
 //! Transactions: `MULTI`, `EXEC` and `DISCARD`, and the queue between them.
 
+use tally_core::key::KeyRef;
 use tally_core::outcome::Refusal;
 use tally_core::surface::Grouping;
 
 use super::call::{CallContext, CommandCall, CommandError, EventTarget};
-use super::counters;
 use super::spec::{CommandTable, Execution, ImmediateCall, NextStep, SessionCall, Spec};
+use super::{counters, database, watch};
 use crate::limits::{RESP_SHARE_BYTES_MAX, RESP_TRANSACTION_ARGS_MAX, RESP_TRANSACTION_BYTES_MAX};
-use crate::metrics::Verb;
 use crate::policy::Consistency;
 use crate::resp::errors::{NOT_IN_TRANSACTION, failure};
 use crate::resp::reply::{ProtocolVersion, Reply};
@@ -15,6 +15,7 @@ use crate::resp::reply_plan::ReplyPlan;
 use crate::resp::session::{Session, Transaction};
 use crate::resp::turn::{CommandStatus, Turn};
 use crate::resp::wire::{Args, Limits, Parsed, Parser};
+use crate::service::Service;
 
 const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 const REPLIES_TOO_LARGE: &str = "ERR the replies of the transaction are too large";
@@ -45,9 +46,19 @@ pub fn refuse(session: &mut Session, turn: &mut Turn, text: impl AsRef<[u8]>) ->
 
 /// Queues a command for `EXEC`.
 pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn) -> NextStep {
+    if std::ptr::eq(spec, &raw const watch::WATCH) {
+        turn.reply(session.version, |reply| reply.error(watch::INSIDE_MULTI));
+        return NextStep::Continue;
+    }
     // Replies after `HELLO` would be in another version of the protocol than those before it.
     if matches!(spec.execution, Execution::Handshake(_) | Execution::Engine(_)) {
         return refuse(session, turn, NOT_IN_TRANSACTION);
+    }
+    if matches!(spec.execution, Execution::Select)
+        && let Err(text) = database::selected(args)
+    {
+        database::note(session, args);
+        return refuse(session, turn, text);
     }
     let Some(transaction) = &mut session.transaction else { return NextStep::Continue };
     let bytes: usize = args.iter().map(<[u8]>::len).sum();
@@ -73,6 +84,9 @@ pub static DISCARD: Spec = Spec::new("discard", 1, Execution::Session(discard))
 
 fn discard(call: &mut SessionCall<'_>) -> NextStep {
     let discarded = call.session.transaction.take();
+    if discarded.is_some() {
+        call.context.watched.clear();
+    }
     call.context.client.set_queueing(false);
     call.reply(|reply| match discarded {
         Some(_) => reply.ok(),
@@ -93,6 +107,7 @@ pub static EXEC: Spec = Spec::new("exec", 1, Execution::Session(exec))
 /// An `EXEC` with arguments drops the transaction, as in Redis.
 pub fn refuse_exec(context: &CallContext<'_>, session: &mut Session, turn: &mut Turn, text: &[u8]) -> NextStep {
     session.transaction = None;
+    context.watched.clear();
     context.client.set_queueing(false);
     let text = String::from_utf8_lossy(text.strip_prefix(b"ERR ").unwrap_or(text));
     let text = format!("EXECABORT Transaction discarded because of: {text}");
@@ -107,6 +122,7 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
         return NextStep::Continue;
     };
     call.context.client.set_queueing(false);
+    let watched = call.context.watched.take();
     if transaction.aborted {
         call.reply(|reply| reply.error("EXECABORT Transaction discarded because of previous errors."));
         return NextStep::Continue;
@@ -118,37 +134,55 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
         known: Vec::new(),
         replies: Vec::with_capacity(transaction.commands),
     };
-    let refusal = match grouping(call.context, &transaction, new_queue()) {
-        Grouping::Possible => None,
-        Grouping::AcrossPartitions => Some(CROSS_SLOT.to_owned()),
-        Grouping::BestEffort => Some(format!("ERR {}", Refusal::BEST_EFFORT_TEXT)),
-    };
-    if let Some(text) = refusal {
-        call.reply(|reply| reply.error(text));
+    let guards: Vec<(KeyRef<'_>, i64)> = watched.iter().map(|(key, version)| (key.as_ref(), *version)).collect();
+    if let Err(error) = check_grouping(call.context, &transaction, &guards, new_queue()) {
+        call.reply(|reply| reply.error(error.text().as_bytes()));
         return NextStep::Continue;
     }
     let mut queue = new_queue();
-    call.reply(|reply| reply.array(transaction.commands));
     match call.turn.events(&call.context.server.service, Consistency::Exact) {
-        Ok(events) => events.group(|events| queue.run(&transaction, events)),
+        Ok(events) => {
+            events.group_if(&guards, |events| queue.run(&transaction, events));
+            let transaction_begin = call.turn.begin_guarded(guards.len());
+            call.reply(|reply| reply.array(transaction.commands));
+            queue.add_to(call.turn);
+            call.turn.end_guarded(transaction_begin);
+        }
         Err(error) => {
             let text = failure(&error);
-            (0..transaction.commands).for_each(|_| call.reply(|reply| reply.error(&text)));
+            call.reply(|reply| reply.error(text));
         }
     }
-    queue.add_to(call.turn);
     NextStep::Continue
 }
 
 /// Whether the engine can apply the events of a transaction in a row.
-fn grouping(context: &CallContext<'_>, transaction: &Transaction, mut queue: QueuedCommands<'_>) -> Grouping {
+fn check_grouping(
+    context: &CallContext<'_>,
+    transaction: &Transaction,
+    guards: &[(KeyRef<'_>, i64)],
+    mut queue: QueuedCommands<'_>,
+) -> Result<(), CommandError> {
     let service = &context.server.service;
     let Some(mut events) = service.events().ok().filter(|_| !service.keeps_all_together()) else {
-        return Grouping::Possible;
+        return Ok(());
     };
     queue.run(transaction, &mut events);
-    let keys: Vec<&[u8]> = events.batch().iter().map(|event| event.key.as_bytes()).collect();
-    service.grouping(&keys)
+    let watched = guards.iter().map(|(key, _)| key.as_bytes());
+    let keys: Vec<&[u8]> = events.batch().iter().map(|event| event.key.as_bytes()).chain(watched).collect();
+    refuse_ungrouped(service, &keys)
+}
+
+/// An error if the engine cannot apply events of these keys in a row.
+pub fn refuse_ungrouped(service: &Service, keys: &[&[u8]]) -> Result<(), CommandError> {
+    if service.keeps_all_together() {
+        return Ok(());
+    }
+    match service.grouping(keys) {
+        Grouping::Possible => Ok(()),
+        Grouping::AcrossPartitions => Err(CROSS_SLOT.into()),
+        Grouping::BestEffort => Err(format!("ERR {}", Refusal::BEST_EFFORT_TEXT).into()),
+    }
 }
 
 /// The commands of a transaction and their replies.
@@ -158,7 +192,7 @@ struct QueuedCommands<'a> {
     commands: &'static CommandTable,
     /// Replies that need no outcome, in order.
     known: Vec<u8>,
-    replies: Vec<(Verb, Result<QueuedReply, CommandError>)>,
+    replies: Vec<(&'static Spec, Result<QueuedReply, CommandError>)>,
 }
 
 /// The reply of a queued command.
@@ -185,13 +219,20 @@ impl QueuedCommands<'_> {
                 Execution::Counter(run) => run(&mut call),
                 Execution::Immediate(run) => {
                     let reply = self.run_immediate(spec, args, run);
-                    self.replies.push((spec.verb, reply));
+                    self.replies.push((spec, reply));
+                    continue;
+                }
+                // Only the database that exists is queued.
+                Execution::Select => {
+                    let reply =
+                        self.run_immediate(spec, args, |call, reply| database::write_selected(call.args, reply));
+                    self.replies.push((spec, reply));
                     continue;
                 }
                 // These are not queued.
                 Execution::Engine(_) | Execution::Session(_) | Execution::Handshake(_) => continue,
             };
-            self.replies.push((spec.verb, planned.map(QueuedReply::Planned)));
+            self.replies.push((spec, planned.map(QueuedReply::Planned)));
         }
     }
 
@@ -212,7 +253,7 @@ impl QueuedCommands<'_> {
 
     fn add_to(self, turn: &mut Turn) {
         let mut known = self.known.as_slice();
-        for (verb, reply) in self.replies {
+        for (spec, reply) in self.replies {
             let status = reply.as_ref().map_or_else(CommandError::status, |_| CommandStatus::Accepted);
             match reply {
                 Ok(QueuedReply::Planned(plan)) => turn.plan(plan),
@@ -223,7 +264,7 @@ impl QueuedCommands<'_> {
                 }
                 Err(error) => turn.reply(self.version, |reply| reply.error(error.text().as_bytes())),
             }
-            turn.count(verb, status, 1);
+            turn.count((spec.name, spec.verb), status, 1);
         }
     }
 }

@@ -60,6 +60,11 @@ impl CountRuns {
         self.runs.len()
     }
 
+    /// Microseconds since the first command was read.
+    pub fn micros(&self) -> u64 {
+        self.since.as_ref().map_or(0, |since| u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
     /// Forgets all commands.
     pub fn clear(&mut self) {
         self.runs.clear();

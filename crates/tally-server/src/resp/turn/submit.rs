@@ -10,6 +10,7 @@ use crate::metrics::ProtocolMetrics;
 use crate::resp::errors::failure;
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::ReplyPlan;
+use crate::resp::stats::{CommandCounts, ReplyCounts, RespStats};
 use crate::service::{Failure, Service};
 
 /// The outcomes of a submission, or why it has none.
@@ -44,7 +45,13 @@ impl<'a> Phases<'a> {
 impl Turn {
     /// Submits everything and answers every share as soon as its outcomes may be shown. Afterwards the turn is empty and
     /// can be reused.
-    pub async fn run(&mut self, service: &Service, metrics: &ProtocolMetrics, sink: &impl ReplySink) {
+    pub async fn run(
+        &mut self,
+        service: &Service,
+        (metrics, stats): (&ProtocolMetrics, &RespStats),
+        sink: &impl ReplySink,
+    ) {
+        let mut counts = ReplyCounts { errors: std::mem::take(&mut self.errors), ..ReplyCounts::default() };
         let shares = std::mem::take(&mut self.shares);
         // Reads come first: they must not see later writes of the same connection.
         let mut reads = Vec::with_capacity(self.reads.len());
@@ -52,8 +59,9 @@ impl Turn {
             reads.push(service.read_events(events, consistency).await);
         }
         let Phases { ready, waiting, writing } = Phases::of(&shares, &reads);
+        self.record_calls(stats);
         let ready: Vec<_> = ready.into_iter().map(|share| (share, share.read_outcomes(&reads))).collect();
-        self.answer_all(&ready, metrics, sink);
+        counts = counts.plus(self.answer_all(&ready, metrics, sink));
         let mut settled = Vec::with_capacity(self.writes.len());
         let mut submitted = Vec::with_capacity(self.writes.len());
         for TurnSubmission { events, consistency, continues } in self.writes.drain(..) {
@@ -72,12 +80,22 @@ impl Turn {
                 _ => Ok(()),
             };
             let outcomes = durable.as_ref().map_or_else(Err, |()| share.read_outcomes(&reads));
-            self.answer_all(&[(share, outcomes)], metrics, sink);
+            counts = counts.plus(self.answer_all(&[(share, outcomes)], metrics, sink));
         }
         settle(&mut submitted, &mut settled).await;
         let written: Vec<_> = writing.into_iter().map(|share| (share, share.write_outcomes(&settled))).collect();
-        self.answer_all(&written, metrics, sink);
+        counts = counts.plus(self.answer_all(&written, metrics, sink));
+        stats.add_replies(counts);
         self.clear(shares);
+    }
+
+    /// Records the calls. Before any reply is written: a client that has its reply finds the call in `INFO`.
+    fn record_calls(&mut self, stats: &RespStats) {
+        let micros = self.counts.micros();
+        let timed = |(name, counts): (&'static str, CommandCounts)| {
+            (name, CommandCounts { micros: micros * counts.calls, ..counts })
+        };
+        stats.add_calls(self.calls.drain(..).map(timed));
     }
 
     /// Empties the turn and keeps its memory.
@@ -96,20 +114,20 @@ impl Turn {
         shares: &[(&Share, SubmissionOutcomes<'_>)],
         metrics: &ProtocolMetrics,
         sink: &impl ReplySink,
-    ) {
+    ) -> ReplyCounts {
         let mut counts = PhaseCounts::default();
         for (share, outcomes) in shares {
             let status = if outcomes.is_ok() { CommandStatus::Accepted } else { CommandStatus::Failed };
             counts.add(&self.counts, share.counts.clone(), status);
         }
         counts.record(&self.counts, metrics);
-        for (share, outcomes) in shares {
-            self.answer(share, *outcomes, sink);
-        }
+        shares
+            .iter()
+            .fold(ReplyCounts::default(), |sum, (share, outcomes)| sum.plus(self.answer(share, *outcomes, sink)))
     }
 
     /// Writes the replies of one share, given all outcomes of its submission.
-    pub(super) fn answer(&self, share: &Share, outcomes: SubmissionOutcomes<'_>, sink: &impl ReplySink) {
+    pub(super) fn answer(&self, share: &Share, outcomes: SubmissionOutcomes<'_>, sink: &impl ReplySink) -> ReplyCounts {
         let plans = self.plans.get(share.plans.clone()).unwrap_or_default();
         let own = outcomes.map(|outcomes| outcomes.get(share.outcomes.clone()));
         // Even if the counts are wrong, no command may get the outcome of another.
@@ -124,27 +142,64 @@ impl Turn {
                 Err(&unknown)
             }
         };
+        let mut counts = ReplyCounts::default();
         sink.answer(share.connection, |out| {
             let mut bytes = self.bytes.get(share.bytes..).unwrap_or_default();
             let mut taken = 0;
+            // Plans of a transaction that was not applied.
+            let mut dropped = 0;
             for plan in plans {
+                let is_dropped = dropped > 0;
+                dropped -= u32::from(is_dropped);
                 if let ReplyPlan::Bytes(len) = plan {
                     let (known, rest) = bytes.split_at_checked(*len as usize).unwrap_or((bytes, &[]));
-                    out.extend_from_slice(known);
+                    if !is_dropped {
+                        out.extend_from_slice(known);
+                    }
                     bytes = rest;
                     continue;
                 }
+                let before = out.len();
                 let mut reply = Reply::new(out, share.version);
                 match own {
                     Ok(own) => {
                         let outcomes = own.get(taken..taken + plan.outcomes()).unwrap_or_default();
                         taken += plan.outcomes();
-                        write_reply(*plan, outcomes, &mut reply);
+                        if let ReplyPlan::Guards { plans, .. } = plan
+                            && is_refused_by_guard(outcomes)
+                        {
+                            reply.null_array();
+                            dropped = *plans;
+                        } else if !is_dropped {
+                            write_reply(*plan, outcomes, &mut reply);
+                            let (hits, misses) = plan.hits_and_misses(outcomes);
+                            counts = counts.plus(ReplyCounts { hits, misses, errors: 0 });
+                        }
                     }
                     Err(failure) => write_failure(*plan, failure, &mut reply),
                 }
+                counts.errors += errors_in(*plan, out.get(before..).unwrap_or_default());
             }
         });
+        counts
+    }
+}
+
+/// Whether a counter that the transaction depends on has changed.
+fn is_refused_by_guard(guards: &[Outcome]) -> bool {
+    guards.iter().any(|guard| guard.refusal == Some(Refusal::NotExpected))
+}
+
+/// How many of the written replies are errors.
+#[inline]
+fn errors_in(plan: ReplyPlan, written: &[u8]) -> u64 {
+    match plan {
+        // Those that overflow come last. Numbers have no capital letter, and the error begins with the only `E` in it.
+        ReplyPlan::Values { .. } if written.ends_with(b"overflow\r\n") => {
+            written.iter().filter(|byte| **byte == b'E').count() as u64
+        }
+        ReplyPlan::Values { .. } => 0,
+        _ => u64::from(written.first() == Some(&b'-')),
     }
 }
 

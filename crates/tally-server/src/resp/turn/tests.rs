@@ -43,7 +43,7 @@ fn turn_of(connections: &[(usize, usize)]) -> Turn {
         turn.take_from(OutcomeSource::Write(0));
         (0..*events).for_each(|_| turn.writes[0].events.add(KeyRef::new(b"a").unwrap(), 1));
         (0..*plans).for_each(|_| turn.plan(ReplyPlan::Value));
-        turn.count(Verb::Increment, CommandStatus::Accepted, 1);
+        turn.count(("incr", Verb::Increment), CommandStatus::Accepted, 1);
         turn.end();
     }
     turn
@@ -55,7 +55,9 @@ fn outcomes(count: i64) -> Vec<Outcome> {
 
 fn answered(turn: &Turn, outcomes: &[Outcome]) -> Replies {
     let replies = Replies::default();
-    turn.shares.iter().for_each(|share| turn.answer(share, Ok(outcomes), &replies));
+    for share in &turn.shares {
+        turn.answer(share, Ok(outcomes), &replies);
+    }
     replies
 }
 
