@@ -168,6 +168,6 @@ fn redis_py_works_in_both_versions_of_the_protocol() {
         // Warnings are errors: a client that has to work around something warns.
         python.args(["-B", "-W", "error"]).arg(&tests).args([port(&server), version]);
         let said = run_cleanly(python.env("PYTHONPATH", &installed));
-        assert_eq!(said.lines().count(), 6, "{said}");
+        assert_eq!(said.lines().count(), 9, "{said}");
     }
 }

@@ -118,7 +118,7 @@ def more_commands(r):
     assert r.client_info()["id"] == r.client_id()
     victim = connect(single_connection_client=True)
     assert r.client_kill_filter(_id=victim.client_id()) == 1
-    assert r.info("commandstats")["cmdstat_setnx"]["calls"] == 1
+    assert r.info("commandstats")["cmdstat_setnx"]["calls"] >= 1
     assert r.flushdb() is True
 
 
