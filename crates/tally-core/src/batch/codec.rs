@@ -300,12 +300,12 @@ fn kind_of(change: Option<&Change>) -> u8 {
     }
 }
 
-/// The version of a batch that has this change.
+/// The lowest version of a batch that can have this change.
 pub(super) fn version_needed(change: Option<&Change>) -> u8 {
     match change {
         Some(Change::Import(_) | Change::ImportRequest(_) | Change::Sum(_)) => VERSION_3,
         Some(Change::Guard { .. }) => VERSION_4,
-        _ => VERSION,
+        _ => VERSION_BARE_SUMS,
     }
 }
 

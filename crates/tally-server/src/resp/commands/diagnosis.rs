@@ -137,7 +137,12 @@ fn role(_: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 
 pub static LASTSAVE: Spec = Spec::new("lastsave", 1, Execution::Immediate(last_save))
     .redis("loading stale fast", "@admin @fast @dangerous", "nondeterministic_output")
-    .docs("server", "1.0.0", "O(1)", "Returns the server's time: everything acknowledged by then is on disk.");
+    .docs(
+        "server",
+        "1.0.0",
+        "O(1)",
+        "Returns the server's time: what was acknowledged is on disk, unless it is best-effort.",
+    );
 
 fn last_save(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.integer(i64::try_from(call.context.now.0 / 1000).unwrap_or(i64::MAX));
