@@ -9,7 +9,7 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use cluster::{PARTITIONS, TestPlace, TestServices};
 use tally_cluster::api::{ApiError, Cluster};
-use tally_cluster::kafka::{Appender, topic};
+use tally_cluster::kafka::{Appender, KafkaSettings, topic};
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
@@ -117,6 +117,17 @@ fn a_topic_with_another_number_of_partitions_is_refused() {
         let new = topic::NewJournal { partitions: PARTITIONS + 1, replication: 1, retention_ms: 3_600_000 };
         let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
         assert!(refused.contains("cannot be changed"), "{refused}");
+    });
+}
+
+#[test]
+fn a_topic_with_more_replicas_than_brokers_is_refused_with_the_setting_to_change() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let new = topic::NewJournal { partitions: 1, replication: 3, retention_ms: 3_600_000 };
+        let elsewhere = KafkaSettings { topic: "too-many-replicas".to_owned(), ..place.kafka.clone() };
+        let refused = topic::create(&elsewhere, new).await.unwrap_err().to_string();
+        assert!(refused.contains("TALLY_CLUSTER_REPLICATION"), "{refused}");
     });
 }
 

@@ -68,6 +68,14 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
             );
             Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
         }
+        Some(Err((_, RDKafkaErrorCode::InvalidReplicationFactor))) => {
+            let problem = format!(
+                "cannot have {} replicas: there are fewer brokers. Set `replication` in [cluster] or \
+                 TALLY_CLUSTER_REPLICATION",
+                new.replication
+            );
+            Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
+        }
         Some(Err((_, code))) => {
             Err(TopicError::Other(format!("the topic `{}` was not created: {code}", settings.topic)))
         }

@@ -90,7 +90,7 @@ pub enum WorkerError {
     #[error(transparent)]
     Store(#[from] PgError),
     /// The address for API nodes.
-    #[error("{0}. Choose another address with `worker` in [cluster]")]
+    #[error("{0}. Choose another address with `worker` in [cluster] or TALLY_CLUSTER_WORKER")]
     Listen(#[from] ListenError),
 }
 
