@@ -18,7 +18,8 @@ use tally_core::key::Key;
 use tally_core::limits::CALL_EVENTS_MAX;
 use tally_core::outcome::{Outcome, Refusal};
 use tally_core::reading::Reading;
-use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
+use tally_core::surface::{Engine, EngineError, PageRequest, ReadOptions, SubmitOptions};
+use tally_core::time::Millis;
 
 const FIXED: ShardPolicy = ShardPolicy {
     layout: ShardLayout::Random,
@@ -100,6 +101,60 @@ fn increments_are_summed_from_sub_counters_and_persisted_exactly() {
     let query = |sql: &str| services.postgres.psql_at(&place.postgres, sql).unwrap();
     assert_eq!(query("SELECT count(*), min(value), max(value) FROM counters").trim(), "5|110|110");
     assert_eq!(query("SELECT sum(value) FROM counter_shards WHERE key = 'views:0'").trim(), "110");
+}
+
+/// The time by the clock of this machine, which is also the brokers'.
+#[allow(clippy::disallowed_methods)]
+fn wall_clock() -> Millis {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    Millis(since_1970.as_millis() as u64)
+}
+
+#[test]
+fn a_reading_of_a_rollup_has_everything_that_was_counted_before_its_time() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, other, mut worker) = (place.api().await, place.api().await, place.worker().await);
+        hosted(&worker);
+        let hot = key("views:hot");
+        let mut counted: Vec<Millis> = Vec::new();
+        let check = |what: &str, counted: &[Millis], reading: &Reading| {
+            let before = counted.iter().filter(|at| **at < reading.as_of).count() as i64;
+            assert!(reading.value >= before, "{what}: {before} were counted before the time of {reading:?}");
+        };
+        let mut read_fresh = 0;
+        for round in 0..300 {
+            add(&api, &hot, 1).await;
+            counted.push(wall_clock());
+            let reading = read(&other, &hot, Consistency::BestEffort).await.unwrap();
+            check("read", &counted, &reading);
+            read_fresh += u32::from(reading.value > 0);
+            if round % 100 == 50 {
+                let fresh = ReadOptions { staleness_max_ms: Some(1), ..ReadOptions::new(Consistency::BestEffort) };
+                // Too old, or everything.
+                if let Ok(readings) = other.read(vec![hot.clone()], fresh).await {
+                    assert!(readings[0].value >= i64::from(round), "{:?}", readings[0]);
+                }
+                let page = PageRequest { prefix: b"views:".to_vec(), after: None, limit: 10 };
+                for (_, listed) in other.list(page).await.unwrap().items {
+                    check("listed", &counted, &listed);
+                }
+                // With nothing in memory, it does not claim more than what is stored.
+                let successor = place.worker().await;
+                worker.stop().await;
+                worker = successor;
+            }
+        }
+        assert!(read_fresh > 0, "no reading had anything");
+        let stale = wall_clock();
+        wait_until("a reading of after the last increment", async || {
+            match read(&other, &hot, Consistency::BestEffort).await {
+                Ok(reading) if reading.as_of > stale && reading.value == 300 => Ok(()),
+                other => Err(format!("{other:?}, written before {stale:?}")),
+            }
+        });
+    });
 }
 
 #[test]

@@ -204,7 +204,8 @@ fn an_idle_owner_that_was_superseded_claims_its_partition_again() {
             let claim = pg.claim(partition, &nobody).await.unwrap();
             let (position, since, standbys) = (claim.position, Position(0), Vec::new());
             let (epoch, at, owner) = (claim.epoch, Millis(1), nobody);
-            let heartbeat = Heartbeat { partition, epoch, position, at, since, owner, standbys };
+            let rolled_up_at = Millis(0);
+            let heartbeat = Heartbeat { partition, epoch, position, at, since, rolled_up_at, owner, standbys };
             assert_eq!(totals.publish_heartbeats(&[heartbeat]).await.unwrap(), [true]);
         }
         wait_until("the owner to answer again", async || {

@@ -73,7 +73,7 @@ impl RpcHandler for Shared {
             }
             RpcRequest::Read { keys, .. } => {
                 let records = keys.iter().map(|key| Some(key.as_bytes().to_vec())).collect();
-                Ok(RpcResponse::Read { position: Position(1), at: Millis(1), records })
+                Ok(RpcResponse::Read { position: Position(1), at: Millis(1), summed_at: Millis(1), records })
             }
             RpcRequest::Ledger { .. } => Err(RpcError::NotHosted { owner: Some("elsewhere:1".to_owned()) }),
             RpcRequest::Status | RpcRequest::Persist { .. } | RpcRequest::Snapshots { .. } => pending().await,
@@ -214,7 +214,10 @@ async fn requests_and_errors_arrive_as_they_were_sent() {
     let keys: Vec<Key> = (0..CALL_KEYS_MAX).map(|number| Key::new(format!("{number:0>256}")).unwrap()).collect();
     let records = keys.iter().map(|key| Some(key.as_bytes().to_vec())).collect();
     let read = RpcRequest::Read { partition: 1, need: Need::End, keys: keys.clone() };
-    assert_eq!(caller.call(read).await, Ok(RpcResponse::Read { position: Position(1), at: Millis(1), records }));
+    assert_eq!(
+        caller.call(read).await,
+        Ok(RpcResponse::Read { position: Position(1), at: Millis(1), summed_at: Millis(1), records })
+    );
     let ledger = RpcRequest::Ledger { partition: 1, key: keys[0].clone(), after: 0, limit: 10 };
     let elsewhere = RpcError::NotHosted { owner: Some("elsewhere:1".to_owned()) };
     assert_eq!(caller.call(ledger).await, Err(RpcCallError::Worker(elsewhere)));

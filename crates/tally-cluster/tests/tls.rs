@@ -116,6 +116,7 @@ async fn use_redis(settings: &RedisSettings) -> Result<(), RedisError> {
             epoch: 1,
             owner: "worker:1".to_owned(),
             since: Position(0),
+            rolled_up_at: Millis(0),
             standbys: Vec::new(),
         })
         .collect();

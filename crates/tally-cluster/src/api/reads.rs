@@ -160,11 +160,14 @@ impl Cluster {
             let live = live.get(key).map(|live| live.as_ref().map_err(Clone::clone)).transpose()?;
             let served = self.served[partition as usize].least(key);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
+            let is_rolled_up = self.is_rolled_up(key);
             // A predecessor may have died before it published what changed since an older one.
             let total = total.filter(|total| total.position >= route.since).map(|total| {
                 // What has not changed since is as current as everything that was published.
                 let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
                 let as_of = as_of.unwrap_or(total.at);
+                // It lacks what its sub-counters have counted since.
+                let as_of = if is_rolled_up { as_of.min(route.rolled_up_at) } else { as_of };
                 (options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max), as_of, total)
             });
             let held = |total: &Total| total.state.filter(|held| !held.is_expired(now));
@@ -185,6 +188,11 @@ impl Cluster {
                 (Some((true, as_of, total)), None) if total.position >= needed.max(served) => {
                     let (held, position, tail) = (held(&total), total.position, UnsummedTail::default());
                     found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+                }
+                // What is not summed yet may be all that is missing.
+                (_, None) if is_rolled_up && options.staleness_max_ms.is_some() => {
+                    self.sum_for_read(std::slice::from_ref(key)).await?;
+                    found.extend(self.read_newest(partition, &[key]).await?.pop().map(|counter| (key, counter)));
                 }
                 (_, None) => {}
             }
@@ -239,6 +247,16 @@ impl Cluster {
             EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
             other => other,
         })
+    }
+
+    /// Whether readings have what sub-counters have counted up to the last sum.
+    fn is_rolled_up(&self, key: &Key) -> bool {
+        self.policies.of(key.as_ref()).is_some() && !self.reads_live(key)
+    }
+
+    /// Up to when a counter has everything that was counted, if it does at `at` except for its sub-counters.
+    fn complete_at(&self, key: &Key, at: Millis, summed_at: Millis) -> Millis {
+        if self.policies.of(key.as_ref()).is_some() { at.min(summed_at) } else { at }
     }
 
     /// Whether the read adds what sub-counters have counted since the last sum.
@@ -359,8 +377,10 @@ impl Cluster {
             },
             Need::End | Need::Position(_) => self.ask(partition, request).await,
         };
-        let (position, at, records) = match response {
-            Ok(RpcResponse::Read { position, at, records }) if records.len() == keys.len() => (position, at, records),
+        let (position, at, summed_at, records) = match response {
+            Ok(RpcResponse::Read { position, at, summed_at, records }) if records.len() == keys.len() => {
+                (position, at, summed_at, records)
+            }
             Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
             Err(why) => return Err(unmet(why)),
         };
@@ -369,11 +389,14 @@ impl Cluster {
         }
         self.clocks.observe(partition, at);
         let (now, tail) = (self.clocks.now(partition).max(at), UnsummedTail::default());
-        let counters = records.iter().map(|bytes| match bytes {
-            None => Ok(ReadCounter { held: None, exact, as_of: at, now, tail, position }),
-            Some(bytes) => record::read_counter(bytes)
-                .map(|held| ReadCounter { held: Some(held), exact, as_of: at, now, tail, position })
-                .ok_or_else(|| EngineError::Unreadable("the worker sent a counter of a newer version".to_owned())),
+        let counters = keys.iter().zip(&records).map(|(key, bytes)| {
+            let held = bytes.as_deref().map(|bytes| {
+                let newer = || EngineError::Unreadable("the worker sent a counter of a newer version".to_owned());
+                record::read_counter(bytes).ok_or_else(newer)
+            });
+            // Before an exact read sub-counters are summed.
+            let as_of = if exact { at } else { self.complete_at(key, at, summed_at) };
+            Ok(ReadCounter { held: held.transpose()?, exact, as_of, now, tail, position })
         });
         counters.collect()
     }
@@ -392,17 +415,19 @@ impl Cluster {
             return Err(unavailable(&"what is stored is older than what was read before"));
         }
         self.sources.count_postgres(keys.len());
-        let meta = rows.iter().find(|row| row.partition == partition).and_then(|row| row.meta);
-        let as_of = meta.map(|meta| meta.clock).unwrap_or_default();
-        let (now, tail) = (self.clocks.now(partition).max(as_of), UnsummedTail::default());
+        let row = rows.iter().find(|row| row.partition == partition);
+        let at = row.and_then(|row| row.meta).map(|meta| meta.clock).unwrap_or_default();
+        let summed_at = row.map(|row| row.summed_at).unwrap_or_default();
+        let (now, tail) = (self.clocks.now(partition).max(at), UnsummedTail::default());
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
-        let counter = |key: &&Key| match found.get(record::counter_key(key.as_bytes()).as_slice()) {
-            None => Ok(ReadCounter { held: None, exact: false, as_of, now, tail, position }),
-            Some(value) => record::read_counter(value)
-                .map(|held| Some(held).filter(|held| !held.is_expired(now)))
-                .map(|held| ReadCounter { held, exact: false, as_of, now, tail, position })
-                .ok_or_else(|| EngineError::Unreadable("a stored counter is of a newer version".to_owned())),
+        let counter = |key: &&Key| {
+            let held = found.get(record::counter_key(key.as_bytes()).as_slice()).map(|value| {
+                let newer = || EngineError::Unreadable("a stored counter is of a newer version".to_owned());
+                record::read_counter(value).ok_or_else(newer)
+            });
+            let held = held.transpose()?.filter(|held| !held.is_expired(now));
+            Ok(ReadCounter { held, exact: false, as_of: self.complete_at(key, at, summed_at), now, tail, position })
         };
         keys.iter().map(counter).collect()
     }
@@ -489,7 +514,8 @@ impl Cluster {
         let is_current = |counter: &ListedCounter| !counter.state.is_expired(self.clocks.now(counter.partition));
         let items = listed.into_iter().take(limit).filter(is_current).map(|counter| {
             let now = self.clocks.now(counter.partition);
-            let (held, as_of) = (Some(counter.state), counter.clock);
+            let as_of = self.complete_at(&counter.key, counter.clock, counter.summed_at);
+            let held = Some(counter.state);
             let (tail, position) = (UnsummedTail::default(), Position(0));
             let read = ReadCounter { held, exact: false, as_of, now, tail, position };
             (counter.key, read.reading())

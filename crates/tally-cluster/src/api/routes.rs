@@ -22,6 +22,8 @@ pub struct PartitionRoute {
     pub published_at: Option<Millis>,
     /// Totals of earlier positions may be outdated.
     pub since: Position,
+    /// Everything that sub-counters with a rollup had counted before this time is published; zero if that is not known.
+    pub rolled_up_at: Millis,
     /// Others that apply the partition.
     pub standbys: Vec<String>,
 }
@@ -83,6 +85,7 @@ impl PartitionRoutes {
                     route.published_at = route.published_at.max(Some(heartbeat.at));
                     // It never goes back, also if Redis has lost the newest heartbeat.
                     route.since = route.since.max(heartbeat.since);
+                    route.rolled_up_at = route.rolled_up_at.max(heartbeat.rolled_up_at);
                     route.standbys = heartbeat.standbys;
                 }
             }

@@ -20,6 +20,8 @@ pub struct Claim {
     pub position: Position,
     /// Metadata as of the position; `None` if nothing was persisted yet.
     pub meta: Option<Meta>,
+    /// Everything that sub-counters had counted before this time is before the position. Zero if that is not known.
+    pub summed_at: Millis,
 }
 
 /// A partition as the store knows it.
@@ -35,6 +37,8 @@ pub struct PartitionRow {
     pub owner: Option<String>,
     /// Metadata as of the position; `None` if nothing was persisted yet.
     pub meta: Option<Meta>,
+    /// Everything that sub-counters had counted before this time is before the position. Zero if that is not known.
+    pub summed_at: Millis,
     /// When it was last persisted, by PostgreSQL's clock.
     pub persisted_at: Option<Millis>,
     /// When it was last claimed, by PostgreSQL's clock.
@@ -44,12 +48,12 @@ pub struct PartitionRow {
 const CLAIM: &str = "INSERT INTO partitions AS p (partition, position, epoch, owner, owned_at) \
     VALUES ($1, 0, 1, $2, clock_timestamp()) ON CONFLICT (partition) DO UPDATE \
     SET epoch = p.epoch + 1, owner = excluded.owner, owned_at = excluded.owned_at \
-    RETURNING position, epoch, clock, counters, expiring";
+    RETURNING position, epoch, clock, counters, expiring, summed_at";
 
 const CREATE: &str = "INSERT INTO partitions (partition, position, epoch) \
     SELECT number, 0, 0 FROM generate_series(0, $1::int - 1) AS number ON CONFLICT (partition) DO NOTHING";
 
-const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, partition, owner, persisted_at, owned_at \
+const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, summed_at, partition, owner, persisted_at, owned_at \
     FROM partitions ORDER BY partition";
 
 /// `ARRAY` runs the inner query once, whatever the plan: a join may run it again and again, each time for other rows.
@@ -70,8 +74,7 @@ impl Pg {
         let owner = columns::text(owner.as_bytes());
         let rows = self.claiming().await?.query(CLAIM, &[&int(partition), &owner]).await?;
         let row = rows.first().ok_or_else(|| PgError::Unexpected("a claim without a result".into()))?;
-        let (position, epoch, meta) = standing(row)?;
-        Ok(Claim { epoch, position, meta })
+        standing(row)
     }
 
     /// Creates the rows of partitions that do not have one, at position zero. Their number is that of the topic.
@@ -109,25 +112,28 @@ impl Pg {
 }
 
 fn partition_row(row: &Row) -> Result<PartitionRow, PgError> {
-    let (position, epoch, meta) = standing(row)?;
+    let Claim { epoch, position, meta, summed_at } = standing(row)?;
     let time = |index| Ok::<_, PgError>(column::<Option<SystemTime>>(row, index)?.map(millis));
     Ok(PartitionRow {
-        partition: columns::partition(column(row, 5)?)?,
+        partition: columns::partition(column(row, 6)?)?,
         position,
         epoch,
-        owner: column(row, 6)?,
+        owner: column(row, 7)?,
         meta,
-        persisted_at: time(7)?,
-        owned_at: time(8)?,
+        summed_at,
+        persisted_at: time(8)?,
+        owned_at: time(9)?,
     })
 }
 
-/// Position, epoch and metadata from the first five columns.
-fn standing(row: &Row) -> Result<(Position, u64, Option<Meta>), PgError> {
+/// From the first six columns.
+fn standing(row: &Row) -> Result<Claim, PgError> {
     let (position, epoch) = (columns::position(column(row, 0)?)?, number(column(row, 1)?)?);
-    let (Some(clock), Some(counters), Some(expiring)) = (column(row, 2)?, column(row, 3)?, column(row, 4)?) else {
-        return Ok((position, epoch, None));
+    let meta = match (column(row, 2)?, column(row, 3)?, column(row, 4)?) {
+        (Some(clock), Some(counters), Some(expiring)) => {
+            Some(Meta { clock: Millis(number(clock)?), counters: number(counters)?, expiring: number(expiring)? })
+        }
+        _ => None,
     };
-    let meta = Meta { clock: Millis(number(clock)?), counters: number(counters)?, expiring: number(expiring)? };
-    Ok((position, epoch, Some(meta)))
+    Ok(Claim { epoch, position, meta, summed_at: Millis(number(column(row, 5)?)?) })
 }

@@ -1,8 +1,9 @@
 //! Persisting: everything that changed between two positions of a partition, in one transaction.
 
 use tally_core::record::{Meta, Records};
-use tally_core::time::Position;
+use tally_core::time::{Millis, Position};
 use tokio::sync::OwnedMutexGuard;
+use tokio_postgres::types::ToSql;
 
 use super::Pg;
 use super::columns::{bigint, int, number, position};
@@ -17,6 +18,7 @@ pub struct Persist {
     connection: OwnedMutexGuard<Option<Connection>>,
     partition: u32,
     meta: Option<Meta>,
+    summed_at: Millis,
     /// Whether the transaction has not ended.
     is_open: bool,
     /// Whether every write was completed. One that failed or whose future was dropped may have written some of its rows.
@@ -26,8 +28,8 @@ pub struct Persist {
 const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
 
 const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3, clock), \
-    counters = coalesce($4, counters), expiring = coalesce($5, expiring), persisted_at = clock_timestamp() \
-    WHERE partition = $1";
+    counters = coalesce($4, counters), expiring = coalesce($5, expiring), \
+    summed_at = greatest(summed_at, $6), persisted_at = clock_timestamp() WHERE partition = $1";
 
 impl Pg {
     /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist of
@@ -39,7 +41,8 @@ impl Pg {
             *connection = Some(self.connector.connect().await?);
         }
         // `is_open` from the start: if this future is dropped or fails, so is the transaction.
-        let mut persist = Persist { connection, partition, meta: None, is_open: true, is_whole: true };
+        let (meta, summed_at) = (None, Millis(0));
+        let mut persist = Persist { connection, partition, meta, summed_at, is_open: true, is_whole: true };
         let (stored, stored_epoch) = persist.begin().await?;
         if (stored, stored_epoch) == (from, epoch) {
             return Ok(persist);
@@ -87,6 +90,11 @@ impl Persist {
         Ok(())
     }
 
+    /// Everything that sub-counters had counted before this time is before the position to be committed.
+    pub fn note_summed(&mut self, before: Millis) {
+        self.summed_at = self.summed_at.max(before);
+    }
+
     /// Moves the partition to `to`, together with everything written. Its metadata is that of the record written last;
     /// without one, it stays.
     pub async fn commit(mut self, to: Position) -> Result<(), PersistError> {
@@ -97,8 +105,9 @@ impl Persist {
         let counters = self.meta.map(|meta| bigint(meta.counters));
         let expiring = self.meta.map(|meta| bigint(meta.expiring));
         let connection = self.connection()?;
-        let moved = bigint(to.0);
-        connection.execute(ADVANCE, &[&int(self.partition), &moved, &clock, &counters, &expiring]).await?;
+        let (moved, summed_at) = (bigint(to.0), bigint(self.summed_at.0));
+        let values = [&int(self.partition) as &(dyn ToSql + Sync), &moved, &clock, &counters, &expiring, &summed_at];
+        connection.execute(ADVANCE, &values).await?;
         match connection.commit().await {
             Ok(()) => {
                 self.is_open = false;

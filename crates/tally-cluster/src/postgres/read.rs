@@ -28,9 +28,11 @@ pub struct ListedCounter {
     pub partition: u32,
     /// The time of the last batch that is stored of the partition: how old the reading is.
     pub clock: Millis,
+    /// Everything that its sub-counters had counted before this time is in it. Zero if that is not known.
+    pub summed_at: Millis,
 }
 
-const LIST: &str = "SELECT c.key, c.record, c.partition, coalesce(p.clock, 0) \
+const LIST: &str = "SELECT c.key, c.record, c.partition, coalesce(p.clock, 0), coalesce(p.summed_at, 0) \
     FROM counters c LEFT JOIN partitions p USING (partition) \
     WHERE c.key >= $1 AND c.key < $2 ORDER BY c.key LIMIT $3";
 
@@ -157,6 +159,7 @@ fn listed(row: &Row) -> Result<ListedCounter, PgError> {
         state: columns::counter(key, column(row, 1)?)?,
         partition: columns::partition(column(row, 2)?)?,
         clock: Millis(number(column(row, 3)?)?),
+        summed_at: Millis(number(column(row, 4)?)?),
     })
 }
 

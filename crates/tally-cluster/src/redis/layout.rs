@@ -3,7 +3,7 @@
 //! ```text
 //! <prefix>:t:<counter key> → version:u8, position:u64be, generation:u64be, time, counter record as in the store, or nothing
 //!                            version 4: length of the counter record and that, then what is summed of its sub-counters
-//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, addresses
+//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, rolled up:u64be, addresses
 //! ```
 //!
 //! The generation is that of the slot (`generation.rs`). The addresses are those of the owner and then of its standbys,
@@ -23,6 +23,8 @@ use crate::limits::STANDBYS_MAX;
 const VERSION: u8 = 3;
 /// Version of a total of a counter that has sub-counters.
 const VERSION_SUMMED: u8 = 4;
+/// Version of a heartbeat.
+const VERSION_HEARTBEAT: u8 = 4;
 
 /// The state of a counter at a position of its partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +72,9 @@ pub struct Heartbeat {
     /// Totals of earlier positions may be outdated: they were published by a previous owner, and it may have died before it
     /// published what changed.
     pub since: Position,
+    /// Everything that sub-counters with a rollup had counted before this time is before that position, too. Zero if that is
+    /// not known.
+    pub rolled_up_at: Millis,
     /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
     pub owner: String,
     /// Where others answer that apply the partition, too.
@@ -125,24 +130,25 @@ impl Total {
 
 impl Heartbeat {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let numbers = [self.epoch, self.position.0, self.at.0, self.since.0].map(u64::to_be_bytes).concat();
+        let numbers =
+            [self.epoch, self.position.0, self.at.0, self.since.0, self.rolled_up_at.0].map(u64::to_be_bytes).concat();
         let addresses = std::iter::once(&self.owner).chain(&self.standbys).map(String::as_str).collect::<Vec<_>>();
-        [&[VERSION], &numbers[..], addresses.join(" ").as_bytes()].concat()
+        [&[VERSION_HEARTBEAT], &numbers[..], addresses.join(" ").as_bytes()].concat()
     }
 
     pub(super) fn decode(partition: u32, value: &[u8]) -> Option<Heartbeat> {
         let mut cursor = Cursor::new(value);
-        if cursor.u8()? != VERSION {
+        if cursor.u8()? != VERSION_HEARTBEAT {
             return None;
         }
         let mut number = || cursor.array().map(u64::from_be_bytes);
         let (epoch, position, at) = (number()?, Position(number()?), Millis(number()?));
-        let since = Position(number()?);
+        let (since, rolled_up_at) = (Position(number()?), Millis(number()?));
         let mut addresses = std::str::from_utf8(cursor.rest()).ok()?.split(' ').map(str::to_owned);
         let (owner, standbys) = (addresses.next()?, addresses.collect::<Vec<_>>());
         let are_valid = standbys.len() <= STANDBYS_MAX as usize
             && standbys.iter().chain([&owner]).all(|address| address.len() <= ADDRESS_BYTES_MAX);
-        are_valid.then_some(Heartbeat { partition, epoch, position, at, since, owner, standbys })
+        are_valid.then_some(Heartbeat { partition, epoch, position, at, since, rolled_up_at, owner, standbys })
     }
 }
 
@@ -178,16 +184,17 @@ mod tests {
     #[test]
     fn a_heartbeat_survives_encoding_and_a_malformed_one_is_refused() {
         let owner = "worker-1.example:7400".to_owned();
-        let (since, standbys) = (Position(9), vec!["worker-2:7400".to_owned(), "worker-3:7400".to_owned()]);
-        let heartbeat =
-            Heartbeat { partition: 3, epoch: 1, position: Position(1 << 60), at: Millis(7), since, owner, standbys };
+        let (since, rolled_up_at) = (Position(9), Millis(6));
+        let standbys = vec!["worker-2:7400".to_owned(), "worker-3:7400".to_owned()];
+        let (position, at) = (Position(1 << 60), Millis(7));
+        let heartbeat = Heartbeat { partition: 3, epoch: 1, position, at, since, rolled_up_at, owner, standbys };
         for heartbeat in [Heartbeat { standbys: Vec::new(), ..heartbeat.clone() }, heartbeat.clone()] {
             assert_eq!(Heartbeat::decode(3, &heartbeat.encode()), Some(heartbeat));
         }
         let value = heartbeat.encode();
-        assert_eq!(Heartbeat::decode(3, &value[..32]), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[0xff]].concat()), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..33], &[b' '; STANDBYS_MAX as usize + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &value[..40]), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[0xff]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[b' '; STANDBYS_MAX as usize + 1]].concat()), None);
     }
 }

@@ -20,7 +20,7 @@ use tally_core::varint::{Cursor, put_bytes, put_u64};
 use super::limits::{ADDRESS_BYTES_MAX, ERROR_BYTES_MAX, LEDGER_ENTRIES_MAX, RECORD_BYTES_MAX, STATUS_PARTITIONS_MAX};
 use super::message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Kinds of requests, and of the responses to them. Numbers are never reused.
 mod kind {
@@ -134,6 +134,7 @@ pub fn decode_response(message: &[u8]) -> Option<Result<RpcResponse, RpcError>> 
         kind::READ => Ok(RpcResponse::Read {
             position: Position(cursor.u64()?),
             at: Millis(cursor.u64()?),
+            summed_at: Millis(cursor.u64()?),
             records: items(&mut cursor, CALL_KEYS_MAX, 1, record)?,
         }),
         kind::LEDGER => Ok(RpcResponse::Ledger { entries: items(&mut cursor, LEDGER_ENTRIES_MAX, 64, entry)? }),
@@ -159,10 +160,11 @@ fn put_response(out: &mut Vec<u8>, response: &RpcResponse) {
             put_u64(out, at.0);
             outcomes.encode(out);
         }
-        RpcResponse::Read { position, at, records } => {
+        RpcResponse::Read { position, at, summed_at, records } => {
             out.extend([VERSION, kind::READ]);
             put_u64(out, position.0);
             put_u64(out, at.0);
+            put_u64(out, summed_at.0);
             put_u64(out, records.len() as u64);
             // A record is never empty.
             records.iter().for_each(|record| put_bytes(out, record.as_deref().unwrap_or_default()));

@@ -87,6 +87,8 @@ pub enum RpcResponse {
         position: Position,
         /// The partition's time.
         at: Millis,
+        /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
+        summed_at: Millis,
         /// Values of the counters' records as in the store, in the order of the keys; `None` for those that do not exist.
         records: Vec<Option<Vec<u8>>>,
     },

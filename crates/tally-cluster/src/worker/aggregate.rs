@@ -52,6 +52,8 @@ struct SummedCounter {
     /// What is in the journal and applied.
     summed: Vec<SubCounter>,
     summed_at: Instant,
+    /// Everything that was counted before this time of the partition is in it.
+    complete_at: Millis,
     /// Totals of this position have it.
     applied: Position,
     /// Number of writes to each sub-counter, and when it was read.
@@ -90,9 +92,12 @@ impl WorkerShared {
         let mut complete_at = Instant::now();
         loop {
             every.tick().await;
-            let started = Instant::now();
-            match self.aggregate(hosting, &mut aggregator).await {
-                Ok(()) => complete_at = started,
+            let (started, before) = (Instant::now(), hosting.host.now());
+            match self.aggregate(hosting, &mut aggregator, before).await {
+                Ok(all) => {
+                    complete_at = started;
+                    hosting.note_summed(before, all);
+                }
                 Err(error) => {
                     let partition = hosting.host.partition;
                     tracing::warn!(partition, %error, "sub-counters were not summed; trying again");
@@ -102,7 +107,13 @@ impl WorkerShared {
         }
     }
 
-    async fn aggregate(&self, hosting: &Arc<Hosting>, aggregator: &mut Aggregator) -> Result<(), String> {
+    /// Sums what is due at the time `at` of the partition. Returns the time up to which everything is summed.
+    async fn aggregate(
+        &self,
+        hosting: &Arc<Hosting>,
+        aggregator: &mut Aggregator,
+        at: Millis,
+    ) -> Result<Millis, String> {
         let partition = hosting.host.partition;
         let failed = |error: crate::redis::RedisError| error.to_string();
         let active = self.services.totals.active(partition).await.map_err(failed)?;
@@ -110,17 +121,19 @@ impl WorkerShared {
         aggregator.note_registrations(&active, now);
         if active.is_empty() {
             hosting.aggregator.load_max.store(0, Ordering::Relaxed);
-            return Ok(());
+            return Ok(at);
         }
-        let mut load_max = 0.0f64;
+        let (mut load_max, mut summed_at) = (0.0f64, at);
         for slice in active.chunks(SUMS_BATCH_MAX) {
-            let due: Vec<(&ActiveCounter, ShardPolicy)> = slice
+            let policy = |active: &ActiveCounter| self.settings.policies.of(active.key.as_ref()).copied();
+            let (due, later): (Vec<_>, Vec<_>) = slice
                 .iter()
-                .map(|active| (active, self.settings.policies.of(active.key.as_ref()).copied().unwrap_or_default()))
-                .filter(|(active, policy)| self.is_due(aggregator, active, policy))
-                .collect();
+                .map(|active| (active, policy(active).unwrap_or_default()))
+                .partition(|(active, policy)| self.is_due(aggregator, active, policy));
+            let summed = later.iter().filter_map(|(active, _)| aggregator.counters.get(&active.key));
+            summed_at = summed.map(|known| known.complete_at).fold(summed_at, Millis::min);
             let shards = self.read_shards(&due).await?;
-            self.sum(hosting, aggregator, &due, &shards).await?;
+            self.sum(hosting, aggregator, &due, &shards, at).await?;
             let mut loads = Vec::new();
             for ((active, policy), shards) in due.iter().zip(&shards) {
                 self.adapt(partition, aggregator, active, policy, shards, &mut loads).await?;
@@ -134,7 +147,7 @@ impl WorkerShared {
             self.close(hosting, aggregator, &idle).await?;
         }
         hosting.aggregator.load_max.store((load_max * 10.0) as u64, Ordering::Relaxed);
-        Ok(())
+        Ok(summed_at)
     }
 
     /// Sums all sub-counters of the partition now, whatever their policy.
@@ -144,7 +157,7 @@ impl WorkerShared {
             let due: Vec<(&ActiveCounter, ShardPolicy)> =
                 slice.iter().map(|active| (active, ShardPolicy::default())).collect();
             let shards = self.read_shards(&due).await?;
-            self.sum(hosting, &mut Aggregator::default(), &due, &shards).await?;
+            self.sum(hosting, &mut Aggregator::default(), &due, &shards, Millis(0)).await?;
         }
         Ok(())
     }
@@ -167,13 +180,14 @@ impl WorkerShared {
         Ok(due.iter().map(|(active, _)| found.by_ref().take(peak(active) as usize).flatten().collect()).collect())
     }
 
-    /// Appends what has changed, and waits until it is applied.
+    /// Appends what has changed, and waits until it is applied. `at` is a time of the partition before the sub-counters were read.
     async fn sum(
         &self,
         hosting: &Arc<Hosting>,
         aggregator: &mut Aggregator,
         due: &[(&ActiveCounter, ShardPolicy)],
         shards: &[Vec<ShardState>],
+        at: Millis,
     ) -> Result<(), String> {
         let mut events = Events::new(self.seed);
         let mut summed = Vec::new();
@@ -198,12 +212,14 @@ impl WorkerShared {
             let known = aggregator.counters.entry(key.clone()).or_insert_with(|| SummedCounter {
                 summed: Vec::new(),
                 summed_at: Instant::now(),
+                complete_at: at,
                 applied: Position(0),
                 writes: HashMap::new(),
                 cool_since: None,
             });
             known.summed = counted;
             known.summed_at = Instant::now();
+            known.complete_at = at;
             known.applied = hosting.host.applied();
         }
         Ok(())

@@ -41,10 +41,13 @@ impl RpcHandler for Arc<WorkerShared> {
                     Need::End => reach_end(&hosting).await?,
                 }
                 let expiry = if need == Need::End { ExpiryBy::Journal } else { ExpiryBy::Brokers };
+                // Before the read: what is summed by now is in it.
+                let summed_at = hosting.summed_at();
                 let reading = self.read(&hosting, keys, expiry).await?;
                 Ok(RpcResponse::Read {
                     position: reading.position,
                     at: reading.as_of,
+                    summed_at,
                     records: reading.records().collect(),
                 })
             }

@@ -47,6 +47,10 @@ pub struct Hosting {
     epoch: AtomicU64,
     /// Totals of earlier positions may be outdated, see [`Heartbeat::since`](crate::redis::Heartbeat::since).
     since: AtomicU64,
+    /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
+    rolled_up_at: AtomicU64,
+    /// The same for all sub-counters. Those that are summed on read are summed less often otherwise.
+    summed_at: AtomicU64,
     /// Where the journal ends.
     pub ends: Ends,
     /// Redis has the totals of this position.
@@ -99,6 +103,23 @@ impl Hosting {
     /// Totals of earlier positions may be outdated.
     pub fn since(&self) -> Position {
         Position(self.since.load(Ordering::Acquire))
+    }
+
+    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all had
+    /// counted before the second.
+    pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
+        self.rolled_up_at.fetch_max(rolled_up.0, Ordering::AcqRel);
+        self.summed_at.fetch_max(all.0, Ordering::AcqRel);
+    }
+
+    /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
+    pub fn rolled_up_at(&self) -> Millis {
+        Millis(self.rolled_up_at.load(Ordering::Acquire))
+    }
+
+    /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
+    pub fn summed_at(&self) -> Millis {
+        Millis(self.summed_at.load(Ordering::Acquire))
     }
 }
 
@@ -193,7 +214,7 @@ async fn stand_by(
     listed: &mut Option<Arc<Hosting>>,
 ) -> Result<StopOnDrop, HostFailure> {
     let row = shared.stored(partition).await.map_err(|error| HostFailure::transient(&error))?;
-    let standby = open(shared, partition, row.position, row.meta).await?;
+    let standby = open(shared, partition, row.position, row.meta, row.summed_at).await?;
     shared.list(&standby.0, listed);
     tracing::info!(partition, position = row.position.0, "standing by");
     let hosting = &standby.0;
@@ -235,7 +256,7 @@ async fn own(
             }
             standby
         }
-        None => match open(shared, partition, claim.position, claim.meta).await {
+        None => match open(shared, partition, claim.position, claim.meta, claim.summed_at).await {
             Ok(opened) => opened,
             Err(failure) => return failure,
         },
@@ -268,6 +289,7 @@ async fn open(
     partition: u32,
     position: Position,
     meta: Option<Meta>,
+    summed_at: Millis,
 ) -> Result<StopOnDrop, HostFailure> {
     let turn = Arc::clone(shared.tails.lock().entry(partition).or_default());
     let turn = turn.lock_owned().await;
@@ -290,6 +312,8 @@ async fn open(
         host: PartitionHost::new(store, partition, meta, settings),
         epoch: AtomicU64::new(0),
         since: AtomicU64::new(0),
+        rolled_up_at: AtomicU64::new(summed_at.0),
+        summed_at: AtomicU64::new(summed_at.0),
         published: AtomicU64::new(0),
         ends: Ends::new(shared.tailer.clone(), Arc::clone(&shared.appender), partition),
         persisting: Arc::default(),

@@ -47,6 +47,8 @@ impl WorkerShared {
             }
             // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile.
             let persist = runtime.block_on(pg.persist(partition, hosting.epoch(), from))?;
+            // Before the capture: what is summed by now is in it.
+            let summed_at = hosting.summed_at();
             let (mut driver, to) = {
                 let mut hosted = host.state().lock();
                 host.unpersisted.begin();
@@ -55,7 +57,9 @@ impl WorkerShared {
             let written = (|| {
                 let mut sink = PersistSink::new(persist, runtime.clone());
                 while driver.step(host.state(), &mut sink)? != CaptureProgress::Done {}
-                runtime.block_on(sink.into_persist().commit(to))
+                let mut persist = sink.into_persist();
+                persist.note_summed(summed_at);
+                runtime.block_on(persist.commit(to))
             })();
             let mut hosted = host.state().lock();
             match written {

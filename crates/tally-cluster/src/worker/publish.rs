@@ -68,6 +68,8 @@ impl WorkerShared {
     /// Publishes what has changed, and then a heartbeat.
     pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<RoundOutcome, String> {
         let host = &hosting.host;
+        // First: what is summed by now is applied at the position of the round.
+        let rolled_up_at = hosting.rolled_up_at();
         let (position, at, due) = host.begin_round();
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         let first = due.first.clone();
@@ -99,6 +101,7 @@ impl WorkerShared {
             position,
             at,
             since: hosting.since(),
+            rolled_up_at,
             owner: self.address().to_owned(),
             standbys: self.standbys.lock().get(&host.partition).cloned().unwrap_or_default(),
             epoch: hosting.epoch(),

@@ -60,10 +60,13 @@ impl WorkerShared {
             let Some(position) = captured else { continue };
             match self.stored(host.partition).await {
                 Ok(row) if row.position >= position => {
+                    captured = None;
+                    if host.applied() >= row.position {
+                        hosting.note_summed(row.summed_at, row.summed_at);
+                    }
                     let mut hosted = host.state().lock();
                     hosted.partition.capture_committed();
                     host.store().committed(position);
-                    captured = None;
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(partition = host.partition, %error, "the stored position is not known"),

@@ -2,7 +2,7 @@
 
 use tally_cluster::postgres::{Claim, PersistError, Pg, PgError, PgSettings};
 use tally_core::record::{self, Records};
-use tally_core::time::Position;
+use tally_core::time::{Millis, Position};
 use tally_services::{Postgres, PostgresSettings};
 
 use super::proxy::{Cut, Proxy};
@@ -24,7 +24,10 @@ async fn a_claim_waits_for_a_persist_in_progress_and_a_dropped_persist_lets_it_g
     }
     assert!(!successor.is_finished());
     drop(persist);
-    assert_eq!(successor.await.unwrap(), Ok(Claim { epoch: 2, position: Position(0), meta: None }));
+    assert_eq!(
+        successor.await.unwrap(),
+        Ok(Claim { epoch: 2, position: Position(0), meta: None, summed_at: Millis(0) })
+    );
     assert_eq!(pg.count().await, Ok(0));
     write(&pg, 2, 0, 1, &all_families()).await.unwrap();
 }

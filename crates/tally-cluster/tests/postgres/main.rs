@@ -144,6 +144,43 @@ async fn migrating_twice_or_concurrently_creates_the_tables_once() {
 }
 
 #[tokio::test]
+async fn a_database_of_the_first_version_is_brought_up_to_date_with_its_content() {
+    let url = new_database();
+    let client = sql(&url).await;
+    client.batch_execute(include_str!("../../src/postgres/schema/0001.sql")).await.unwrap();
+    let tables = "CREATE TABLE tally_schema (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now());
+        INSERT INTO tally_schema VALUES (1);
+        INSERT INTO partitions (partition, position, epoch) VALUES (0, 7, 3)";
+    client.batch_execute(tables).await.unwrap();
+    let pg = open(&url);
+    let older = PgError::SchemaOlder { found: 1, needed: SCHEMA_VERSION };
+    assert_eq!(pg.check_schema().await, Err(older.clone()));
+    assert!(older.to_string().contains("`tally cluster init`"), "{older}");
+    assert_eq!(pg.migrate().await, Ok(Migration { from: 1, to: SCHEMA_VERSION }));
+    let claim = pg.claim(0, "a").await.unwrap();
+    assert_eq!(claim, Claim { epoch: 4, position: Position(7), meta: None, summed_at: Millis(0) });
+}
+
+#[tokio::test]
+async fn the_time_up_to_which_sub_counters_are_summed_is_stored_with_the_position_and_never_goes_back() {
+    let pg = new_store().await;
+    let mut from = Position(0);
+    for (to, summed_at, stored) in [(10, Some(500), 500), (20, None, 500), (30, Some(400), 500), (40, Some(600), 600)] {
+        let claim = pg.claim(1, "a").await.unwrap();
+        let mut persist = pg.persist(1, claim.epoch, from).await.unwrap();
+        persist.write(&all_families()).await.unwrap();
+        summed_at.into_iter().for_each(|before| persist.note_summed(Millis(before)));
+        from = Position(to);
+        persist.commit(from).await.unwrap();
+        let row = pg.partitions().await.unwrap().remove(0);
+        assert_eq!((row.position, row.summed_at), (from, Millis(stored)));
+        assert_eq!(pg.claim(1, "a").await.unwrap().summed_at, Millis(stored));
+        let listed = pg.list(b"", None, 1).await.unwrap();
+        assert_eq!(listed[0].summed_at, Millis(stored));
+    }
+}
+
+#[tokio::test]
 async fn a_newer_schema_is_refused_and_an_absent_one_asks_for_init() {
     let url = new_database();
     let pg = open(&url);
@@ -174,9 +211,12 @@ async fn a_database_with_a_table_of_another_program_is_left_alone() {
 #[tokio::test]
 async fn each_claim_starts_a_new_epoch_at_the_stored_position() {
     let pg = new_store().await;
-    assert_eq!(pg.claim(3, "a").await, Ok(Claim { epoch: 1, position: Position(0), meta: None }));
+    assert_eq!(pg.claim(3, "a").await, Ok(Claim { epoch: 1, position: Position(0), meta: None, summed_at: Millis(0) }));
     write(&pg, 3, 0, 17, &all_families()).await.unwrap();
-    assert_eq!(pg.claim(3, "b").await, Ok(Claim { epoch: 2, position: Position(17), meta: Some(META) }));
+    assert_eq!(
+        pg.claim(3, "b").await,
+        Ok(Claim { epoch: 2, position: Position(17), meta: Some(META), summed_at: Millis(0) })
+    );
     assert_eq!(pg.claim(0, "b\0c").await.map(|claim| claim.epoch), Ok(1));
     let rows = pg.partitions().await.unwrap();
     let owners: Vec<_> = rows.iter().map(|row| (row.partition, row.epoch, row.owner.as_deref())).collect();

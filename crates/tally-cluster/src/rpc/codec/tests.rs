@@ -83,8 +83,13 @@ fn responses() -> Vec<Result<RpcResponse, RpcError>> {
     vec![
         Ok(RpcResponse::Outcomes { end: position, at, outcomes: outcomes(3) }),
         Ok(RpcResponse::Outcomes { end: position, at, outcomes: outcomes(BATCH_EVENTS_MAX) }),
-        Ok(RpcResponse::Read { position, at, records }),
-        Ok(RpcResponse::Read { position, at, records: vec![Some(vec![1; RECORD_BYTES_MAX]); CALL_KEYS_MAX] }),
+        Ok(RpcResponse::Read { position, at, summed_at: Millis(7), records }),
+        Ok(RpcResponse::Read {
+            position,
+            at,
+            summed_at: at,
+            records: vec![Some(vec![1; RECORD_BYTES_MAX]); CALL_KEYS_MAX],
+        }),
         Ok(RpcResponse::Ledger { entries }),
         Ok(RpcResponse::Ledger { entries: vec![entry_of(&"x".repeat(REASON_BYTES_MAX)); LEDGER_ENTRIES_MAX] }),
         Ok(RpcResponse::Count { counters: u64::MAX, at }),
