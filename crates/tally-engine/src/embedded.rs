@@ -30,6 +30,7 @@ use tally_core::surface::{
     RequestCursor, RequestPage, SubmitOptions,
 };
 
+use crate::backup::{Backup, BackupTurn};
 use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::Disk;
@@ -97,6 +98,7 @@ struct Shared {
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     lock: Mutex<Option<DirLock>>,
+    backups: Mutex<BackupTurn>,
 }
 
 impl Embedded {
@@ -129,6 +131,15 @@ impl Embedded {
             lock(&shared.threads).push(handle);
         }
         Ok(Embedded { shared })
+    }
+
+    /// A consistent copy of everything that was acknowledged before the call, and of some of what was acknowledged since.
+    /// `None` if another one is being read.
+    pub async fn backup(&self) -> Result<Option<Backup>, EngineError> {
+        let turn = lock(&self.shared.backups).take();
+        let Some(turn) = turn else { return Ok(None) };
+        self.shared.settle().await?;
+        Ok(Some(self.shared.machine.backup(turn)))
     }
 
     /// Refuses new calls, flushes what was accepted, writes a checkpoint and stops the threads. Blocks until done.
@@ -199,6 +210,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             lock: Mutex::new(dir_lock),
+            backups: Mutex::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! [`Embedded`] is the engine with its threads, [`Machine`] the same without. [`host`] has the parts that another
 //! engine can reuse.
 
+pub mod backup;
 pub mod check;
 mod checkpoint;
 pub mod clock;

@@ -15,15 +15,20 @@ pub const RUN_FILES_EXTRA_MAX: usize = 2;
 /// Open files other than runs: the directory, twice, and its lock file; the journal's current segment, its spare, `journal.end` and
 /// a segment being trimmed; the manifest; the output of a merge.
 pub const OTHER_FILES_MAX: usize = 12;
+/// Bytes of a backup that are read or written at a time.
+pub const BACKUP_CHUNK_BYTES: usize = 256 << 10;
+
 /// Open files of the rest of the process: standard streams, listeners, the runtime and a minimum of connections.
 pub const PROCESS_FILES_MAX: usize = 64;
 
 /// File descriptors that a process with this memory budget needs. In the worst case all of memory is dirty: the
-/// checkpoint then writes one run per capture buffer, all open at once, in addition to the existing runs.
+/// checkpoint then writes one run per capture buffer, all open at once, in addition to the existing runs. A backup keeps as
+/// many open that have been replaced since it began.
 #[must_use]
 pub const fn files_needed(memory_bytes: u64) -> usize {
     let captures = memory_bytes.div_ceil(capture_bytes(memory_bytes) as u64) as usize;
-    RUN_FILES_IDLE_MAX + captures + RUN_FILES_EXTRA_MAX + OTHER_FILES_MAX + PROCESS_FILES_MAX
+    let runs = RUN_FILES_IDLE_MAX + captures + RUN_FILES_EXTRA_MAX;
+    2 * runs + OTHER_FILES_MAX + PROCESS_FILES_MAX
 }
 
 /// Size of the capture buffer for a memory budget.

@@ -16,11 +16,17 @@ use crate::limits::files_needed;
 use crate::machine::OpenError;
 use crate::store::MANIFEST_FILE;
 
-const FILE: &str = "tally.lock";
+pub(crate) const LOCK_FILE: &str = "tally.lock";
 /// The format of version 0.1.
 const FORMAT_1: &str = "tally-data-format 1";
 /// Requires a manifest and a `journal.end`.
 const FORMAT: &str = "tally-data-format 2";
+/// The content of `tally.lock` in a complete directory that no process uses.
+pub(crate) const FORMAT_LINE: &str = "tally-data-format 2\n";
+/// The format of a backup that is being written.
+const UNFINISHED: &str = "tally-backup unfinished";
+/// The content of `tally.lock` in a backup that is being written.
+pub(crate) const UNFINISHED_LINE: &str = "tally-backup unfinished\n";
 const IN_USE_BEFORE: &str = "tally.lock shows that the directory was in use";
 
 /// Held while the directory is in use. The operating system releases it when the process ends.
@@ -49,7 +55,7 @@ impl DirLock {
             named(dir, fs::create_dir_all(dir))?;
         }
         let dir_file = named(dir, File::open(dir))?;
-        let path = dir.join(FILE);
+        let path = dir.join(LOCK_FILE);
         let mut file = open(&path, &dir_file, purpose)?;
         let is_ours =
             lock(dir, &dir_file, purpose)? && file.as_ref().map_or(Ok(true), |file| lock(dir, file, purpose))?;
@@ -75,6 +81,10 @@ impl DirLock {
             FORMAT if !self.has(MANIFEST_FILE) => Err(layout::missing_manifest(IN_USE_BEFORE).into()),
             FORMAT if !self.has(END_FILE) => Err(layout::missing_end(IN_USE_BEFORE).into()),
             FORMAT => Ok(()),
+            UNFINISHED => unusable(
+                "an unfinished backup: it was interrupted, or is still being written. Remove the directory and make a new one"
+                    .to_owned(),
+            ),
             other => unusable(format!(
                 "the format is {other:?}, but this version of Tally reads {FORMAT_1:?} and {FORMAT:?}; use a newer version"
             )),
@@ -96,11 +106,11 @@ impl DirLock {
 
     /// Records the format and this process in `tally.lock`. Called once the engine is open.
     pub(crate) fn claim(&mut self) -> Result<(), OpenError> {
-        let path = self.dir.join(FILE);
+        let path = self.dir.join(LOCK_FILE);
         let mut file = match self.file.take() {
             Some(file) => file,
             None => {
-                let file = named(&path, open_at(&self.dir_file, FILE, OFlags::RDWR | OFlags::CREATE))?;
+                let file = named(&path, open_at(&self.dir_file, LOCK_FILE, OFlags::RDWR | OFlags::CREATE))?;
                 // The result does not matter: the directory itself is locked.
                 lock(&self.dir, &file, Purpose::Serve)?;
                 file
@@ -131,7 +141,7 @@ fn open(path: &Path, dir_file: &File, purpose: Purpose) -> Result<Option<File>, 
         Purpose::Serve => OFlags::RDWR,
         Purpose::Inspect => OFlags::RDONLY,
     };
-    match open_at(dir_file, FILE, flags) {
+    match open_at(dir_file, LOCK_FILE, flags) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => Ok(None),
         Err(error) => named(path, Err(error)),
@@ -170,6 +180,13 @@ fn write_owner(file: &mut File, format: &str) -> io::Result<()> {
     file.sync_all()
 }
 
+/// Makes the name of the directory durable.
+pub(crate) fn sync_parent(dir: &Path) -> Result<(), OpenError> {
+    let path = named(dir, fs::canonicalize(dir))?;
+    let parent = path.parent().unwrap_or(&path);
+    named(parent, File::open(parent).and_then(|parent| parent.sync_all()))
+}
+
 fn named<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
     naming(path, result).map_err(OpenError::Io)
 }
@@ -195,7 +212,7 @@ mod tests {
         let mut held = DirLock::take(dir.path(), Purpose::Serve).unwrap();
         held.claim().unwrap();
         assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Serve)), format!(" (process {})", std::process::id()));
-        fs::remove_file(dir.path().join(FILE)).unwrap();
+        fs::remove_file(dir.path().join(LOCK_FILE)).unwrap();
         assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Serve)), "");
         assert_eq!(in_use(DirLock::take(dir.path(), Purpose::Inspect)), "");
         drop(held);
@@ -205,7 +222,7 @@ mod tests {
     #[test]
     fn a_server_of_version_0_1_excludes_this_one() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(FILE);
+        let path = dir.path().join(LOCK_FILE);
         fs::write(&path, format!("{FORMAT_1}\nprocess 1\n")).unwrap();
         let old = File::open(&path).unwrap();
         old.try_lock().unwrap();
@@ -219,9 +236,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         drop(DirLock::take(dir.path(), Purpose::Serve).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        fs::write(dir.path().join(FILE), "tally-data-format 1\nprocess 4194304999\n").unwrap();
+        fs::write(dir.path().join(LOCK_FILE), "tally-data-format 1\nprocess 4194304999\n").unwrap();
         drop(DirLock::take(dir.path(), Purpose::Serve).unwrap());
-        let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
+        let text = fs::read_to_string(dir.path().join(LOCK_FILE)).unwrap();
         assert_eq!(text, "tally-data-format 1\nprocess 4194304999\n");
     }
 
@@ -230,20 +247,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let refused = || DirLock::take(dir.path(), Purpose::Inspect).unwrap_err().to_string();
-        file(FILE, "tally-data-format 2\nprocess 1\n");
+        file(LOCK_FILE, "tally-data-format 2\nprocess 1\n");
         assert!(refused().contains("manifest is damaged at byte 0: the file is missing"), "{}", refused());
         file(MANIFEST_FILE, "");
         assert!(refused().contains("journal.end is damaged at byte 0: the file is missing"), "{}", refused());
         file(END_FILE, "");
         DirLock::take(dir.path(), Purpose::Inspect).unwrap();
-        file(FILE, "tally-data-format 3\nprocess 1\n");
+        file(LOCK_FILE, "tally-data-format 3\nprocess 1\n");
         assert!(refused().contains("tally-data-format 3"), "{}", refused());
     }
 
     #[test]
     fn a_lock_file_that_is_a_dangling_link_is_not_treated_as_missing() {
         let dir = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/nowhere/at/all", dir.path().join(FILE)).unwrap();
+        std::os::unix::fs::symlink("/nowhere/at/all", dir.path().join(LOCK_FILE)).unwrap();
         for purpose in [Purpose::Serve, Purpose::Inspect] {
             let error = DirLock::take(dir.path(), purpose).unwrap_err().to_string();
             assert!(error.contains("symbolic link to /nowhere/at/all, which does not exist"), "{error}");
@@ -255,7 +272,7 @@ mod tests {
         let needed = files_needed(MEMORY_BYTES_DEFAULT);
         expect_files(needed, needed as u64).unwrap();
         let error = expect_files(needed, 32).unwrap_err().to_string();
-        assert!(error.contains("needs 126 file descriptors") && error.contains("is 32"), "{error}");
-        assert_eq!(files_needed(64 << 30), needed - 32 + 2048, "a larger budget needs more runs");
+        assert!(error.contains("needs 176 file descriptors") && error.contains("is 32"), "{error}");
+        assert_eq!(files_needed(64 << 30), needed + 2 * (2048 - 32), "a larger budget needs more runs");
     }
 }

@@ -10,7 +10,7 @@ use tally_core::limits::{
 /// Most open connections per protocol. Further ones get an error and are closed.
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// Open files reserved for the data directory and the process; more if the engine needs more.
-pub const FILES_RESERVED: usize = 128;
+pub const FILES_RESERVED: usize = 192;
 const _: () = assert!(FILES_RESERVED >= tally_engine::limits::files_needed(tally_core::limits::MEMORY_BYTES_DEFAULT));
 /// Fewest connections per protocol, however few files the process may open.
 pub const CONNECTIONS_MIN: usize = 16;
@@ -59,6 +59,11 @@ pub const ANSWER_BYTES_FREE: usize = 16 << 10;
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// Time limit for a request body.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
+
+/// Chunks of a backup that are read ahead of the client.
+pub const BACKUP_CHUNKS_AHEAD: usize = 2;
+/// How long `tally backup` waits until the server begins to answer: it writes a checkpoint first.
+pub const BACKUP_BEGIN_MAX: Duration = Duration::from_secs(600);
 
 /// Longest argument of a RESP request.
 pub const RESP_BULK_BYTES_MAX: usize = 1 << 20;

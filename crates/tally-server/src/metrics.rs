@@ -57,13 +57,15 @@ pub enum Verb {
     Export,
     /// Take what another server exported.
     Import,
+    /// Copy the data directory.
+    Backup,
     /// Health, documentation, and unknown paths.
     Other,
 }
 
 impl Verb {
     /// Every verb, in order of declaration.
-    pub const ALL: [Verb; 17] = [
+    pub const ALL: [Verb; 18] = [
         Verb::Increment,
         Verb::Decrement,
         Verb::BatchIncrement,
@@ -80,6 +82,7 @@ impl Verb {
         Verb::Expire,
         Verb::Export,
         Verb::Import,
+        Verb::Backup,
         Verb::Other,
     ];
 
@@ -101,6 +104,7 @@ impl Verb {
             Verb::Expire => "expire",
             Verb::Export => "export",
             Verb::Import => "import",
+            Verb::Backup => "backup",
             Verb::Other => "other",
         }
     }

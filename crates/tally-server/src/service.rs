@@ -17,6 +17,7 @@ use tally_core::surface::{
     RequestCursor, RequestPage, SubmitOptions,
 };
 use tally_core::time::Millis;
+use tally_engine::backup::Backup;
 
 use crate::admission::Admission;
 use crate::engine::ServerEngine;
@@ -111,6 +112,26 @@ impl Service<ServerEngine> {
             Some(ServerEngine::Embedded(_)) | None => "embedded",
         }
     }
+}
+
+impl Service<ServerEngine> {
+    /// A consistent copy of the data directory.
+    pub async fn backup(&self) -> Result<BackupStart, Failure> {
+        match self.engine()? {
+            ServerEngine::Cluster(_) => Ok(BackupStart::NoDirectory),
+            ServerEngine::Embedded(engine) => Ok(engine.backup().await?.map_or(BackupStart::Busy, BackupStart::Begun)),
+        }
+    }
+}
+
+/// Whether a backup can be read.
+pub enum BackupStart {
+    /// It can.
+    Begun(Backup),
+    /// Another one is being read.
+    Busy,
+    /// The engine has no data directory.
+    NoDirectory,
 }
 
 impl<E: Engine> Service<E> {

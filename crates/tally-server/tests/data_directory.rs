@@ -98,7 +98,7 @@ fn a_server_with_too_few_file_descriptors_does_not_start_and_says_how_many_it_ne
     command.args(["-c", "ulimit -n 32 && exec \"$0\" serve --data \"$1\" --http 127.0.0.1:0 --resp 127.0.0.1:0"]);
     command.arg(env!("CARGO_BIN_EXE_tally")).arg(dir.path().join("data"));
     let ran = run(&mut command);
-    assert!(ran.code == 1 && ran.err.contains("needs 126 file descriptors"), "{}: {}", ran.code, ran.err);
+    assert!(ran.code == 1 && ran.err.contains("needs 176 file descriptors"), "{}: {}", ran.code, ran.err);
     assert!(ran.err.contains("the limit of this process is 32"), "{}", ran.err);
     assert!(!dir.path().join("data").exists(), "nothing is created");
 }

@@ -69,12 +69,8 @@ struct LastWrite {
 impl EndFile {
     /// Replaces the file, durably, with one that contains `record`.
     pub(super) fn create(disk: &dyn Disk, id: DirId, record: EndRecord) -> io::Result<EndFile> {
-        let mut bytes = vec![0; FILE_BYTES];
-        for place in PLACES {
-            bytes[place as usize..][..RECORD_BYTES].copy_from_slice(&record.encode(id));
-        }
         let file = disk.create(END_FILE_NEW)?;
-        file.write_at(0, &bytes)?;
+        file.write_at(0, &record.file(id))?;
         file.sync()?;
         disk.rename(END_FILE_NEW, END_FILE)?;
         disk.sync_names()?;
@@ -132,6 +128,15 @@ impl EndRecord {
             Some((of, _)) if of != id => Err(damaged(FOREIGN)),
             Some((_, record)) => Ok(Some(record)),
         }
+    }
+
+    /// The content of a file with this record.
+    pub(super) fn file(&self, id: DirId) -> Vec<u8> {
+        let mut bytes = vec![0; FILE_BYTES];
+        for place in PLACES {
+            bytes[place as usize..][..RECORD_BYTES].copy_from_slice(&self.encode(id));
+        }
+        bytes
     }
 
     fn order(&self) -> (Position, Option<Position>) {

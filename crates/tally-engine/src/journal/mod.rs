@@ -43,6 +43,11 @@
 //!
 //! No threads, no clocks, and all file access goes through [`crate::disk::Disk`].
 
+use tally_core::time::Position;
+
+use self::end::{END_FILE, EndRecord};
+use crate::identity::DirId;
+
 pub mod end;
 pub mod frame;
 mod pages;
@@ -55,7 +60,14 @@ pub mod writer;
 
 pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
 pub use recovery::{FrameError, JournalError, OnFrame, Recovered, Repair, inspect, recover, replay};
-pub(crate) use segment::read_headers;
 pub use segment::remove_before;
+pub(crate) use segment::{is_journal, read_headers};
 pub use tail::{Group, NoRoom, Placement, Reservation, Tail};
 pub use writer::Writer;
+
+/// The files of an empty journal that begins at `position`, in the order in which they have to be written.
+pub(crate) fn empty_at(id: DirId, position: Position) -> [(String, Vec<u8>); 2] {
+    let end = EndRecord { end: position, segment: Some(position) };
+    let segment = segment::encode_header(position, Salt::default(), id, segment::SEGMENT_HEADER_BYTES);
+    [(END_FILE.to_owned(), end.file(id)), (segment::segment_name(position), segment.to_vec())]
+}

@@ -16,6 +16,7 @@ use std::io;
 
 use tally_core::time::Position;
 
+use super::end::END_FILE;
 use super::frame::Salt;
 use crate::disk::Disk;
 use crate::identity::DirId;
@@ -198,6 +199,11 @@ pub(super) fn list(disk: &dyn Disk) -> io::Result<Listing> {
     listing.bases.sort_unstable();
     listing.spares.sort_unstable();
     Ok(listing)
+}
+
+/// Whether this is the name of a file of the journal.
+pub(crate) fn is_journal(name: &str) -> bool {
+    name == END_FILE || numbered(name, "journal-").is_some()
 }
 
 /// Frees disk space on a full disk: removes all spares, and the segments that lie entirely before `before`, a durable

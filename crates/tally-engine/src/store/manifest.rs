@@ -83,7 +83,7 @@ impl Manifest {
         disk.rename(FILE_NEW, FILE).and_then(|()| disk.sync_names()).map_err(|error| StoreError::io(FILE, error))
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(44 + 36 * self.runs.len());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());

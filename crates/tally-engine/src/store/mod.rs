@@ -44,7 +44,7 @@ use self::run::Run;
 pub use self::run::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 pub use self::verify::{Decodes, Summary};
 use self::writer::RunWriter;
-use crate::disk::Disk;
+use crate::disk::{Disk, DiskFile};
 use crate::host::{RecordSnapshot, RecordStore};
 use crate::identity::DirId;
 use crate::signal::lock;
@@ -81,6 +81,18 @@ struct StoreVersion {
     position: Position,
     /// Newest first.
     runs: Vec<Arc<Run>>,
+}
+
+/// The files of one checkpoint.
+pub(crate) struct StoreFiles {
+    /// The identity of the directory.
+    pub id: DirId,
+    /// The position of the checkpoint.
+    pub position: Position,
+    /// Name, length and content of each run.
+    pub runs: Vec<(String, u64, Arc<dyn DiskFile>)>,
+    /// The content of a manifest that lists them.
+    pub manifest: Vec<u8>,
 }
 
 /// The store at one moment. Later commits and merges do not change it.
@@ -248,6 +260,14 @@ impl Store {
     /// fell on one that is outdated or deleted, or if there are none.
     pub fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
         self.version().sample(prefix, number)
+    }
+
+    /// The files of the last checkpoint. They stay readable when later commits and merges remove them.
+    pub(crate) fn files(&self) -> StoreFiles {
+        let version = self.version();
+        let manifest = version.manifest(self.id, self.next_file.load(Ordering::Relaxed)).encode();
+        let file = |run: &Arc<Run>| (run.name.clone(), run.bytes, Arc::clone(&run.file));
+        StoreFiles { id: self.id, position: version.position, runs: version.runs.iter().map(file).collect(), manifest }
     }
 
     /// Begins a checkpoint.
@@ -418,6 +438,11 @@ impl StoreVersion {
         let runs = self.runs.iter().map(|run| run.named()).collect();
         Manifest { id: Some(id), position: self.position, next_file, runs }
     }
+}
+
+/// Whether this is the name of a run.
+pub(crate) fn is_run(name: &str) -> bool {
+    run::file_number(name).is_some()
 }
 
 /// The numbers of all run files, whether the manifest lists them or not.

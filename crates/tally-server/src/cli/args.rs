@@ -51,6 +51,8 @@ pub enum CliCommand {
     Export(ExportArgs),
     /// Load counters that another server exported.
     Import(ImportArgs),
+    /// Copy the data directory of a running server.
+    Backup(BackupArgs),
     /// Verify a data directory without changing it.
     Check(CheckArgs),
     /// Create and inspect a cluster.
@@ -355,6 +357,25 @@ pub struct ImportArgs {
     /// Replace counters that exist with another content
     #[arg(long)]
     pub replace: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const BACKUP_EXAMPLES: &str = "Examples:
+  tally backup /backup/tally-2026-03-02
+  tally backup --server http://10.0.0.7:7300 /backup/tally-2026-03-02
+
+The server goes on serving. The copy has everything that was acknowledged before the backup began. It is verified, and is a
+data directory: to restore it, stop the server, put the copy in the place of its data directory, and start it again. The
+directory must be empty or not exist. A backup that was interrupted is not accepted by any command: remove it.
+
+Exit codes: 0 if the copy is complete and intact, 1 if not, 69 if no server answers.";
+
+#[derive(Args)]
+#[command(after_help = BACKUP_EXAMPLES)]
+pub struct BackupArgs {
+    /// Directory to write to
+    pub dir: PathBuf,
     #[command(flatten)]
     pub client: ClientArgs,
 }

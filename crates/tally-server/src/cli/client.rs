@@ -1,6 +1,7 @@
 //! The HTTP client of the command line, with errors that say what to do next.
 
 use std::fmt;
+use std::io::Read;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -74,6 +75,31 @@ impl ApiClient {
             .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
             .build();
         ApiClient { agent: config.into(), base: server.0.clone(), output }
+    }
+
+    /// A client of answers that arrive for as long as it takes, but begin within this time.
+    pub fn for_stream(args: &ClientArgs, begin: Duration) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CLIENT_WAIT_MAX))
+            .timeout_recv_response(Some(begin))
+            .proxy(None)
+            .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
+            .build();
+        ApiClient { agent: config.into(), base: args.server.0.clone(), output: args.output }
+    }
+
+    /// Sends a GET whose answer is a stream. Returns its length and the stream.
+    pub fn stream(&self, path: &str) -> Result<(u64, impl Read + use<>), CallError> {
+        let unreachable = |why: String| CallError::Unreachable { base: self.base.clone(), why };
+        let request = Request::get(self.url(path)).body(()).map_err(|error| unreachable(error.to_string()))?;
+        let response = self.agent.run(request).map_err(|error| unreachable(error.to_string()))?;
+        if !response.status().is_success() {
+            parse_answer(response)?;
+            return Err(CallError::InvalidAnswer("an answer without content".to_owned()));
+        }
+        let body = response.into_body();
+        Ok((body.content_length().unwrap_or_default(), body.into_reader()))
     }
 
     /// Sends a GET.

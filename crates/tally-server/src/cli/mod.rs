@@ -1,6 +1,7 @@
 //! The command line: parses arguments and runs the command.
 
 mod args;
+mod backup;
 mod check;
 mod client;
 mod cluster;
@@ -54,6 +55,7 @@ pub fn run() -> ExitCode {
         CliCommand::Ledger(args) => corrections::ledger(&args),
         CliCommand::Export(args) => moving::export(&args),
         CliCommand::Import(args) => moving::import(&args),
+        CliCommand::Backup(args) => backup::run(&args),
         CliCommand::Check(args) => check::run(&args),
         CliCommand::Cluster(args) => cluster::run(&args, matches.subcommand_matches("cluster")),
         CliCommand::Completions(args) => completions::run(&args),

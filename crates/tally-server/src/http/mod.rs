@@ -3,6 +3,7 @@
 mod address;
 mod answer;
 mod answer_room;
+mod backup;
 mod batch;
 mod body;
 mod browsers;

@@ -154,6 +154,8 @@ pub struct BatchProblems;
 pub struct DeleteProblems;
 /// The problems of a read.
 pub struct ReadProblems;
+/// The problems of a backup.
+pub struct BackupProblems;
 /// The problems that any request may get.
 pub struct AnyProblems;
 /// The problem of a path that names nothing.
@@ -199,6 +201,12 @@ impl IntoResponses for DeleteProblems {
 impl IntoResponses for ReadProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         problems(&[400, 421, 431, 500, 503])
+    }
+}
+
+impl IntoResponses for BackupProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        problems(&[400, 421, 431, 500, 501, 503, 507])
     }
 }
 
@@ -277,7 +285,7 @@ fn retry_after() -> Header {
 /// The path in the examples of problems.
 const EXAMPLE_PATH: &str = "/api/v1/counters/likes:post:42/increment";
 
-const DESCRIBED: [DescribedProblem; 12] = [
+const DESCRIBED: [DescribedProblem; 13] = [
     DescribedProblem {
         name: "InvalidRequest",
         kind: Kind::InvalidAmount,
@@ -353,6 +361,13 @@ const DESCRIBED: [DescribedProblem; 12] = [
         detail: "the store could not be read: a counter or its ledger could not be read",
         value: None,
         description: "Stored data could not be read, or the server failed. Nothing changed",
+    },
+    DescribedProblem {
+        name: "NoDataDirectory",
+        kind: Kind::NoDataDirectory,
+        detail: "a node of a cluster has no data directory",
+        value: None,
+        description: "The server is a node of a cluster, which has no data directory",
     },
     DescribedProblem {
         name: "Unavailable",

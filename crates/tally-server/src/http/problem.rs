@@ -192,6 +192,9 @@ kinds! {
     TooStale = "too-stale", SERVICE_UNAVAILABLE, "The reading asked for is not available",
         "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` asks for.",
         "Retry after the seconds in `Retry-After`, or ask for less.";
+    NoDataDirectory = "no-data-directory", NOT_IMPLEMENTED, "The server has no data directory",
+        "The server is a node of a cluster, whose data is in Kafka and PostgreSQL.",
+        "Back up PostgreSQL, as `docs/cluster-operations.md` describes.";
     DiskFull = "disk-full", INSUFFICIENT_STORAGE, "The disk is full",
         "Writes are refused; reads still work. Nothing changed.",
         "Free some space; writes then work again without a restart.";

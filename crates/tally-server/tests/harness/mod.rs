@@ -163,6 +163,11 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    /// The id of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends SIGTERM.
     pub fn signal(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);

@@ -1,0 +1,128 @@
+//! `/backup`: a consistent copy of the data directory, as a tar archive.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use tally_engine::backup::Backup;
+use tally_engine::clock::{Clock, SystemClock};
+use tally_engine::limits::BACKUP_CHUNK_BYTES;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::App;
+use super::address::Query;
+use super::listen::Peer;
+use super::openapi::BackupProblems;
+use super::problem::{Kind, Problem};
+use crate::admission::Action;
+use crate::limits::{BACKUP_CHUNKS_AHEAD, WRITE_STALL_MAX};
+use crate::service::BackupStart;
+
+/// Size of a block of a tar archive. A header takes one, and content is padded to whole ones.
+const BLOCK_BYTES: u64 = 512;
+/// Blocks of zeros that end an archive.
+const END_BLOCKS: u64 = 2;
+
+/// Copy the data directory while the server runs.
+///
+/// A tar archive of a data directory with everything that was acknowledged before the call. `tally backup` unpacks and verifies
+/// it. An archive that was cut off unpacks to a directory that no server accepts. One backup at a time.
+#[utoipa::path(
+    get, path = "/api/v1/backup", tag = "operations",
+    responses(
+        (status = 200, description = "The archive", content_type = "application/x-tar", body = Vec<u8>),
+        BackupProblems,
+    ),
+)]
+pub async fn backup(State(app): State<App>, request: Request) -> Result<Response, Problem> {
+    Query::parse(request.uri(), &[])?;
+    let caller = Peer::caller_of(request.extensions());
+    app.service.admission().admit_prefix(&caller, b"", Action::Read)?;
+    let backup = match app.service.backup().await? {
+        BackupStart::Begun(backup) => backup,
+        BackupStart::Busy => {
+            return Err(Problem::overloaded("another backup is being read"));
+        }
+        BackupStart::NoDirectory => {
+            return Err(Problem::new(Kind::NoDataDirectory, "a node of a cluster has no data directory"));
+        }
+    };
+    let length = archive_bytes(&backup);
+    let (chunks, received) = mpsc::channel(BACKUP_CHUNKS_AHEAD);
+    let runtime = Handle::current();
+    // Dropping the body ends it: then nobody receives what it sends.
+    tokio::task::spawn_blocking(move || {
+        let mut archive = ArchiveWriter { chunks, runtime, pending: Vec::with_capacity(BACKUP_CHUNK_BYTES) };
+        if let Err(error) = write_archive(&backup, &mut archive) {
+            tracing::warn!(%error, "a backup was not completed");
+            archive.abort(error);
+        }
+    });
+    let body = stream::unfold(received, async |mut received| Some((received.recv().await?, received)));
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    headers.insert(header::CONTENT_LENGTH, length.into());
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment; filename=\"tally-backup.tar\""));
+    Ok(response)
+}
+
+fn archive_bytes(backup: &Backup) -> u64 {
+    let blocks = backup.files().iter().map(|file| 1 + file.bytes.div_ceil(BLOCK_BYTES)).sum::<u64>();
+    (blocks + END_BLOCKS) * BLOCK_BYTES
+}
+
+fn write_archive(backup: &Backup, out: &mut ArchiveWriter) -> io::Result<()> {
+    let now = SystemClock.wall();
+    let mut archive = tar::Builder::new(&mut *out);
+    for file in backup.files() {
+        let mut head = tar::Header::new_gnu();
+        head.set_size(file.bytes);
+        head.set_mode(0o600);
+        head.set_mtime(now.0 / 1_000);
+        archive.append_data(&mut head, &file.name, file.reader())?;
+    }
+    archive.into_inner()?.flush()
+}
+
+/// Sends an archive in chunks. A client that takes none for a while ends it, so that its files are not kept for ever.
+struct ArchiveWriter {
+    chunks: mpsc::Sender<io::Result<Bytes>>,
+    runtime: Handle,
+    pending: Vec<u8>,
+}
+
+impl ArchiveWriter {
+    fn send(&self, chunk: io::Result<Bytes>, within: Duration) -> io::Result<()> {
+        let sent = self.runtime.block_on(self.chunks.send_timeout(chunk, within));
+        sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client went away, or stopped reading"))
+    }
+
+    /// Ends the body early, so that the client does not take it for complete.
+    fn abort(&self, error: io::Error) {
+        // If it cannot be told, the client is gone.
+        let _ = self.send(Err(error), WRITE_STALL_MAX);
+    }
+}
+
+impl Write for ArchiveWriter {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if self.pending.len() >= BACKUP_CHUNK_BYTES {
+            self.flush()?;
+        }
+        let taken = buf.len().min(BACKUP_CHUNK_BYTES - self.pending.len());
+        self.pending.extend_from_slice(&buf[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let chunk = std::mem::replace(&mut self.pending, Vec::with_capacity(BACKUP_CHUNK_BYTES));
+        // Longer than the connection takes to notice that the client has stopped reading.
+        self.send(Ok(chunk.into()), 2 * WRITE_STALL_MAX)
+    }
+}

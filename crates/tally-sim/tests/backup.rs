@@ -1,0 +1,176 @@
+//! A backup whose disk loses power at any step is complete, or is not declared complete.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tally_core::key::{Key, KeyRef};
+use tally_engine::backup::{Backup, BackupError, BackupTarget, BackupTurn};
+use tally_engine::check::check_disk;
+use tally_engine::{Durability, Machine, Nudge, OpenError, Settings, Step};
+use tally_sim::life::ready;
+use tally_sim::world::SimClock;
+use tally_sim::{Loss, SimDisk};
+
+const COUNTERS: usize = 40;
+const SETTINGS: Settings =
+    Settings { memory_bytes: 64 << 20, segment_bytes: 8 << 10, checkpoint_journal_bytes: 1 << 30, seed: 1 };
+
+fn open(sim: &SimDisk) -> Result<Machine, OpenError> {
+    Machine::open(sim.disk(), Arc::new(SimClock::default()), SETTINGS, &mut |_, _| {})
+}
+
+fn key(number: usize) -> String {
+    format!("stock:{number:05}")
+}
+
+fn increment_all(machine: &Machine) {
+    let mut events = machine.events();
+    for number in 0..COUNTERS {
+        events.add(KeyRef::new(key(number).as_bytes()).unwrap(), 1);
+    }
+    let drive = |_: Nudge| {
+        machine.seal();
+        machine.flush().unwrap();
+        machine.maintain_journal();
+    };
+    match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(receipt) => assert!(receipt.is_ok()),
+        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
+    }
+}
+
+fn checkpoint(machine: &Machine) {
+    let mut checkpoint = machine.checkpoint().unwrap();
+    while checkpoint.step().unwrap() != Step::Done {}
+}
+
+fn values(machine: &Machine) -> Vec<i64> {
+    let keys: Vec<Key> = (0..COUNTERS).map(|number| Key::new(key(number)).unwrap()).collect();
+    let readings = ready(machine.read(&keys, Durability::Flushed)).unwrap().unwrap();
+    readings.iter().map(|reading| reading.value).collect()
+}
+
+/// A source with several runs and a journal that has gone on.
+fn source() -> Machine {
+    let machine = open(&SimDisk::new(1)).unwrap();
+    for _ in 0..3 {
+        increment_all(&machine);
+        checkpoint(&machine);
+    }
+    increment_all(&machine);
+    machine
+}
+
+fn copy(backup: &Backup, to: &SimDisk) -> Result<(), BackupError> {
+    let mut target = BackupTarget::on(to.disk());
+    for file in backup.files() {
+        target.write(&file.name, file.bytes, &mut file.reader(), &mut |_| {})?;
+    }
+    target.finish(&mut |_, _| {}).map(drop)
+}
+
+/// Whether the directory says that it is complete, as `tally.lock` is read at a start.
+fn is_complete(sim: &SimDisk) -> bool {
+    sim.contents().get("tally.lock").is_some_and(|lock| lock.starts_with(b"tally-data-format 2\n"))
+}
+
+#[test]
+fn a_power_cut_at_any_step_leaves_a_complete_backup_or_one_that_is_not_declared_complete() {
+    let machine = source();
+    let backup = machine.backup(BackupTurn::default());
+    let whole = SimDisk::new(0);
+    copy(&backup, &whole).unwrap();
+    let steps = whole.operations();
+    let mut complete = 0;
+    for step in 0..=steps {
+        for (seed, loss) in (0..).zip([Loss::Nothing, Loss::Everything, Loss::Some, Loss::Later, Loss::LaterAndTorn]) {
+            let sim = SimDisk::new(seed);
+            sim.crash_at(step);
+            let copied = copy(&backup, &sim);
+            sim.power_cut_losing(loss, 1_000 * step + seed);
+            sim.restart();
+            assert!(copied.is_err() || is_complete(&sim), "step {step}, {loss:?}: a finished backup was lost");
+            if is_complete(&sim) {
+                complete += 1;
+                check_disk(&sim.disk(), &mut |_, _| {}).unwrap();
+                assert_eq!(values(&open(&sim).unwrap()), [3; COUNTERS], "step {step}, {loss:?}");
+            }
+        }
+    }
+    assert!(complete > 0 && complete < 5 * steps, "{complete} of {}", 5 * steps);
+}
+
+#[test]
+fn a_backup_stays_readable_while_later_checkpoints_and_merges_replace_its_files() {
+    let machine = source();
+    let backup = machine.backup(BackupTurn::default());
+    for _ in 0..20 {
+        increment_all(&machine);
+        checkpoint(&machine);
+        while machine.merge().unwrap() {}
+    }
+    let sim = SimDisk::new(7);
+    copy(&backup, &sim).unwrap();
+    let copied = open(&sim).unwrap();
+    assert_eq!(values(&copied), [3; COUNTERS]);
+    // It goes on like any data directory.
+    increment_all(&copied);
+    checkpoint(&copied);
+    drop(copied);
+    assert_eq!(values(&open(&sim).unwrap()), [4; COUNTERS]);
+}
+
+#[test]
+fn a_directory_without_any_counter_can_be_backed_up() {
+    let machine = open(&SimDisk::new(1)).unwrap();
+    let sim = SimDisk::new(2);
+    copy(&machine.backup(BackupTurn::default()), &sim).unwrap();
+    let copied = open(&sim).unwrap();
+    increment_all(&copied);
+    assert_eq!(values(&copied), [1; COUNTERS]);
+}
+
+#[test]
+fn a_source_that_ends_early_or_sends_other_files_is_refused() {
+    let machine = source();
+    let backup = machine.backup(BackupTurn::default());
+    let refused = |change: &dyn Fn(usize, &mut BackupTarget, &str, u64) -> Result<bool, BackupError>| {
+        let sim = SimDisk::new(3);
+        let mut target = BackupTarget::on(sim.disk());
+        let mut written = Ok(());
+        for (number, file) in backup.files().iter().enumerate() {
+            written = match change(number, &mut target, &file.name, file.bytes) {
+                Ok(true) => target.write(&file.name, file.bytes, &mut file.reader(), &mut |_| {}),
+                Ok(false) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if written.is_err() {
+                break;
+            }
+        }
+        let error = written.and_then(|()| target.finish(&mut |_, _| {}).map(drop)).unwrap_err().to_string();
+        assert!(!is_complete(&sim), "{error}");
+        error
+    };
+    let last = backup.files().len() - 1;
+    assert_eq!(
+        refused(&|number, _, _, _| Ok(number != 0)),
+        "this is not a backup: it begins with the file run-0000000000000003.run"
+    );
+    assert_eq!(refused(&|number, _, _, _| Ok(number != last)), "this is not a backup: it ends early");
+    let short = refused(&|number, target, name, bytes| match number {
+        1 => target.write(name, bytes, &mut &b"short"[..], &mut |_| {}).map(|()| false),
+        _ => Ok(true),
+    });
+    assert_eq!(short, "run-0000000000000003.run: unexpected end of file");
+    let missing = refused(&|number, _, _, _| Ok(number != 1));
+    assert!(missing.starts_with("the copy is damaged: ") || missing.contains("run-"), "{missing}");
+    let foreign = refused(&|number, target, _, _| match number {
+        1 => target.write("../evil", 1, &mut &b"x"[..], &mut |_| {}).map(|()| false),
+        _ => Ok(true),
+    });
+    assert_eq!(foreign, "this is not a backup: a data directory has no file ../evil");
+}
