@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::net::TcpListener;
 
 use regex::Regex;
 use serde_json::Value;
 
 use crate::harness::resp::{Redis, Reply};
-use crate::harness::{Server, run, tally};
-use crate::{page, root};
+use crate::harness::{Server, run, tally, write};
+use crate::{all_pages, blocks, page, root};
 
 /// The text below a heading, up to the next one of the same rank.
 fn section(page_name: &str, heading: &str) -> String {
@@ -130,6 +131,25 @@ fn the_page_on_configuration_has_every_key_of_the_file() {
     same(name, &first_cells(&section(name, "## Namespaces")), &keys);
     let keys = strings_of("crates/tally-server/src/config/cluster.rs", "CLUSTER_KEYS");
     same(name, &first_cells(&section(name, "## Cluster")), &keys);
+}
+
+#[test]
+fn every_example_of_a_configuration_file_is_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    // An address that is in use stops the start right after the settings are validated.
+    let in_use = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = in_use.local_addr().unwrap().to_string();
+    let mut examples = 0;
+    for name in all_pages() {
+        for block in blocks(&page(&name)).into_iter().filter(|block| block.kind == "toml") {
+            let lines: Vec<String> = block.lines.into_iter().map(|(_, line)| line + "\n").collect();
+            let file = write(dir.path().join("tally.toml"), &lines.concat());
+            let started = run(tally().args(["serve", "--http", &address, "--config"]).arg(file));
+            assert!(started.err.contains("cannot listen on"), "{name}: {}\n{}", lines.concat(), started.err);
+            examples += 1;
+        }
+    }
+    assert!(examples > 3, "{examples}");
 }
 
 #[test]
