@@ -99,17 +99,43 @@ fn the_page_of_commands_has_every_option_but_those_of_the_server() {
 }
 
 #[test]
-fn the_page_on_configuration_has_every_flag_with_its_variable() {
-    let flags = Regex::new(r"--([a-z-]+)(?: <[A-Z]+>|\[=<BOOL>\]) .*?\[env: (TALLY_[A-Z_]+)=").unwrap();
+fn the_page_of_commands_has_every_exit_code() {
+    let sources = ["cli/mod.rs", "serve.rs"].map(|file| page(&format!("crates/tally-server/src/{file}")));
+    let mut actual = found(r"const EXIT_[A-Z_]+: u8 = (\d+);", &sources.concat());
+    actual.insert("0".to_owned());
+    let documented = rows(&section("docs/commands.md", "## Exit codes"));
+    let is_code = |cell: &String| cell.parse::<u8>().is_ok();
+    same("docs/commands.md", &documented.into_iter().map(|row| row[0].clone()).filter(is_code).collect(), &actual);
+}
+
+#[test]
+fn the_page_on_configuration_has_every_flag_with_its_variable_and_default() {
     let help = help(&["serve"]);
-    let actual: BTreeSet<(String, String)> =
-        flags.captures_iter(&help).map(|found| (found[1].to_owned(), found[2].to_owned())).collect();
+    let flag = Regex::new(r"--([a-z-]+)(?: <[A-Z]+>|\[=<BOOL>\]) (.*?)\[env: (TALLY_[A-Z_]+)=").unwrap();
+    let flags: Vec<_> = flag.captures_iter(&help).map(|found| [1, 2, 3].map(|group| found[group].to_owned())).collect();
+    let actual = flags.iter().map(|[flag, _, variable]| (flag.clone(), variable.clone())).collect();
     let documented = rows(&section("docs/configuration.md", "## Server"));
-    let documented = documented.iter().filter_map(|row| {
-        let flag = code(&row[0]).first()?.strip_prefix("--")?.to_owned();
-        Some((flag, code(&row[1]).first()?.clone()))
-    });
-    same("docs/configuration.md", &documented.collect(), &actual);
+    let flag_of = |row: &Vec<String>| code(&row[0]).first()?.strip_prefix("--").map(str::to_owned);
+    let pairs = documented.iter().filter_map(|row| Some((flag_of(row)?, code(&row[1]).pop()?)));
+    same("docs/configuration.md", &pairs.collect(), &actual);
+    for [flag, text, _] in &flags {
+        let Some(default) = found(r"\[default: ([^\]]+)\]", text).pop_first() else { continue };
+        let row = documented.iter().find(|row| flag_of(row).as_ref() == Some(flag)).unwrap();
+        assert!(
+            row[3].contains(&default),
+            "docs/configuration.md: the default of --{flag} is {default}, not {}",
+            row[3]
+        );
+    }
+}
+
+#[test]
+fn the_readme_links_every_page() {
+    let readme = page("README.md");
+    let is_linked = |name: &String| readme.contains(&format!("]({name})"));
+    let is_plan = |name: &String| ["README.md", "docs/plan.md"].contains(&name.as_str());
+    let missing: Vec<String> = all_pages().into_iter().filter(|name| !is_plan(name) && !is_linked(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// The strings in a constant of a source file.
