@@ -1,4 +1,4 @@
-//! Hostile clients on the HTTP port: memory stays within the limits in docs/operating.md, and other clients are still
+//! Hostile clients on the HTTP port: memory stays within the limits in docs/limits.md, and other clients are still
 //! served.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
@@ -16,9 +16,9 @@ use serde_json::json;
 use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// Bytes of answers that clients have not taken, as documented in docs/operating.md.
+/// Bytes of answers that clients have not taken, as documented in docs/limits.md.
 const ANSWERS_BYTES_MAX: usize = 64 * MIB;
-/// Longest head of a request, as documented in docs/operating.md.
+/// Longest head of a request, as documented in docs/limits.md.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Most memory of a connection with an unfinished head, as documented in docs/operating.md.
 const UNFINISHED_BYTES_MAX: usize = 48 << 10;

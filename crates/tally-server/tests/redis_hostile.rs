@@ -1,5 +1,5 @@
 //! Hostile clients on the Redis port: each is refused, limited or disconnected, memory stays within the limits in
-//! docs/operating.md, and a well-behaved client is still served quickly.
+//! docs/limits.md, and a well-behaved client is still served quickly.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 #![cfg(target_os = "linux")]
@@ -16,9 +16,9 @@ use harness::{Server, limited, serve, wait_for};
 use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// Most memory of one thread of the Redis port, as documented in docs/operating.md.
+/// Most memory of one thread of the Redis port, as documented in docs/limits.md.
 const THREAD_BYTES_MAX: usize = 512 * MIB;
-/// Most memory of an idle connection, as documented in docs/operating.md.
+/// Most memory of an idle connection, as documented in docs/limits.md.
 const IDLE_BYTES_MAX: usize = 8 << 10;
 /// Bytes of unfinished requests that the server keeps.
 const UNFINISHED_BYTES_MAX: usize = 64 * MIB;

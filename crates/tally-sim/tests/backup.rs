@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::io::Read;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -133,44 +134,46 @@ fn a_directory_without_any_counter_can_be_backed_up() {
     assert_eq!(values(&copied), [1; COUNTERS]);
 }
 
+/// Writes these files, and returns why they are refused.
+fn refusal(files: &[(String, u64, Vec<u8>)]) -> String {
+    let sim = SimDisk::new(3);
+    let mut target = BackupTarget::on(sim.disk());
+    let written =
+        files.iter().try_for_each(|(name, bytes, content)| target.write(name, *bytes, &mut &content[..], &mut |_| {}));
+    let error = written.and_then(|()| target.finish(&mut |_, _| {}).map(drop)).unwrap_err().to_string();
+    assert!(!is_complete(&sim), "{error}");
+    error
+}
+
 #[test]
 fn a_source_that_ends_early_or_sends_other_files_is_refused() {
     let machine = source();
     let backup = machine.backup(BackupTurn::default());
-    let refused = |change: &dyn Fn(usize, &mut BackupTarget, &str, u64) -> Result<bool, BackupError>| {
-        let sim = SimDisk::new(3);
-        let mut target = BackupTarget::on(sim.disk());
-        let mut written = Ok(());
-        for (number, file) in backup.files().iter().enumerate() {
-            written = match change(number, &mut target, &file.name, file.bytes) {
-                Ok(true) => target.write(&file.name, file.bytes, &mut file.reader(), &mut |_| {}),
-                Ok(false) => Ok(()),
-                Err(error) => Err(error),
-            };
-            if written.is_err() {
-                break;
-            }
-        }
-        let error = written.and_then(|()| target.finish(&mut |_, _| {}).map(drop)).unwrap_err().to_string();
-        assert!(!is_complete(&sim), "{error}");
-        error
-    };
-    let last = backup.files().len() - 1;
-    assert_eq!(
-        refused(&|number, _, _, _| Ok(number != 0)),
-        "this is not a backup: it begins with the file run-0000000000000003.run"
-    );
-    assert_eq!(refused(&|number, _, _, _| Ok(number != last)), "this is not a backup: it ends early");
-    let short = refused(&|number, target, name, bytes| match number {
-        1 => target.write(name, bytes, &mut &b"short"[..], &mut |_| {}).map(|()| false),
-        _ => Ok(true),
+    let files = backup.files().iter().map(|file| {
+        let mut content = Vec::new();
+        file.reader().read_to_end(&mut content).unwrap();
+        (file.name.clone(), file.bytes, content)
     });
-    assert_eq!(short, "run-0000000000000003.run: unexpected end of file");
-    let missing = refused(&|number, _, _, _| Ok(number != 1));
-    assert!(missing.starts_with("the copy is damaged: ") || missing.contains("run-"), "{missing}");
-    let foreign = refused(&|number, target, _, _| match number {
-        1 => target.write("../evil", 1, &mut &b"x"[..], &mut |_| {}).map(|()| false),
-        _ => Ok(true),
-    });
-    assert_eq!(foreign, "this is not a backup: a data directory has no file ../evil");
+    let files: Vec<_> = files.collect();
+    let (last, run) = (files.len() - 1, files[1].0.clone());
+    assert_eq!(refusal(&files[1..]), format!("this is not a backup: it begins with the file {run}"));
+    for end in 0..=last {
+        assert_eq!(refusal(&files[..end]), "this is not a backup: it ends early");
+    }
+    let mut short = files.clone();
+    short[1].2.pop();
+    assert_eq!(refusal(&short), format!("{run}: unexpected end of file"));
+    let mut damaged = files.clone();
+    damaged[1].2[100] ^= 1;
+    assert!(refusal(&damaged).starts_with(&format!("the copy is damaged: {run} is damaged at byte")));
+    for left_out in 1..last {
+        let fewer = [&files[..left_out], &files[left_out + 1..]].concat();
+        let why = refusal(&fewer);
+        assert!(why.starts_with("the copy is damaged: "), "without {}: {why}", files[left_out].0);
+    }
+    let mut foreign = files.clone();
+    foreign[1].0 = "../evil".to_owned();
+    assert_eq!(refusal(&foreign), "this is not a backup: a data directory has no file ../evil");
+    let beyond = [&files[..], &files[1..2]].concat();
+    assert_eq!(refusal(&beyond), format!("this is not a backup: the file {run} comes after the end"));
 }

@@ -45,7 +45,7 @@ pub enum HostError {
     /// A record of the journal is not a batch. Stopping is better than guessing at counts.
     #[error(
         "record {position} of partition {partition} is not a batch: {error}. If a newer version of Tally wrote it, update \
-         this worker; if something else wrote to the topic, see docs/cluster.md"
+         this worker; if something else wrote to the topic, see docs/cluster-operations.md"
     )]
     NotABatch {
         /// The partition.

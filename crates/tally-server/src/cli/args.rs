@@ -320,7 +320,7 @@ const EXPORT_EXAMPLES: &str = "Examples:
   tally export --server http://10.0.0.7:7300 | gzip > counters.jsonl.gz
   tally export --server old:7300 | tally import --server new:7300 --replace -
 
-The server goes on serving. Every counter is exported with its statistics, times, expiry and ledger, as of one moment; also
+The server keeps serving. Every counter is exported with its statistics, times, expiry and ledger, as of one moment; also
 the request ids of the last 24 hours, so that a retry at the new server does not count twice. The file has one JSON
 object per line and ends with totals and a checksum. To move while writes go on: export and import once, stop the writers,
 do both again with --replace, then point the writers to the new server.";
@@ -342,8 +342,8 @@ const IMPORT_EXAMPLES: &str = "Examples:
   tally import --server http://10.0.0.7:7300 --replace counters.jsonl
   gunzip -c counters.jsonl.gz | tally import -
 
-The server goes on serving. Importing the same file again changes nothing, so an import that was interrupted can be run
-again. A counter that exists with another content is left as it is and reported, unless --replace is given. A file is checked
+The server keeps serving. Importing the same file again changes nothing, so an import that was interrupted can be run
+again. A counter that exists with different content is left alone and reported, unless --replace is given. A file is checked
 to its end before anything is imported; from standard input, counters are imported as they arrive.
 
 Exit codes: 0 if everything is there, 1 if counters were refused or the import failed, 65 if the file is unfinished or
@@ -354,7 +354,7 @@ damaged, 69 if no server answers.";
 pub struct ImportArgs {
     /// File that `tally export` wrote; - is standard input
     pub file: PathBuf,
-    /// Replace counters that exist with another content
+    /// Replace counters that exist with different content
     #[arg(long)]
     pub replace: bool,
     #[command(flatten)]

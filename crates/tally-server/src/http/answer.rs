@@ -57,24 +57,23 @@ pub struct WriteAnswer<'a> {
     /// The key.
     #[schema(example = "likes:post:42")]
     key: &'a str,
-    /// The value after the write. In a replayed answer it is the first one's: the counter may have changed since.
+    /// The value after the write. In a replayed answer, the value of the first one: the counter may have changed since.
     #[schema(example = 5)]
     value: i64,
     /// The change applied, with its sign.
     #[schema(example = 5)]
     applied: i64,
-    /// Whether the request id was used before, so that this is the first answer again.
-    /// `null` if that is not known yet.
+    /// Whether the request id was used before and this is the first answer again. `null` if that is not known yet.
     #[schema(required, example = false)]
     duplicate: Option<bool>,
-    /// Whether the value is decided and not estimated. Never in `best-effort`, where a crash can take it back.
+    /// Whether the value is final, not an estimate. Always `false` in `best-effort`, where a crash can undo it.
     #[schema(example = true)]
     exact: bool,
-    /// When the change was made; for a replayed answer, when the first was given.
+    /// When the change was made; in a replayed answer, the time of the first one.
     #[schema(value_type = String, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     as_of: Timestamp,
-    /// Identifies the write. Opaque. A read with `?token=` includes the write or is answered 503. In a replayed answer it
-    /// may be newer. Absent if no reading can be held to it: after an increment of a `best-effort` counter of a cluster.
+    /// Identifies the write. Opaque. A read with `?token=` includes the write or gets 503. In a replayed answer it may be
+    /// newer. Absent after an increment in a `best-effort` namespace of a cluster, because no read can wait for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false, example = "60")]
     token: Option<Displayed<Token>>,
@@ -167,14 +166,14 @@ pub struct ReadAnswer<'a> {
     /// The key; `null` if it is not UTF-8, in which case `key_hex` has it.
     #[schema(required, example = "likes:post:42")]
     key: Option<&'a str>,
-    /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys are written over RESP.
+    /// The bytes of a key that is not UTF-8, in hexadecimal. Such keys can be written only over the Redis protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false, example = "6c696b6573ff")]
     key_hex: Option<Hex<'a>>,
     /// The value; 0 for a counter that does not exist.
     #[schema(example = 5)]
     value: i64,
-    /// Whether every acknowledged change is in the value, and no crash can take it back.
+    /// Whether every acknowledged change is in the value, and no crash can undo it.
     #[schema(example = true)]
     exact: bool,
     /// The time of the reading.
@@ -192,10 +191,10 @@ pub struct ReadAnswer<'a> {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     partial: bool,
-    /// The first change; `null` if there was none.
+    /// The time of the first change; `null` if there was none.
     #[schema(value_type = Option<String>, required, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     created_at: Option<Timestamp>,
-    /// The last change; `null` if there was none.
+    /// The time of the last change; `null` if there was none.
     #[schema(value_type = Option<String>, required, format = DateTime, example = "2026-03-02T09:14:07.482Z")]
     updated_at: Option<Timestamp>,
     /// When the counter expires; absent if it does not. Times after the year 9999 are shown as its last millisecond.
@@ -234,7 +233,7 @@ impl<'a> ReadAnswer<'a> {
 pub struct StatsAnswer<'a> {
     #[serde(flatten)]
     reading: ReadAnswer<'a>,
-    /// The value again, as the total of the figures below.
+    /// The same as `value`.
     #[schema(example = 5)]
     total: i64,
     /// The sum of everything ever added, including corrections.
@@ -260,7 +259,7 @@ pub struct StatsAnswer<'a> {
     /// The value of each sub-counter.
     #[schema(example = json!([5]))]
     shard_values: &'a [i64],
-    /// Writes per second to each sub-counter; absent where a counter has none.
+    /// Writes per second to each sub-counter; absent if the counter has none.
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     #[schema(required = false)]
     shard_loads: &'a [f64],

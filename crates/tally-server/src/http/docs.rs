@@ -88,7 +88,7 @@ struct ProblemKind {
     #[schema(example = "The change would have crossed the bound it was sent with. Nothing changed.")]
     meaning: &'static str,
     /// What to do about it.
-    #[schema(example = "Change less, or apply the part that fits.")]
+    #[schema(example = "Use a smaller amount, or apply the part that fits.")]
     next: &'static str,
 }
 

@@ -97,8 +97,8 @@ impl ExportCursor {
 
 /// Read everything, to move it to another server.
 ///
-/// Follow `next_cursor` to the end. Each counter is consistent with its ledger; different counters are of different moments.
-/// Every counter is included whose change was acknowledged before the first page was requested. `tally export` does this.
+/// Follow `next_cursor` to the end. Each counter is consistent with its ledger; different counters may be from different
+/// moments. Everything acknowledged before the first page was requested is included. `tally export` does this.
 #[utoipa::path(
     get, path = "/api/v1/export", tag = "operations",
     params(ExportQuery),
@@ -250,22 +250,22 @@ struct ImportBody<'a> {
 #[schema(as = Import)]
 #[allow(dead_code, reason = "the schema of `ImportBody`")]
 struct ImportSchema {
-    /// Whether counters that exist here with another content are replaced; `false` by default.
+    /// Whether to replace counters that exist here with different content; `false` by default.
     #[serde(default)]
     #[schema(required = false, default = false)]
     replace: bool,
-    /// 1 to 1000 items of an export, as they are and in their order.
+    /// 1 to 1000 items of an export, unchanged and in order.
     #[schema(value_type = Vec<Object>, min_items = 1, max_items = 1000)]
     items: Vec<serde_json::Value>,
 }
 
-/// What came of an import.
+/// The result of an import.
 #[derive(Serialize, ToSchema)]
 struct ImportAnswer<'a> {
     /// Items that changed something.
     #[schema(example = 1)]
     imported: usize,
-    /// Items that were here already.
+    /// Items that were already here.
     unchanged: usize,
     /// Items that were refused.
     #[schema(example = json!([]))]
@@ -284,11 +284,11 @@ struct RefusedItem<'a> {
     error: ProblemJson<'a>,
 }
 
-/// Take what another server exported.
+/// Import what another server exported.
 ///
-/// Each item succeeds or is refused on its own. Importing the same again changes nothing. A counter that exists with another
-/// content is refused unless `replace` is set. A ledger is extended and never rewritten: if the one here is not the beginning
-/// of the imported one, the counter is refused in any case. `tally import` does this.
+/// Each item succeeds or is refused on its own. Importing the same items again changes nothing. A counter that exists with
+/// different content is refused unless `replace` is set. A ledger is extended, never rewritten: if the one here is not the
+/// beginning of the imported one, the counter is refused even then. `tally import` does this.
 #[utoipa::path(
     post, path = "/api/v1/import", tag = "operations",
     request_body(content = ImportSchema, example = json!({

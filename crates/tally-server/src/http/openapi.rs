@@ -94,10 +94,10 @@ pub struct ListingQuery {
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "only described: `freshness` reads the query")]
 pub struct FreshnessQuery {
-    /// The `token` of a write: the reading includes that write, or the call is answered 503.
+    /// The `token` of a write: the reading includes that write, or the answer is 503.
     #[param(nullable = false, min_length = 1)]
     token: Option<String>,
-    /// The most milliseconds by which the reading may be behind. If none is that fresh, the call is answered 503.
+    /// The most milliseconds by which the reading may be behind. If that cannot be met, the answer is 503.
     #[param(nullable = false, minimum = 0)]
     max_staleness_ms: Option<u64>,
 }
@@ -307,7 +307,7 @@ const DESCRIBED: [DescribedProblem; 13] = [
         kind: Kind::NotFound,
         detail: "there is no such type of problem; `/problems` lists them all",
         value: None,
-        description: "The path names nothing",
+        description: "There is no such path",
     },
     DescribedProblem {
         name: "BodyTimeout",
@@ -375,7 +375,7 @@ const DESCRIBED: [DescribedProblem; 13] = [
         detail: "too many batches are in progress",
         value: None,
         description: "The server is recovering, closing, overloaded, or stopped because its disk cannot be trusted; or \
-            it has no reading as fresh as `token` or `max_staleness_ms` asks for. With `outcome: none` nothing changed; \
+            it has no reading as fresh as `token` or `max_staleness_ms` demands. With `outcome: none` nothing changed; \
             with `outcome: unknown` the change may or may not survive: retry with the same request id. `Retry-After` \
             says when",
     },

@@ -112,7 +112,7 @@ kinds! {
         "Send several batches.";
     BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, "The body is too large",
         "A call about one counter takes 16 KiB, a batch 16 MiB.",
-        "Send less at once.";
+        "Send less in one request.";
     BodyTimeout = "body-timeout", REQUEST_TIMEOUT, "The body took too long to arrive",
         "A body must arrive within 30 seconds. Nothing changed.",
         "Send the request again.";
@@ -125,12 +125,12 @@ kinds! {
     MalformedRequest = "malformed-request", BAD_REQUEST, "The request is not valid HTTP",
         "The request line or a header could not be parsed, or the length of the body is contradictory. Nothing changed, \
          and the connection is closed.",
-        "Correct the request; percent-encode spaces and control characters in its address.";
-    HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, "The head of the request is too large",
+        "Correct the request; percent-encode spaces and control characters in the URL.";
+    HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, "The request line and headers are too large",
         "Request line and headers together have at most 16384 bytes and 100 headers. Nothing changed, and the \
          connection is closed.",
         "Send fewer or shorter headers, or read fewer counters in one call.";
-    InvalidHost = "invalid-host", BAD_REQUEST, "The request does not name one host",
+    InvalidHost = "invalid-host", BAD_REQUEST, "The request does not have exactly one `Host`",
         "An HTTP/1.1 request has exactly one `Host` header. Nothing changed.",
         "Send `Host` once.";
     MisdirectedHost = "misdirected-host", MISDIRECTED_REQUEST, "The request was sent to a host that is not this server",
@@ -146,26 +146,26 @@ kinds! {
         "Use a new id for a new request; to retry the old one, send it unchanged.";
     Overflow = "overflow", CONFLICT, "The value would leave the range of a 64-bit integer",
         "Values are between -9223372036854775808 and 9223372036854775807. Nothing changed; `value` is the current value.",
-        "Count less, or correct the counter first.";
+        "Use a smaller amount, or correct the counter first.";
     ConsistencyTooWeak = "consistency-too-weak", CONFLICT, "The namespace's consistency is too weak for the call",
-        "A `best-effort` namespace of a cluster counts in sub-counters, without looking at the value. Bounds, conditions, \
-         corrections and transactions need to know it. Nothing changed.",
+        "In a cluster, a `best-effort` namespace counts in sub-counters and does not know the value. Bounds, conditions, \
+         `adjust` and transactions need it. Nothing changed.",
         "Give the namespace the consistency `eventual` or a stronger one.";
     Bound = "bound", CONFLICT, "The value would cross its floor or ceiling",
         "The change would have crossed the bound it was sent with. Nothing changed; `value` is the current value.",
-        "Change less, or send `\"on_bound\":\"saturate\"` to apply the part that fits. The refusal is remembered with \
+        "Use a smaller amount, or send `\"on_bound\":\"saturate\"` to apply the part that fits. The refusal is remembered with \
          its request id: use a new one to try again.";
     UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not have the expected value",
         "The counter was changed since it was read. Nothing changed; `value` is the current value.",
         "Check `value`, and retry with it as `expected` and a new request id.";
-    InvalidItem = "invalid-item", BAD_REQUEST, "The item is not one of an export",
-        "An item of an import is as `/export` returned it, or as a line of an export file. `detail` says what is wrong.",
+    InvalidItem = "invalid-item", BAD_REQUEST, "The item does not come from an export",
+        "An item must be as `/export` returned it, or a line of an export file; `detail` says what is wrong.",
         "Send items unchanged.";
-    ImportConflict = "import-conflict", CONFLICT, "The counter exists with another content",
+    ImportConflict = "import-conflict", CONFLICT, "The counter exists with different content",
         "An import does not overwrite a counter unless `replace` is set. Nothing changed.",
-        "Check which one is right; to replace the one here, import it again with `replace`.";
-    LedgerDiffers = "ledger-differs", CONFLICT, "The counter has another ledger here",
-        "A ledger is extended and never rewritten, also with `replace`. The one here must be the beginning of the imported \
+        "Check which one is right. To replace the one here, import it again with `replace`.";
+    LedgerDiffers = "ledger-differs", CONFLICT, "The counter has a different ledger here",
+        "A ledger is extended, never rewritten, even with `replace`. The ledger here must be the beginning of the imported \
          one. Nothing changed.",
         "Import into a server without the counter's ledger, or use another key.";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open",
@@ -184,14 +184,14 @@ kinds! {
         "A flush failed or stored data is damaged, so nothing more is acknowledged. Nothing changed.",
         "Check the disk, run `tally check` on the data directory, and restart the server.";
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
-        "The disk, or a part of the cluster, failed during the change: it may or may not have been made.",
+        "The disk or a part of the cluster failed during the change, which may or may not have been made.",
         "Retry with the same request id; without one it may count twice.";
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "A service that Tally needs does not answer",
-        "A part of the cluster cannot be reached, or its queue is full. Nothing was changed.",
-        "Try again after the time in Retry-After.";
-    TooStale = "too-stale", SERVICE_UNAVAILABLE, "The reading asked for is not available",
-        "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` asks for.",
-        "Retry after the seconds in `Retry-After`, or ask for less.";
+        "A part of the cluster cannot be reached, or its queue is full. Nothing changed.",
+        "Retry after the seconds in `Retry-After`.";
+    TooStale = "too-stale", SERVICE_UNAVAILABLE, "No reading is fresh enough",
+        "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` demands.",
+        "Retry after the seconds in `Retry-After`, or accept an older reading.";
     NoDataDirectory = "no-data-directory", NOT_IMPLEMENTED, "The server has no data directory",
         "The server is a node of a cluster, whose data is in Kafka and PostgreSQL.",
         "Back up PostgreSQL, as `docs/cluster-operations.md` describes.";
@@ -335,7 +335,7 @@ impl Problem {
             Refusal::BestEffort => {
                 return Some(Problem::new(Kind::ConsistencyTooWeak, Refusal::BEST_EFFORT_TEXT));
             }
-            Refusal::LedgerDiffers => (Kind::LedgerDiffers, "the counter has another ledger here".to_owned()),
+            Refusal::LedgerDiffers => (Kind::LedgerDiffers, "the counter has a different ledger here".to_owned()),
             Refusal::NoRoom => return Some(Problem::from(Failure::Engine(EngineError::DiskFull))),
         };
         let detail = if outcome.is_duplicate() { detail + REFUSED_BEFORE } else { detail };

@@ -20,7 +20,7 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
 }
 
 fn documented() -> BTreeSet<String> {
-    metrics_in(&read(&deployed("../docs/operating.md")))
+    metrics_in(&read(&deployed("../docs/metrics.md")))
 }
 
 /// Metrics that a server of its own exports.
@@ -122,6 +122,6 @@ fn alerts_and_dashboard_use_only_metrics_that_exist() {
     for used in [metrics_in(&expressions.join("\n")), metrics_in(&queries().join("\n"))] {
         assert!(used.len() > 10, "{used:?}");
         let unknown: Vec<&String> = used.difference(&known).collect();
-        assert!(unknown.is_empty(), "{unknown:?} are neither exported nor in docs/operating.md");
+        assert!(unknown.is_empty(), "{unknown:?} are neither exported nor in docs/metrics.md");
     }
 }
