@@ -60,6 +60,9 @@ struct Options {
     /// File for the results as JSON.
     #[arg(long, default_value = "target/bench.json")]
     json: PathBuf,
+    /// File for a chart of the redis suite, as SVG.
+    #[arg(long)]
+    chart: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -150,5 +153,10 @@ fn measure(options: &Options) -> Result<(), BenchError> {
     print!("{}", table(&rows));
     write_json(&options.json, &rows)?;
     println!("results written to {}", options.json.display());
+    if let Some(path) = &options.chart {
+        let chart = redis::svg(&rows).ok_or_else(|| BenchError::new(&"a chart needs the redis suite: --only redis"))?;
+        std::fs::write(path, chart).map_err(|error| BenchError::new(&format!("{}: {error}", path.display())))?;
+        println!("chart written to {}", path.display());
+    }
     Ok(())
 }

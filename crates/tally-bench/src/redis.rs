@@ -4,6 +4,7 @@
 //! Within a round every load runs against each server in turn; the order rotates from round to round.
 
 mod baseline;
+mod chart;
 pub mod client;
 mod counting;
 pub mod load;
@@ -13,6 +14,7 @@ mod servers;
 use std::path::Path;
 
 pub use baseline::{BaselineArgs, serve as serve_baseline};
+pub use chart::svg;
 use load::{LoadResult, RedisLoad};
 use paced::{Percentiles, Request};
 use servers::{ComparedServer, ServerKind};

@@ -130,7 +130,7 @@ impl HostInfo {
 }
 
 /// Three or four significant digits.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1e6 => format!("{:.2} M", value / 1e6),
         size if size >= 1e4 => format!("{:.1} k", value / 1e3),
