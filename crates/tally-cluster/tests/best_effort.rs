@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tally_cluster::api::Cluster;
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout, ShardPolicy};
-use tally_cluster::redis::ShardAdd;
+use tally_cluster::redis::{ShardAdd, Totals};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
 use tally_core::event::{Bounds, Change, Condition, Correction, Details, Expiry, OnBound, RequestId};
@@ -92,8 +92,14 @@ fn increments_are_summed_from_sub_counters_and_persisted_exactly() {
         let expected = (1..=20).map(|delta| if delta % 5 == 0 { -delta } else { delta }).sum();
         for key in &keys {
             // Everything acknowledged, at once, through any node.
-            assert_eq!(read(&other, key, Consistency::Exact).await.unwrap().value, expected);
+            let exact = read(&other, key, Consistency::Exact).await.unwrap();
+            assert_eq!(exact.value, expected);
             read_until(&api, key, expected);
+            // A reading of a worker does not say; the published total does.
+            wait_until("the number of sub-counters", async || match read(&api, key, Consistency::BestEffort).await {
+                Ok(rolled_up) if exact.shards > 1 && rolled_up.shards == exact.shards => Ok(()),
+                other => Err(format!("{other:?}, {exact:?}")),
+            });
         }
         worker.persist_all(Duration::from_secs(30)).await.unwrap();
         worker.stop().await;
@@ -154,6 +160,68 @@ fn a_reading_of_a_rollup_has_everything_that_was_counted_before_its_time() {
                 other => Err(format!("{other:?}, written before {stale:?}")),
             }
         });
+    });
+}
+
+#[test]
+fn while_sub_counters_are_not_summed_the_time_of_a_rollup_reading_stands_still() {
+    let services = TestServices::shared();
+    let place = place(services, FIXED);
+    services.runtime.block_on(async {
+        let (api, worker) = (place.api().await, place.worker().await);
+        hosted(&worker);
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        let redis = |args: &[&str]| services.redis.cli(0, &[&["-c"], args].concat()).unwrap();
+        // A list of active counters that the worker cannot read. A writer needs it about once a second, so a slow one fails and
+        // tries again with another counter.
+        let (hot, list) = (0..)
+            .find_map(|attempt| {
+                let hot = key(&format!("views:{attempt}"));
+                let list = format!("{}:a:{}", place.redis.prefix, partition_of(hot.as_ref(), PARTITIONS));
+                tokio::task::block_in_place(|| {
+                    services.runtime.block_on(async {
+                        add(&api, &hot, 1).await;
+                        read_until(&api, &hot, 1);
+                        // Of the same partition, to see how current this node believes that totals are.
+                        let beside = key(&format!("other:{{views:{attempt}}}"));
+                        read_until(&api, &beside, 0);
+                        wait_until("its total", async || {
+                            match totals.get(std::slice::from_ref(&beside)).await.unwrap()[0] {
+                                Some(_) => Ok(()),
+                                None => Err("it is not published".to_owned()),
+                            }
+                        });
+                        redis(&["SET", &list, "not a list of counters"]);
+                        let is_added = submit(&api, &hot, Change::Add(1), None).await.is_ok();
+                        if !is_added {
+                            redis(&["DEL", &list]);
+                        }
+                        is_added.then_some((hot, list))
+                    })
+                })
+            })
+            .unwrap();
+        let counted_at = wall_clock();
+        let beside = key(&format!("other:{{{}}}", std::str::from_utf8(hot.as_bytes()).unwrap()));
+        wait_until("totals that are published later", async || {
+            match read(&api, &beside, Consistency::Eventual).await {
+                Ok(reading) if reading.as_of > counted_at => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+        let reading = read(&api, &hot, Consistency::BestEffort).await.unwrap();
+        assert_eq!(reading.value, 1, "nothing is summed any more");
+        assert!(reading.as_of <= counted_at, "{reading:?} lacks what was counted at {counted_at:?}");
+        redis(&["DEL", &list]);
+        wait_until("everything to be summed", async || {
+            // Registers the counter again.
+            let _ = submit(&api, &hot, Change::Add(1), None).await;
+            match read(&api, &hot, Consistency::BestEffort).await.unwrap() {
+                reading if reading.value > 1 && reading.as_of > counted_at => Ok(()),
+                reading => Err(format!("{reading:?}")),
+            }
+        });
+        worker.stop().await;
     });
 }
 

@@ -59,6 +59,12 @@ impl SummedShards {
         &self.0
     }
 
+    /// How many sub-counters there are that are not closed.
+    #[must_use]
+    pub fn open_len(&self) -> u32 {
+        self.0.iter().filter(|report| !report.is_closed).count() as u32
+    }
+
     fn place(&self, shard: u32) -> Result<usize, usize> {
         self.0.binary_search_by_key(&shard, |known| known.shard)
     }

@@ -99,8 +99,10 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let listeners = Listeners::open(&config, &service, http, resp)?;
 
     let stopwatch = Stopwatch::start();
-    tracing::info!(%address, resp = listeners.resp_text(), data = %config.data.display(), "recovering; until then HTTP \
-        answers 503 and RESP answers LOADING");
+    // A node of a cluster has no data directory.
+    let data = config.cluster.is_none().then(|| tracing::field::display(config.data.display()));
+    tracing::info!(%address, resp = listeners.resp_text(), data, "recovering; until then HTTP answers 503 and RESP answers \
+        LOADING");
     let running = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
@@ -114,7 +116,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     service.engine_ready(engine.clone());
     print_banner(address, listeners.resp, &config);
     let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, resp = listeners.resp_text(), data = %config.data.display(), opened_ms, "ready");
+    tracing::info!(%address, resp = listeners.resp_text(), data, opened_ms, "ready");
 
     tokio::select! {
         name = signals.next() => {

@@ -1,6 +1,6 @@
 //! Calls to `best-effort` counters: increments go to sub-counters in Redis, which workers sum into the journal.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -314,14 +314,16 @@ impl Cluster {
         Ok(live)
     }
 
-    /// Sums the sub-counters of these counters into the journal, so that an exact read has them.
-    pub(super) async fn sum_now(&self, keys: &[Key]) -> Result<(), EngineError> {
+    /// Sums the sub-counters of these counters into the journal, so that an exact read has them. Returns how many each has.
+    pub(super) async fn sum_now(&self, keys: &[Key]) -> Result<BTreeMap<Key, u32>, EngineError> {
         let sharded: Vec<&Key> = keys.iter().filter(|key| self.policies.of(key.as_ref()).is_some()).collect();
+        let mut shards = BTreeMap::new();
         for keys in sharded.chunks(JOURNALED_SUMS_MAX) {
             let reports = try_join_all(keys.iter().map(|key| self.reports(key.as_ref()))).await?;
             let mut call = Events::new(self.seed);
             for (key, reports) in keys.iter().zip(reports) {
                 if let Some(reports) = reports {
+                    shards.insert((*key).clone(), reports.as_slice().len() as u32);
                     call.push(key.as_ref(), Change::Sum(reports), None, None);
                 }
             }
@@ -333,7 +335,7 @@ impl Cluster {
                 return Err(EngineError::Unavailable("the sub-counters cannot be summed".to_owned()));
             }
         }
-        Ok(())
+        Ok(shards)
     }
 
     /// The time of a counter's partition.

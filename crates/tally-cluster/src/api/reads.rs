@@ -93,8 +93,9 @@ impl Cluster {
         }
         let needs_end = options.consistency >= Consistency::Accurate || options.staleness_max_ms == Some(0);
         let mut found: BTreeMap<&Key, ReadCounter> = BTreeMap::new();
+        let mut shards = BTreeMap::new();
         if needs_end {
-            self.sum_for_read(keys).await?;
+            shards = self.sum_for_read(keys).await?;
         } else {
             Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
@@ -120,6 +121,9 @@ impl Cluster {
             Ok(keys.into_iter().zip(counters).collect::<Vec<_>>())
         });
         found.extend(try_join_all(asked).await?.into_iter().flatten());
+        for (key, shards) in &shards {
+            found.entry(key).and_modify(|counter| counter.tail.shards = *shards);
+        }
         for (key, counter) in found.iter().filter(|(_, counter)| !counter.exact) {
             self.served[self.partition_of(key.as_ref()) as usize].served(key, counter.position);
         }
@@ -186,7 +190,9 @@ impl Cluster {
                 }
                 // Not by the heartbeat: after a failover, an old total can come with a newer heartbeat of another node.
                 (Some((true, as_of, total)), None) if total.position >= needed.max(served) => {
-                    let (held, position, tail) = (held(&total), total.position, UnsummedTail::default());
+                    let (held, position) = (held(&total), total.position);
+                    let shards = total.summed.as_ref().map_or(0, SummedShards::open_len);
+                    let tail = UnsummedTail { shards, ..UnsummedTail::default() };
                     found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
                 }
                 // What is not summed yet may be all that is missing.
@@ -242,7 +248,7 @@ impl Cluster {
     }
 
     /// Sums sub-counters. A read changes nothing that its caller could ask about, so its outcome is never unknown.
-    async fn sum_for_read(&self, keys: &[Key]) -> Result<(), EngineError> {
+    async fn sum_for_read(&self, keys: &[Key]) -> Result<BTreeMap<Key, u32>, EngineError> {
         Box::pin(self.sum_now(keys)).await.map_err(|error| match error {
             EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
             other => other,

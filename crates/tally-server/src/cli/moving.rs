@@ -63,12 +63,16 @@ impl MoveError {
     }
 }
 
-/// Repeats a call while the server answers that it is not available: a worker may be replaced meanwhile. Both calls may be
-/// repeated safely.
-fn patiently(call: impl Fn() -> Result<Answer, CallError>) -> Result<Answer, CallError> {
-    for _ in 0..MOVE_RETRIES_MAX {
+/// Repeats a call while the server answers that it is not available, and says so: a worker may be replaced meanwhile. Both
+/// calls may be repeated safely.
+fn patiently(bar: &ProgressBar, call: impl Fn() -> Result<Answer, CallError>) -> Result<Answer, CallError> {
+    for attempt in 0..MOVE_RETRIES_MAX {
         match call() {
             Err(CallError::Refused { problem }) if problem.value.get("status") == Some(&json!(503)) => {
+                if attempt == 0 {
+                    let why = problem.value.get("detail").and_then(serde_json::Value::as_str).unwrap_or_default();
+                    bar.suspend(|| output::note(&format!("the server is not available, trying again: {why}")));
+                }
                 std::thread::park_timeout(MOVE_RETRY_AFTER);
             }
             answered => return answered,
@@ -131,7 +135,7 @@ fn export_pages<W: Write>(client: &ApiClient, out: W, bar: &ProgressBar) -> Resu
     let mut cursor = String::new();
     let mut total = 0;
     loop {
-        let answer = patiently(|| client.get(&format!("/export?limit=1000{cursor}")))?;
+        let answer = patiently(bar, || client.get(&format!("/export?limit=1000{cursor}")))?;
         let not_a_page = |_| CallError::InvalidAnswer("the answer is not a page of an export".to_owned());
         let page: ExportedPage = serde_json::from_str(&answer.text).map_err(not_a_page)?;
         for item in &page.items {
@@ -222,7 +226,8 @@ fn import_from(
     totals: &mut ImportTotals,
 ) -> Result<ExportSummary, MoveError> {
     let bar = progress::bytes("importing");
-    let imported = import_items(client, args, input, totals, &|done| progress::show(&bar, done, bytes.max(done)));
+    bar.set_length(bytes);
+    let imported = import_items(client, args, input, totals, &bar);
     bar.finish_and_clear();
     imported
 }
@@ -232,7 +237,7 @@ fn import_items(
     args: &ImportArgs,
     input: impl BufRead,
     totals: &mut ImportTotals,
-    show: &dyn Fn(u64),
+    bar: &ProgressBar,
 ) -> Result<ExportSummary, MoveError> {
     let head = format!("{{\"replace\":{},\"items\":[", args.replace);
     let mut reader = ExportReader::begin(input)?;
@@ -249,9 +254,10 @@ fn import_items(
         }
         if items > 0 && (is_end || items == IMPORT_ITEMS_MAX || body.len() >= IMPORT_SEND_BYTES) {
             body.push_str("]}");
-            totals.add(&patiently(|| client.post_text("/import", body.clone()))?)?;
+            totals.add(&patiently(bar, || client.post_text("/import", body.clone()))?)?;
             (body, items) = (head.clone(), 0);
-            show(reader.bytes());
+            let (done, total) = (reader.bytes(), bar.length().unwrap_or_default());
+            progress::show(bar, done, total.max(done));
         }
         if is_end {
             return Ok(reader.summary().clone());

@@ -139,8 +139,19 @@ impl<'a> Given<'a> {
         match self.get(key) {
             Some(setting) if !setting.text.trim().is_empty() => Ok(setting.text.trim().to_owned()),
             Some(setting) => Err(invalid(&full(key), setting, &format!("is empty; use {example}"))),
-            None => Err(ConfigError(format!("`{}` is missing; add {key} = \"{example}\"", full(key)))),
+            None => Err(self.missing(key, &format!("add {key} = \"{example}\""))),
         }
+    }
+
+    /// The error for a setting that a cluster cannot do without.
+    fn missing(self, key: &str, what_to_do: &str) -> ConfigError {
+        // A single variable that was left over in the environment is enough.
+        let because = self.0.first().map(|(given, setting)| format!("{} is set", place(&full(given), setting)));
+        ConfigError(format!(
+            "{} is missing; {what_to_do}. A cluster is configured because {}",
+            either(key),
+            because.unwrap_or_default()
+        ))
     }
 
     fn number(self, key: &str, default: u32, max: u32) -> Result<u32, ConfigError> {
@@ -163,6 +174,16 @@ fn full(key: &str) -> String {
     format!("cluster.{key}")
 }
 
+/// The error for one of two settings that belong together.
+fn unpaired(missing: &str, given: &str) -> ConfigError {
+    ConfigError(format!("{} is missing; {given} needs it", either(missing)))
+}
+
+/// A setting that was not given, as it is named in the file and in the environment.
+fn either(key: &str) -> String {
+    format!("`{}` (`TALLY_CLUSTER_{}`)", full(key), key.to_uppercase())
+}
+
 const WORKER_DEFAULT: &str = "127.0.0.1:7400";
 const ROLES: [&str; 2] = ["api", "worker"];
 
@@ -181,7 +202,7 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
     let redis: Vec<String> =
         given.0.iter().filter(|(key, _)| key == "redis").map(|(_, node)| node.text.clone()).collect();
     if redis.is_empty() {
-        return Err(ConfigError("`cluster.redis` is missing; add redis = [\"10.0.0.1:7000\"]".to_owned()));
+        return Err(given.missing("redis", "add redis = [\"10.0.0.1:7000\"]"));
     }
     let worker = address(given)?;
     let secret = match given.get("secret").filter(|setting| !setting.text.is_empty()) {
@@ -194,8 +215,9 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
     };
     if secret.is_none() && !worker.ip().to_canonical().is_loopback() {
         return Err(ConfigError(format!(
-            "`cluster.secret` is missing; it is required because the worker address {worker} can be reached from other \
-             machines. Give API nodes and workers the same long random text"
+            "{} is missing; it is required because the worker address {worker} can be reached from other machines. Give API \
+             nodes and workers the same long random text",
+            either("secret")
         )));
     }
     let roles = validate_roles(roles)?;
@@ -239,8 +261,8 @@ fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
             Some(KafkaLogin { user, password, mechanism })
         }
         (None, None) => None,
-        (Some(_), None) => return Err(ConfigError("`cluster.kafka_password` is missing beside kafka_user".to_owned())),
-        (None, Some(_)) => return Err(ConfigError("`cluster.kafka_user` is missing beside kafka_password".to_owned())),
+        (Some(_), None) => return Err(unpaired("kafka_password", "kafka_user")),
+        (None, Some(_)) => return Err(unpaired("kafka_user", "kafka_password")),
     };
     let tls = validate_switch(&full("kafka_tls"), given.get("kafka_tls"))?;
     if !tls {
@@ -335,9 +357,21 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named_with_what_would_be_right() {
-        assert!(validate(&given(&MINIMAL[1..]), &[]).unwrap_err().0.contains("`cluster.kafka` is missing"));
-        assert!(validate(&given(&MINIMAL[..1]), &[]).unwrap_err().0.contains("`cluster.redis` is missing"));
-        assert!(refused(&[("worker", "0.0.0.0:7400")]).contains("`cluster.secret` is missing"));
+        assert!(
+            validate(&given(&MINIMAL[1..]), &[])
+                .unwrap_err()
+                .0
+                .contains("`cluster.kafka` (`TALLY_CLUSTER_KAFKA`) is missing")
+        );
+        let alone = validate(&given(&[("replication", "1")]), &[]).unwrap_err().0;
+        assert_eq!(
+            alone,
+            "`cluster.redis` (`TALLY_CLUSTER_REDIS`) is missing; add redis = [\"10.0.0.1:7000\"]. A cluster is configured \
+             because `TALLY_CLUSTER_REPLICATION` is set"
+        );
+        assert!(
+            refused(&[("worker", "0.0.0.0:7400")]).contains("`cluster.secret` (`TALLY_CLUSTER_SECRET`) is missing")
+        );
         assert!(refused(&[("partitions", "0")]).contains("is not a number from 1 to"));
         assert!(refused(&[("standbys", "9")]).contains("is not a number from 0 to 8"));
         assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));

@@ -50,7 +50,14 @@ pub fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
         .filter(|name| !SETTINGS.contains(&name.as_str()) && !OTHERS.contains(&name.as_str()))
         .collect();
     unknown.sort_unstable();
-    let warn = |name: String| format!("`{name}` is not a setting; {}", did_you_mean(&name, SETTINGS.iter().copied()));
+    let cluster: Vec<String> = CLUSTER_KEYS.iter().map(|key| format!("TALLY_CLUSTER_{}", key.to_uppercase())).collect();
+    let warn = |name: String| {
+        let hint = match name.starts_with("TALLY_CLUSTER_") {
+            true => did_you_mean(&name, cluster.iter().map(String::as_str)),
+            false => did_you_mean(&name, SETTINGS.into_iter()),
+        };
+        format!("`{name}` is not a setting; {hint}")
+    };
     unknown.into_iter().map(warn).collect()
 }
 
@@ -63,5 +70,7 @@ mod tests {
         let names = ["PATH", "TALLY_DATA", "TALLY_SEEDS", "TALLY_SERVER", "TALLY_MEMROY", "TALLYHO"];
         let warnings = warnings(names.into_iter().map(str::to_owned));
         assert_eq!(warnings, ["`TALLY_MEMROY` is not a setting; did you mean `TALLY_MEMORY`?"]);
+        let warnings = super::warnings(["TALLY_CLUSTER_REDSI".to_owned()].into_iter());
+        assert_eq!(warnings, ["`TALLY_CLUSTER_REDSI` is not a setting; did you mean `TALLY_CLUSTER_REDIS`?"]);
     }
 }

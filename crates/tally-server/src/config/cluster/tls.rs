@@ -5,7 +5,7 @@ use std::path::Path;
 use tally_cluster::postgres::{Pg, PgCertificates, PgSettings};
 use tally_cluster::tls::{ServerCheck, TlsClient, TlsFileError, TlsIdentity, TlsServer, TrustedCas};
 
-use super::{Given, Roles, full};
+use super::{Given, Roles, either, full, unpaired};
 use crate::config::{ConfigError, place, validate_switch};
 
 /// TLS for connections to Redis; `None` if it is off.
@@ -47,9 +47,9 @@ pub fn workers(given: Given<'_>, roles: Roles) -> Result<(Option<TlsClient>, Opt
             Ok((Some(client), Some(server)))
         }
         None if roles.worker => Err(ConfigError(format!(
-            "`{}` is missing; a worker with worker_tls_ca needs worker_tls_cert and worker_tls_key. Without them, use \
+            "{} is missing; a worker with worker_tls_ca needs worker_tls_cert and worker_tls_key. Without them, use \
              `--roles api`",
-            full("worker_tls_cert")
+            either("worker_tls_cert")
         ))),
         None => Ok((Some(client), None)),
     }
@@ -75,8 +75,8 @@ fn identity(given: Given<'_>, certificate: &str, key: &str) -> Result<Option<Tls
             identity.map(Some).map_err(|error| of_key(given, certificate, &error))
         }
         (None, None) => Ok(None),
-        (Some(_), None) => Err(ConfigError(format!("`{}` is missing beside {certificate}", full(key)))),
-        (None, Some(_)) => Err(ConfigError(format!("`{}` is missing beside {key}", full(certificate)))),
+        (Some(_), None) => Err(unpaired(key, certificate)),
+        (None, Some(_)) => Err(unpaired(certificate, key)),
     }
 }
 
@@ -117,7 +117,13 @@ mod tests {
     fn a_certificate_without_its_key_is_refused() {
         for (given, missing) in [("postgres_cert", "postgres_key"), ("postgres_key", "postgres_cert")] {
             let why = refused(&[(given, "file.pem")]);
-            assert!(why.contains(&format!("`cluster.{missing}` is missing beside {given}")), "{why}");
+            assert!(
+                why.contains(&format!(
+                    "`cluster.{missing}` (`TALLY_CLUSTER_{}`) is missing; {given} needs it",
+                    missing.to_uppercase()
+                )),
+                "{why}"
+            );
         }
     }
 
