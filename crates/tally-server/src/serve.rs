@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn up_to_1_gib_of_memory_a_fixed_number_of_files_is_reserved() {
         for memory_bytes in [GIB / 16, GIB / 2, GIB] {
-            assert_eq!(connections_within(1_128, 2, memory_bytes), 500);
+            assert_eq!(connections_within(FILES_RESERVED + 1_000, 2, memory_bytes), 500);
         }
     }
 

@@ -385,9 +385,9 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn a_connection_over_the_limit_is_refused_and_the_others_are_served() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start_with(limited("-n 192", &serve(dir.path())));
+    let server = Server::start_with(limited("-n 256", &serve(dir.path())));
     let address = server.base.strip_prefix("http://").unwrap();
-    // Of 192 file descriptors, 128 are kept back, and Redis clients have half of the rest.
+    // Of 256 file descriptors, 192 are kept back, and Redis clients have half of the rest.
     let mut open: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
     let refused = server.raw(b"");
     assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("too-many-connections"), "{refused}");
