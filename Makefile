@@ -103,6 +103,10 @@ test-long: test-tools ## The same tests with 100 kill -9 cycles, thousands of cr
 	$(call say,tests: $(KILL_CYCLES) kill cycles$(comma) $(SEEDS) seeds and $(REDIS_COMMANDS) Redis commands)
 	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) TALLY_REDIS_COMMANDS=$(REDIS_COMMANDS) \
 		cargo test --workspace --locked
+	$(call say,tests: cargo install)
+	@cargo install --path crates/tally-server --locked --offline --profile test --quiet \
+		--target-dir $(or $(CARGO_TARGET_DIR),target) --root $(or $(CARGO_TARGET_DIR),target)/installed
+	@$(or $(CARGO_TARGET_DIR),target)/installed/bin/tally version
 
 fuzz: rust-tools ## Mutated requests for the RESP parser, others each time
 	$(call say,fuzz: $(FUZZ_ROUNDS) rounds)
