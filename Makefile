@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster dist lint fmt clean rust-tools test-tools bench-tools redis-tools cluster-tools deploy-tools api-tools
+.PHONY: help test test-long fuzz schemathesis bench bench-redis bench-cluster dist lint fmt clean rust-tools test-tools bench-tools redis-tools redis-libraries cluster-tools deploy-tools api-tools
 
 # Knobs of the long tests: `make test-long KILL_CYCLES=500`.
 KILL_CYCLES ?= 100
@@ -18,6 +18,18 @@ export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 # The Python client that the tests use, and the file that says it is there.
 REDIS_PY_VERSION := 6.4.0
 REDIS_PY := $(or $(CARGO_TARGET_DIR),target)/redis-py/$(REDIS_PY_VERSION)
+
+# Other Redis clients that the tests use, with the programs that use them. The version of go-redis is in its go.mod: the
+# newest that works with the Go of Debian 12. phpredis comes with Debian, as a package without a command.
+CLIENTS := crates/tally-server/tests/clients
+GO_REDIS := $(or $(CARGO_TARGET_DIR),target)/go-redis/client
+IOREDIS_VERSION := 5.11.1
+IOREDIS_DIR := $(or $(CARGO_TARGET_DIR),target)/ioredis
+IOREDIS := $(IOREDIS_DIR)/$(IOREDIS_VERSION)
+JEDIS_VERSION := 8.0.1
+JEDIS_DIR := $(or $(CARGO_TARGET_DIR),target)/jedis
+JEDIS := $(JEDIS_DIR)/$(JEDIS_VERSION)
+PHPREDIS := $(if $(wildcard /usr/lib/php/*/redis.so),true,phpredis)
 
 # Compares the server with its OpenAPI description; `make schemathesis SCHEMATHESIS_SEED=7 SCHEMATHESIS_EXAMPLES=500`.
 SCHEMATHESIS_VERSION := 4.32.5
@@ -91,6 +103,10 @@ test-long: test-tools ## The same tests with 100 kill -9 cycles, thousands of cr
 	$(call say,tests: $(KILL_CYCLES) kill cycles$(comma) $(SEEDS) seeds and $(REDIS_COMMANDS) Redis commands)
 	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) TALLY_REDIS_COMMANDS=$(REDIS_COMMANDS) \
 		cargo test --workspace --locked
+	$(call say,tests: cargo install)
+	@cargo install --path crates/tally-server --locked --offline --profile test --quiet \
+		--target-dir $(or $(CARGO_TARGET_DIR),target) --root $(or $(CARGO_TARGET_DIR),target)/installed
+	@$(or $(CARGO_TARGET_DIR),target)/installed/bin/tally version
 
 fuzz: rust-tools ## Mutated requests for the RESP parser, others each time
 	$(call say,fuzz: $(FUZZ_ROUNDS) rounds)
@@ -150,9 +166,13 @@ rust-tools:
 		echo "missing: $${missing[*]}. Install with: rustup component add $${missing[*]}" >&2; exit 1; \
 	fi
 
-test-tools: rust-tools cluster-tools deploy-tools api-tools $(REDIS_PY)
+test-tools: rust-tools redis-libraries cluster-tools deploy-tools api-tools
 	$(call need,pkg-config:pkg-config $(OPENSSL_HEADERS):libssl-dev)
 	$(call need,curl:curl redis-server:redis-server redis-cli:redis-tools script:bsdutils)
+
+# Redis clients for programs.
+redis-libraries: $(REDIS_PY) $(GO_REDIS) $(IOREDIS) $(JEDIS)
+	$(call need,php:php-cli $(PHPREDIS):php-redis)
 
 # What crates/tally-services starts.
 cluster-tools: $(KAFKA)/complete
@@ -184,7 +204,36 @@ $(REDIS_PY):
 		--target $(dir $@) redis==$(REDIS_PY_VERSION)
 	@touch $@
 
-# The same for schemathesis.
+# Without C, which would only resolve names of hosts.
+$(GO_REDIS): $(wildcard $(CLIENTS)/go_redis/*)
+	$(call need,go:golang-go)
+	$(call say,go-redis)
+	@mkdir -p $(dir $@)
+	@cd $(CLIENTS)/go_redis && CGO_ENABLED=0 go build -mod=readonly -o $(abspath $@) .
+	@touch $@
+
+# npm would otherwise look for a project in the directories above.
+$(IOREDIS):
+	$(call need,node:nodejs npm:npm)
+	$(call say,ioredis $(IOREDIS_VERSION))
+	@rm -rf $(IOREDIS_DIR)
+	@mkdir -p $(IOREDIS_DIR)
+	@echo '{ "private": true }' >$(IOREDIS_DIR)/package.json
+	@npm install --prefix $(IOREDIS_DIR) --save-exact --ignore-scripts --no-audit --no-fund --loglevel=error \
+		ioredis@$(IOREDIS_VERSION)
+	@touch $@
+
+$(JEDIS): $(wildcard $(CLIENTS)/jedis/*)
+	$(call need,mvn:maven javac:openjdk-17-jdk-headless)
+	$(call say,Jedis $(JEDIS_VERSION))
+	@rm -rf $(JEDIS_DIR)
+	@mvn --quiet --batch-mode --file $(CLIENTS)/jedis/pom.xml -Djedis.version=$(JEDIS_VERSION) \
+		org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory=$(abspath $(JEDIS_DIR))
+	@javac --release 17 -cp '$(JEDIS_DIR)/*' -d $(JEDIS_DIR) $(CLIENTS)/jedis/Client.java
+	@touch $@
+
+# Like redis-py.
 $(SCHEMATHESIS):
 	$(call need,python3:python3 pip3:python3-pip)
 	$(call say,schemathesis $(SCHEMATHESIS_VERSION))
@@ -202,7 +251,6 @@ $(DEPLOY_TOOLS):
 		kubernetes-validate==$(KUBERNETES_VALIDATE_VERSION)
 	@touch $@
 
-# npm would otherwise look for a project in the directories above.
 $(API_TOOLS):
 	$(call need,node:nodejs npm:npm python3:python3 pip3:python3-pip)
 	$(call say,redocly $(REDOCLY_VERSION)$(comma) generators of clients$(comma) puppeteer $(PUPPETEER_VERSION))

@@ -22,6 +22,7 @@ pub mod counting;
 pub mod edges;
 pub mod expiry;
 pub mod groups;
+pub mod guards;
 pub mod listing;
 pub mod moving;
 pub mod order;
@@ -203,6 +204,9 @@ macro_rules! each_engine_behaviour {
             moving::an_import_replaces_only_if_asked_to [],
             moving::a_long_ledger_is_imported_in_parts [],
             moving::a_retry_after_a_move_counts_once [],
+            guards::a_guard_holds_as_long_as_its_counter_does_not_change [],
+            guards::a_guard_refuses_everything_behind_it_after_any_change [],
+            guards::no_update_behind_a_guard_is_lost [],
             reads::a_read_only_submission_sees_acknowledged_writes [],
             reads::a_read_with_a_token_from_the_future_is_refused [],
             concurrency::outstanding_submissions_of_one_thread_all_resolve [],

@@ -150,6 +150,12 @@ pub const RESP_RATE_SPAN_MIN: Duration = Duration::from_secs(1);
 pub const RESP_KEYS_MAX: usize = 100_000;
 /// Most bytes of keys that `KEYS` returns.
 pub const RESP_KEYS_BYTES_MAX: usize = 4 << 20;
+/// Most connections in `MONITOR` mode.
+pub const RESP_MONITORS_MAX: usize = 8;
+/// Bytes that wait for a monitor. One that has this many is disconnected when more arrive.
+pub const RESP_MONITOR_BYTES_MAX: usize = 8 << 20;
+/// Bytes of requests that are sent to monitors at once.
+pub const RESP_MONITOR_STEP_BYTES: usize = 64 << 10;
 /// Most keys that a connection watches.
 pub const RESP_WATCHED_KEYS_MAX: usize = 512;
 /// How often `RENAME` and `COPY` read their source again because it changed before they wrote.
@@ -172,6 +178,7 @@ const _: () =
     assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX + RESP_WATCHED_KEYS_MAX < CALL_EVENTS_MAX);
 // Applied one by one, they still fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
+const _: () = assert!(RESP_MONITORS_MAX * RESP_MONITOR_BYTES_MAX <= RESP_OUTPUT_BYTES_MAX);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);
 // hyper's minimum. The longest key, percent-encoded, and a request id fit as well.
 const _: () = assert!(HEAD_BYTES_MAX >= 8192 && HEAD_BYTES_MAX >= 2 * (3 * KEY_BYTES_MAX + REQUEST_ID_BYTES_MAX));

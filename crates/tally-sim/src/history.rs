@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::time::Millis;
@@ -64,7 +65,8 @@ impl History {
         let outcomes = submissions.iter().map(|events| {
             let outcomes = events.iter().map(|event| {
                 let outcome = self.applied.apply(at, event);
-                if outcome.refusal.is_none() && !outcome.is_duplicate() && !event.is_read() {
+                let may_change = !event.is_read() && !matches!(event.change, Change::Guard { .. });
+                if outcome.refusal.is_none() && !outcome.is_duplicate() && may_change {
                     changed.insert(event.key.clone());
                 }
                 outcome

@@ -1,5 +1,6 @@
 //! Deterministic simulation: an engine on a disk, a clock and a workload that fail and vary by seed.
 
+pub mod call;
 pub mod disk;
 pub mod history;
 pub mod life;

@@ -14,9 +14,10 @@ use tally_core::time::Millis;
 use tally_engine::store::StoreError;
 use tally_engine::{Checkpoint, Durability, Machine, Seal, Step, Sweep, Warmth};
 
+use crate::call::{outcome_per_event, push_all};
 use crate::ensure;
 use crate::life::reads::PendingRead;
-use crate::model::{Event, outcome_per_event, push_all};
+use crate::model::Event;
 use crate::workload::with_submission_count;
 use crate::world::{Verdict, World};
 
@@ -150,7 +151,7 @@ impl<'m> Life<'m> {
     /// Submits new events and retries of requests that a crash may have undone.
     pub fn submit(&mut self) -> Verdict {
         let world = &mut *self.world;
-        let mut events = world.workload.submission(&mut world.rng, self.machine.now());
+        let mut events = world.workload.submission(&mut world.rng, self.machine.now(), world.history.applied());
         if !world.lost.is_empty() && world.rng.one_in(2) {
             let again = world.lost.len().min(4);
             events.extend(world.lost.drain(..again));
@@ -414,6 +415,10 @@ impl<'m> Life<'m> {
                 let mut found = outcome_per_event(&submission.events, &receipt.outcomes);
                 for (event, outcome) in submission.events.iter().zip(&mut found) {
                     self.world.observed.overflows += u64::from(outcome.refusal == Some(Refusal::Overflow));
+                    if matches!(event.change, Change::Guard { .. }) {
+                        self.world.observed.guards_met += u64::from(outcome.refusal.is_none());
+                        self.world.observed.guards_refused += u64::from(outcome.refusal.is_some());
+                    }
                     // The model does not know whether an expired counter was still to be removed.
                     if matches!(event.change, Change::Sweep { .. }) {
                         outcome.applied = 0;

@@ -5,15 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use tally_core::counter::CounterState;
+use tally_core::counter::{Counter, CounterParts, CounterState};
 use tally_core::event::{
-    Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Field, OnBound, RequestId,
+    Bounds, Change, Condition, Correction, Details, Expiry, ExpiryCondition, Field, OnBound, RequestId, VERSION_ABSENT,
 };
 use tally_core::import::{Existing, ImportPart, ImportedCounter};
-use tally_core::key::Key;
+use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::limits::{GENERATION_MS, IDEMPOTENCY_WINDOW_MS};
 use tally_core::outcome::{Outcome, Refusal};
+use tally_core::partition::read_field;
 use tally_core::rates::WINDOWS_MS;
 use tally_core::sub_counters::SubCounter;
 use tally_core::time::Millis;
@@ -57,6 +58,15 @@ impl Event {
         matches!(self.change, Change::Read(_))
     }
 
+    /// The version that it guards, if it does.
+    #[must_use]
+    pub fn guard(&self) -> Option<(KeyRef<'_>, i64)> {
+        match self.change {
+            Change::Guard { version, .. } => Some((self.key.as_ref(), version)),
+            _ => None,
+        }
+    }
+
     /// What must be equal in a repeat of the request: everything except the actor and the group.
     fn payload(&self) -> Event {
         let mut payload = Event { grouped: false, ..self.clone() };
@@ -70,70 +80,6 @@ impl Event {
         payload.details = payload.details.filter(|details| *details != Details::default());
         payload
     }
-}
-
-/// Adds events to a call, in their groups. Equal plain adds in a row become one [`Events::add_times`].
-///
-/// [`Events::add_times`]: tally_core::batch::Events::add_times
-pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
-    for unit in push_units(events) {
-        match unit {
-            PushUnit::Adds { key, delta, times } => call.add_times(key.as_ref(), delta, times),
-            PushUnit::Group([event]) => event.push_to(call),
-            PushUnit::Group(group) => call.group(|call| group.iter().for_each(|event| event.push_to(call))),
-        }
-    }
-}
-
-/// The outcome of each event, given the outcomes of a call filled by [`push_all`].
-#[must_use]
-pub fn outcome_per_event(events: &[Event], outcomes: &[Outcome]) -> Vec<Outcome> {
-    let mut outcomes = outcomes.iter().copied();
-    let mut each = Vec::new();
-    for unit in push_units(events) {
-        match unit {
-            PushUnit::Adds { delta, times, .. } => each.extend(outcomes.next().into_iter().flat_map(|joint| {
-                let applied = joint.applied_times(delta, times);
-                (1..=times).map(move |nth| {
-                    let behind = i64::from(applied.saturating_sub(nth));
-                    match nth <= applied {
-                        true => Outcome {
-                            value: joint.value.wrapping_sub(delta.wrapping_mul(behind)),
-                            applied: delta,
-                            refusal: None,
-                            ..joint
-                        },
-                        false => Outcome { applied: 0, ..joint },
-                    }
-                })
-            })),
-            PushUnit::Group(group) => each.extend(outcomes.by_ref().take(group.len())),
-        }
-    }
-    each
-}
-
-/// Events that are added to a call together.
-enum PushUnit<'a> {
-    /// Equal plain adds.
-    Adds { key: &'a Key, delta: i64, times: u32 },
-    /// One group, or a single event.
-    Group(&'a [Event]),
-}
-
-fn push_units(events: &[Event]) -> impl Iterator<Item = PushUnit<'_>> {
-    let mut groups = events.chunk_by(|_, next| next.grouped).peekable();
-    std::iter::from_fn(move || {
-        let group = groups.next()?;
-        let [Event { key, change: Change::Add(delta), id: None, details: None, .. }] = group else {
-            return Some(PushUnit::Group(group));
-        };
-        let mut times = 1;
-        while groups.next_if_eq(&group).is_some() {
-            times += 1;
-        }
-        Some(PushUnit::Adds { key, delta: *delta, times })
-    })
 }
 
 /// A counter.
@@ -187,6 +133,8 @@ pub struct Model {
     /// Requests by namespace and id.
     pub requests: BTreeMap<(Vec<u8>, Vec<u8>), AnsweredRequest>,
     clock: u64,
+    /// A guard of the current group was refused, and so is the rest of it.
+    is_group_refused: bool,
 }
 
 impl Model {
@@ -199,7 +147,11 @@ impl Model {
     /// Applies one event.
     pub fn apply(&mut self, at: Millis, event: &Event) -> Outcome {
         self.advance(at);
-        let outcome = self.answer(event);
+        self.is_group_refused &= event.grouped;
+        let outcome = match self.is_group_refused && !event.is_read() {
+            true => self.refused(event, Refusal::NotExpected),
+            false => self.answer(event),
+        };
         self.advance(at);
         outcome
     }
@@ -312,8 +264,15 @@ impl Model {
             Change::Sweep { .. } => self.unchanged(event),
             Change::Sum(reports) => self.sum(event, reports.as_slice()),
             Change::Import(imported) => self.import(event, imported),
-            // The model knows requests by their payload, which an imported one does not have, and has no versions to guard.
-            Change::ImportRequest(_) | Change::Guard { .. } => self.unchanged(event),
+            Change::Guard { version, .. } if *version == self.version(&event.key, self.clock()) => {
+                self.unchanged(event)
+            }
+            Change::Guard { .. } => {
+                self.is_group_refused = true;
+                self.refused(event, Refusal::NotExpected)
+            }
+            // The model knows requests by their payload, which an imported one does not have.
+            Change::ImportRequest(_) => self.unchanged(event),
         }
     }
 
@@ -399,9 +358,17 @@ impl Model {
         let number = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
         let value = match event.change {
             Change::Read(Field::Expiry) => found.map_or(0, |counter| counter.expires.map_or(-1, number)),
+            Change::Read(Field::Version) => self.version(&event.key, at),
             _ => found.map_or(0, |counter| counter.value),
         };
         Outcome { value, applied: 0, exists: found.is_some(), exact: true, duplicate: Some(false), refusal: None, at }
+    }
+
+    /// The version of a counter, as a client reads it at `now` to guard a change.
+    #[must_use]
+    pub fn version(&self, key: &Key, now: Millis) -> i64 {
+        let state = self.visible(key, now).and_then(ModelCounter::state);
+        state.map_or(VERSION_ABSENT, |state| read_field(Some(&state), Field::Version, now).value)
     }
 
     fn expires(&self, key: &Key) -> Option<u64> {
@@ -547,6 +514,20 @@ impl ModelCounter {
             increments: Vec::new(),
             expires: state.expires_at.map(|at| at.0),
         }
+    }
+
+    /// As an engine has it, but without rates.
+    fn state(&self) -> Option<CounterState> {
+        let parts = CounterParts {
+            increments: self.plus,
+            decrements: self.minus,
+            min: self.min,
+            max: self.max,
+            created: Millis(self.created),
+            updated: Millis(self.updated),
+            rates: [0; 6],
+        };
+        Counter::from_parts(&parts).map(|counter| CounterState { counter, expires_at: self.expires.map(Millis) })
     }
 
     /// Whether both are the same import. Every change moves `updated` or the expiry.

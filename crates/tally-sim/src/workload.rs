@@ -3,6 +3,7 @@
 use tally_core::counter::{Counter, CounterParts, CounterState};
 use tally_core::event::{
     AddExpiry, Bounds, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, OnBound,
+    VERSION_ABSENT,
 };
 use tally_core::import::{Existing, ImportPart, ImportedCounter};
 use tally_core::key::Key;
@@ -10,7 +11,7 @@ use tally_core::ledger::{CHAIN_START, CorrectionKind, LedgerEntry};
 use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::time::Millis;
 
-use crate::model::Event;
+use crate::model::{Event, Model};
 use crate::rng::Rng;
 
 /// The counter that every submission increments: its value is the number of submissions in a state.
@@ -49,16 +50,38 @@ impl Workload {
         self.keys[rng.below(self.keys.len() as u64) as usize].clone()
     }
 
-    /// A submission with events of every kind.
+    /// A submission with events of every kind, by a caller that has read the state.
     #[must_use]
-    pub fn submission(&self, rng: &mut Rng, now: Millis) -> Vec<Event> {
+    pub fn submission(&self, rng: &mut Rng, now: Millis, read: &Model) -> Vec<Event> {
         let more = rng.below(self.events_max + 1);
         let mut events = with_submission_count((0..more).map(|_| self.event(rng, now)));
+        if rng.one_in(4) {
+            events.extend(self.optimistic_transaction(rng, now, read));
+        }
         // Pipelines often repeat the same command.
         if rng.one_in(6) {
             let event = Event::add(&self.key(rng), amount(rng));
             events.extend(std::iter::repeat_n(event, 2 + rng.below(40) as usize));
         }
+        events
+    }
+
+    /// Guards and the events that depend on them, as one group. Counters may change before it is applied, and some callers
+    /// guard what never was.
+    fn optimistic_transaction(&self, rng: &mut Rng, now: Millis, read: &Model) -> Vec<Event> {
+        let mut events = Vec::new();
+        for number in 0..=rng.below(2) {
+            let key = self.key(rng);
+            let version = match rng.below(8) {
+                0 => VERSION_ABSENT,
+                1 => rng.next_u64() as i64,
+                _ => read.version(&key, now),
+            };
+            let change = Change::Guard { version, covers: 0 };
+            events.push(Event { change, grouped: number > 0, ..Event::add(&key, 0) });
+        }
+        let covered = (0..=rng.below(4)).map(|_| Event { grouped: true, ..self.event(rng, now) });
+        events.extend(covered);
         events
     }
 
@@ -69,7 +92,7 @@ impl Workload {
     }
 
     fn read(&self, rng: &mut Rng) -> Event {
-        let field = if rng.one_in(2) { Field::Value } else { Field::Expiry };
+        let field = [Field::Value, Field::Expiry, Field::Version][rng.below(3) as usize];
         Event { change: Change::Read(field), grouped: rng.one_in(4), ..Event::add(&self.key(rng), 0) }
     }
 

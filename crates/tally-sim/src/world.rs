@@ -142,6 +142,10 @@ counts! {
     clock_steps,
     /// Increments refused because the value would overflow.
     overflows,
+    /// Guards whose counter had not changed.
+    guards_met,
+    /// Guards whose counter had changed, or that followed such a one.
+    guards_refused,
 }
 
 /// The world.

@@ -13,8 +13,9 @@ use tally_core::surface::Health;
 use tally_core::time::Millis;
 use tally_engine::store::{Entry, Store};
 use tally_engine::{DirId, Durability, Machine, Seal, Settings};
+use tally_sim::call::push_all;
 use tally_sim::life::{Life, ready};
-use tally_sim::model::{Event, push_all};
+use tally_sim::model::Event;
 use tally_sim::rng::Rng;
 use tally_sim::workload::{Workload, with_submission_count};
 use tally_sim::world::Observed;
@@ -258,6 +259,8 @@ fn a_failed_flush_poisons_the_engine() {
                 life.submit()?;
                 life.settle()?;
             }
+            // So that the next batch has room.
+            life.maintain();
             life.submit()?;
             life.seal()?;
             life.ask()?;

@@ -92,7 +92,8 @@ impl Estimates {
     }
 
     /// The estimated value, if anything is known.
-    pub fn value(&self, key: &Key) -> Option<i64> {
+    #[cfg(test)]
+    fn value(&self, key: &Key) -> Option<i64> {
         self.known.lock().get(key).map(Estimate::value)
     }
 }

@@ -72,6 +72,19 @@ impl ReadCounter {
         }
     }
 
+    /// The outcome of reading a field.
+    pub fn field(&self, field: Field) -> Outcome {
+        let read = read_field(self.held.as_ref(), field, self.now);
+        match field {
+            Field::Value => {
+                let value = read.value.saturating_add(self.tail.value);
+                let exists = read.exists || self.tail.value != 0;
+                Outcome { exact: self.exact, value, exists, ..read }
+            }
+            Field::Expiry | Field::Version => Outcome { exact: self.exact, ..read },
+        }
+    }
+
     /// With its statistics.
     pub fn stats(&self) -> Stats {
         Stats { reading: self.reading(), ..Stats::exact(self.held, self.as_of) }
@@ -493,17 +506,7 @@ impl Cluster {
             .iter()
             .zip(&counters)
             .map(|(event, counter)| match event.change {
-                ChangeRef::Other(Change::Read(field)) => {
-                    let read = read_field(counter.held.as_ref(), *field, counter.now);
-                    match field {
-                        Field::Value => {
-                            let value = read.value.saturating_add(counter.tail.value);
-                            let exists = read.exists || counter.tail.value != 0;
-                            Outcome { exact: counter.exact, value, exists, ..read }
-                        }
-                        Field::Expiry | Field::Version => Outcome { exact: counter.exact, ..read },
-                    }
-                }
+                ChangeRef::Other(Change::Read(field)) => counter.field(*field),
                 _ => Outcome::EMPTY,
             })
             .collect();

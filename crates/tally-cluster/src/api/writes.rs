@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use tally_core::batch::{DividedCall, Events, SlotOutcome};
 use tally_core::consistency::Consistency;
-use tally_core::event::ChangeRef;
+use tally_core::event::{Change, ChangeRef, EventRef, Field};
 use tally_core::key::Key;
 use tally_core::outcome::{Outcome, Receipt, Token};
 use tally_core::surface::{EngineError, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
+use super::reads::ReadCounter;
 
 impl Cluster {
     pub(super) async fn write(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
@@ -51,7 +52,13 @@ impl Cluster {
         if !events.batch().fits_call() {
             return Err(EngineError::TooLarge);
         }
-        let waits = consistency == Consistency::Exact || events.depend_on_state();
+        let reads = events.batch().iter().any(|event| !event.is_change());
+        let waits = match consistency {
+            Consistency::Exact => true,
+            // A read sees everything acknowledged before it began.
+            Consistency::Accurate => reads || events.depend_on_state(),
+            Consistency::Eventual | Consistency::BestEffort => events.depend_on_state(),
+        };
         let call = events.divide(|key| self.partition_of(key));
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
         let parts = all_or_unknown(join_all(parts).await)?;
@@ -68,27 +75,48 @@ impl Cluster {
             self.note_outcomes(events, &outcomes, appended.end, at);
             return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
         }
+        // Before the append: if they cannot be read, nothing was changed.
+        let reads = self.read_before(events).await?;
         // Totals for the estimates are fetched meanwhile.
-        let keys: BTreeSet<Key> = events.batch().iter().map(|event| event.key.to_key()).collect();
+        let keys: BTreeSet<Key> =
+            events.batch().iter().filter(EventRef::is_change).map(|event| event.key.to_key()).collect();
         let (call, ()) = tokio::join!(lane.append(events), self.refresh_estimates(partition, &keys));
         let appended = call?.batch.appended;
         self.clocks.observe(partition, appended.at);
-        let outcomes = self.estimate(events, appended.end, appended.at);
+        let outcomes = self.estimate(events, &reads, appended.end, appended.at);
         Ok(Receipt { outcomes, as_of: appended.at, token: Token::new(partition, appended.end) })
+    }
+
+    /// The counters that a call reads between its increments.
+    async fn read_before(&self, events: &Events) -> Result<BTreeMap<Key, ReadCounter>, EngineError> {
+        let keys: BTreeSet<Key> =
+            events.batch().iter().filter(|event| !event.is_change()).map(|event| event.key.to_key()).collect();
+        if keys.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let keys: Vec<Key> = keys.into_iter().collect();
+        let counters = Box::pin(self.read_counters(&keys, &ReadOptions::new(Consistency::Eventual))).await?;
+        Ok(keys.into_iter().zip(counters).collect())
     }
 
     /// Estimates begin at the values that are known now, not at totals of before.
     fn note_outcomes(&self, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
-        for (key, outcome) in events.keys_of_outcomes().zip(outcomes) {
-            if outcome.refusal.is_none() {
-                self.estimates.refresh(&key.to_key(), outcome.value, end, at);
+        let is_value = |event: &EventRef<'_>| {
+            !matches!(event.change, ChangeRef::Other(Change::Read(Field::Expiry | Field::Version)))
+        };
+        for (event, outcome) in events.events_of_outcomes().zip(outcomes) {
+            if outcome.refusal.is_none() && is_value(&event) {
+                self.estimates.refresh(&event.key.to_key(), outcome.value, end, at);
             }
         }
     }
 
-    /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet.
-    fn estimate(&self, events: &Events, end: Position, at: Millis) -> Vec<Outcome> {
+    /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet. `reads` has the counters
+    /// that are read, as they were before.
+    fn estimate(&self, events: &Events, reads: &BTreeMap<Key, ReadCounter>, end: Position, at: Millis) -> Vec<Outcome> {
         let mut keys: BTreeMap<&[u8], Key> = BTreeMap::new();
+        // The values after the adds of this call.
+        let mut added: BTreeMap<&[u8], i64> = BTreeMap::new();
         let slots: Vec<Outcome> = events
             .batch()
             .iter()
@@ -97,14 +125,16 @@ impl Cluster {
                 let delta = match event.change {
                     ChangeRef::Add(delta) => delta,
                     ChangeRef::Adds(adds) => saturated(adds.sum()),
+                    ChangeRef::Other(Change::Read(field)) => {
+                        let read = reads.get(key).map_or(Outcome::EMPTY, |counter| counter.field(*field));
+                        return Outcome { at, ..behind(added.get(event.key.as_bytes()).copied(), *field, read) };
+                    }
                     ChangeRef::Other(_) => 0,
                 };
+                let value = self.estimates.add(key, delta, end);
+                added.insert(event.key.as_bytes(), value);
                 Outcome {
-                    value: if event.is_change() {
-                        self.estimates.add(key, delta, end)
-                    } else {
-                        self.estimates.value(key).unwrap_or_default()
-                    },
+                    value,
                     applied: delta,
                     exists: true,
                     exact: false,
@@ -116,6 +146,18 @@ impl Cluster {
             .collect();
         events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect()
     }
+}
+
+/// What a read answers behind the adds of its call that led to `value`, if there are any.
+fn behind(value: Option<i64>, field: Field, read: Outcome) -> Outcome {
+    let Some(value) = value else { return Outcome { exact: false, ..read } };
+    let value = match field {
+        Field::Value => value,
+        // The adds created it.
+        Field::Expiry if !read.exists => -1,
+        Field::Expiry | Field::Version => read.value,
+    };
+    Outcome { value, exists: true, exact: false, ..read }
 }
 
 /// The receipt of a call, from those of its parts.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Batch, HAS_REQUEST_ID, NONE, OPEN, Shape, UNSTORED, key_hash};
-use crate::event::{Change, Details, RequestId};
+use crate::event::{Change, Details, EventRef, RequestId};
 use crate::key::KeyRef;
 use crate::outcome::{Outcome, Split};
 use crate::record::{RequestKey, request_key};
@@ -242,10 +242,10 @@ impl Events {
         &self.batch
     }
 
-    /// The counter of each outcome of the call, in order.
-    pub fn keys_of_outcomes(&self) -> impl Iterator<Item = KeyRef<'_>> {
-        let keys: Vec<KeyRef<'_>> = self.batch.iter().map(|event| event.key).collect();
-        self.marks.iter().map(move |mark| keys[mark.slot as usize])
+    /// The event of each outcome of the call, in order. Those of combined adds share one.
+    pub fn events_of_outcomes(&self) -> impl Iterator<Item = EventRef<'_>> {
+        let events: Vec<EventRef<'_>> = self.batch.iter().collect();
+        self.marks.iter().map(move |mark| events[mark.slot as usize])
     }
 
     /// The outcomes of the call, in order, given the outcome of each slot. See [`Events::outcomes_len`].

@@ -13,7 +13,8 @@ use tally_core::limits::{
 use tally_core::outcome::{Outcome, Outcomes};
 use tally_core::partition::Partition;
 use tally_core::time::Millis;
-use tally_sim::model::{Event, outcome_per_event, push_all};
+use tally_sim::call::{outcome_per_event, push_all};
+use tally_sim::model::Event;
 
 use crate::strategies;
 

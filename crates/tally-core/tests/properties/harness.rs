@@ -13,7 +13,8 @@ use tally_core::outcome::{Outcome, Outcomes, Refusal};
 use tally_core::partition::{Capture, Partition, Probe};
 use tally_core::record::{self, Meta, Records};
 use tally_core::time::{Millis, Position};
-use tally_sim::model::{Event, Model, outcome_per_event, push_all};
+use tally_sim::call::{outcome_per_event, push_all};
+use tally_sim::model::{Event, Model};
 
 pub struct Harness {
     pub partition: Partition,

@@ -22,6 +22,7 @@ pub struct RespClient {
     commands: AtomicU64,
     version: AtomicU8,
     queueing: AtomicBool,
+    monitoring: AtomicBool,
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     texts: Mutex<Texts>,
@@ -133,13 +134,24 @@ impl RespClient {
         self.queueing.store(queueing, Relaxed);
     }
 
+    /// Whether it is a monitor.
+    pub fn set_monitoring(&self, monitoring: bool) {
+        self.monitoring.store(monitoring, Relaxed);
+    }
+
     /// The line of `CLIENT LIST`.
     pub fn line(&self, now: Millis) -> String {
         let texts = self.texts().clone();
         let mut line = String::new();
         let shown = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let last = Millis(self.last_ms.load(Relaxed));
-        let queueing = self.queueing.load(Relaxed);
+        let (queueing, monitoring) = (self.queueing.load(Relaxed), self.monitoring.load(Relaxed));
+        let flags = match (monitoring, queueing) {
+            (false, false) => "N",
+            (false, true) => "x",
+            (true, false) => "O",
+            (true, true) => "Ox",
+        };
         // Writing to a string does not fail.
         let _ = write!(
             line,
@@ -152,7 +164,7 @@ impl RespClient {
             shown(&texts.name),
             now.since(self.since) / 1000,
             now.since(last) / 1000,
-            if queueing { "x" } else { "N" },
+            flags,
             if queueing { 0 } else { -1 },
             if texts.last_command.is_empty() { "NULL" } else { texts.last_command },
             self.version.load(Relaxed),
@@ -210,6 +222,7 @@ impl Clients {
             commands: AtomicU64::new(0),
             version: AtomicU8::new(2),
             queueing: AtomicBool::new(false),
+            monitoring: AtomicBool::new(false),
             received_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             texts: Mutex::default(),

@@ -16,6 +16,7 @@ mod errors;
 
 mod clients;
 mod cursors;
+mod monitors;
 mod stats;
 
 mod server;

@@ -3,7 +3,7 @@
 use std::io;
 use std::rc::Rc;
 
-use super::commands::{CallContext, EngineReply, NextStep, Spec, dispatch};
+use super::commands::{CallContext, EngineReply, NextStep, Spec, dispatch, dispatch_monitored};
 use super::connection::{Ready, RespConnection};
 use super::errors::failure;
 use super::gather::Gatherer;
@@ -65,7 +65,7 @@ struct RequestReader {
 impl RequestReader {
     async fn run(&mut self) {
         loop {
-            match self.connection.ready().await {
+            match self.ready().await {
                 Ready::Read => {}
                 Ready::Close => return,
             }
@@ -90,6 +90,21 @@ impl RequestReader {
                 }
                 outcome = self.take_rest();
             }
+        }
+    }
+
+    /// Resolves when there is something to read. A monitor is sent what others do meanwhile.
+    async fn ready(&self) -> Ready {
+        let Some(monitor) = &self.session.monitor else { return self.connection.ready().await };
+        loop {
+            // Lines do not come between the replies of one request, and a monitor that does not read gets no more.
+            self.connection.settled().await;
+            tokio::select! {
+                biased;
+                ready = self.connection.ready() => return ready,
+                lines = monitor.next() => self.connection.put(|out| out.extend_from_slice(&lines)),
+            }
+            tokio::task::yield_now().await;
         }
     }
 
@@ -184,8 +199,10 @@ impl RequestReader {
             // Requests that arrived together have the same time.
             let now = gatherer.server.now();
             let caller = Caller::new(client.peer.ip());
-            let context = CallContext { server: &gatherer.server, client, caller, now, watched: &watched };
+            let (server, reads_min) = (&gatherer.server, watched.reads_min());
+            let context = CallContext { server, client, caller, now, watched: &watched, reads_min };
             client.seen_at(now);
+            let mut monitored = gatherer.server.monitors.recorder();
             let (mut taken, mut commands) = (0, 0);
             let outcome = loop {
                 let left = input.get(taken..).unwrap_or_default();
@@ -211,8 +228,11 @@ impl RequestReader {
                             ReplyMode::SkipNext => (Silence::On, &[][..]),
                         };
                         turn.set_silence(silence);
-                        let request = (args, Sent { request, behind });
-                        let next = dispatch(&context, &mut self.session, request, turn);
+                        let session = &mut self.session;
+                        let next = match &mut monitored {
+                            None => dispatch(&context, session, (args, Sent { request, behind }), turn),
+                            Some(lines) => dispatch_monitored(&context, session, (args, request), turn, lines),
+                        };
                         turn.set_version(self.session.version);
                         match next {
                             NextStep::Continue => {}
@@ -237,6 +257,9 @@ impl RequestReader {
             } else {
                 outcome
             };
+            if let Some(lines) = &mut monitored {
+                lines.publish();
+            }
             self.parser.trim();
             client.used(commands as u64);
             (outcome, taken)

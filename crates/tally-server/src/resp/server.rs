@@ -10,6 +10,7 @@ use tally_engine::clock::{Clock, SystemClock};
 
 use super::clients::Clients;
 use super::cursors::Cursors;
+use super::monitors::Monitors;
 use super::stats::RespStats;
 use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::service::Service;
@@ -20,6 +21,8 @@ pub struct RespServer {
     pub service: Arc<Service>,
     /// Connected clients.
     pub clients: Clients,
+    /// Connections that see all commands.
+    pub monitors: Arc<Monitors>,
     /// Positions of `SCAN`.
     pub cursors: Cursors,
     /// Memory that connections share.
@@ -88,6 +91,7 @@ impl RespServer {
         RespServer {
             service,
             clients: Clients::default(),
+            monitors: Arc::default(),
             cursors: Cursors::default(),
             limits: Arc::default(),
             metrics,

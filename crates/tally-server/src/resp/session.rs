@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use tally_core::key::Key;
 
+use super::monitors::MonitorSubscription;
 use super::reply::ProtocolVersion;
+use crate::policy::Consistency;
 
 /// The state of one connection.
 #[derive(Default)]
@@ -18,6 +20,8 @@ pub struct Session {
     pub refused_database: Option<Box<str>>,
     /// Which replies the client wants.
     pub replies: ReplyMode,
+    /// It sees all commands.
+    pub monitor: Option<MonitorSubscription>,
 }
 
 /// Which replies a client wants, as `CLIENT REPLY` sets it.
@@ -45,6 +49,11 @@ impl WatchedKeys {
     /// Whether the counter is one of them.
     pub fn contains(&self, key: &Key) -> bool {
         self.0.borrow().iter().any(|(known, _)| known == key)
+    }
+
+    /// What reads need at least: while there are any, nothing older than them may be read.
+    pub fn reads_min(&self) -> Consistency {
+        if self.0.borrow().is_empty() { Consistency::BestEffort } else { Consistency::Exact }
     }
 
     /// How many there are.

@@ -18,6 +18,7 @@ mod moving;
 mod observed;
 mod place;
 mod proxy;
+mod redis_commands;
 mod standbys;
 mod steps;
 mod watched;

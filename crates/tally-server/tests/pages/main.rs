@@ -14,7 +14,6 @@ mod references;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::resp::{Redis, Reply};
 use harness::{Server, run};
 use regex::Regex;
 
@@ -264,23 +263,6 @@ fn a_block_is_left_out_only_if_it_starts_servers_builds_or_needs_root_or_a_clust
         }
     }
     assert!(without_reason.is_empty(), "{without_reason:#?}");
-}
-
-#[test]
-fn a_fixed_window_of_100_lets_199_through_at_its_edge() {
-    let server = Server::start();
-    let mut redis = Redis::connect(&server.redis);
-    let mut accepted = |requests: usize| {
-        let reply = |_| redis.call(&["INCREX", "limit:ann", "UBOUND", "100", "EX", "60", "ENX"]);
-        (0..requests).map(reply).filter(|reply| reply.items()[1] == Reply::Integer(1)).count()
-    };
-    assert_eq!(accepted(1), 1, "the window begins");
-    let at_the_end = accepted(120);
-    // The end of the window, without waiting for it.
-    assert_eq!(Redis::connect(&server.redis).call(&["PEXPIRE", "limit:ann", "0"]), Reply::Integer(1));
-    let right_after = accepted(120);
-    assert_eq!((at_the_end, right_after), (99, 100));
-    assert!(page("docs/recipes.md").contains("up to 199 requests"));
 }
 
 #[test]

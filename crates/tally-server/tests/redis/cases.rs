@@ -150,7 +150,6 @@ fn unsupported_requests_are_refused_with_an_error_and_change_nothing() {
             ("setnx a x", "ERR value is not an integer or out of range"),
             (&format!("mset a 1 {long} 2"), "ERR "),
             (&format!("watch a {long}"), "ERR "),
-            ("monitor", "ERR Tally has no MONITOR"),
             ("subscribe a", "ERR unknown command 'subscribe'"),
             ("eval x 0", "ERR unknown command 'eval'"),
             ("scan 4711", "ERR invalid cursor"),
@@ -176,6 +175,20 @@ fn keys_lists_the_keys_that_match() {
         let request = format!("keys {pattern}");
         assert_eq!(sorted(ours.say(&request)), sorted(theirs.say(&request)), "{pattern}");
     }
+}
+
+#[test]
+fn the_idle_time_of_a_counter_is_the_time_since_its_last_change() {
+    let server = Server::start();
+    let mut resp = Resp::to(&server);
+    assert_replies(&mut resp, &[("object idletime a", "$-1"), ("incr a", "1"), ("incr a", "2")]);
+    crate::harness::wait_for("a second to pass", || match resp.say("object idletime a").number() {
+        0 => Err(0),
+        seconds => Ok(seconds),
+    });
+    let refused = "ERR Command not allowed inside a transaction";
+    assert_replies(&mut resp, &[("incr a", "3"), ("object idletime a", "0"), ("multi", "OK")]);
+    assert_replies(&mut resp, &[("object idletime a", refused), ("discard", "OK")]);
 }
 
 #[test]

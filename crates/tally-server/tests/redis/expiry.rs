@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::harness::wire::{Reply, Resp};
-use crate::harness::{Server, run, serve, tally};
+use crate::harness::{Server, run, serve, tally, wait_for};
 
 /// Noon on 1 January 2100.
 const AT_MS: u64 = 4_102_488_000_000;
@@ -86,4 +86,43 @@ fn info_and_metrics_show_how_many_counters_expire_and_have_expired() {
     let server = Server::start_in(dir.path());
     let shown = info(&mut Resp::to(&server));
     assert!(shown.contains("\r\nexpired_keys:0\r\n") && shown.contains("\r\ndb0:keys=3,expires=1,"), "{shown}");
+}
+
+/// What `docs/recipes.md` warns of: with 100 for each window, 199 requests are accepted in less time than half a window.
+#[test]
+fn a_fixed_window_lets_a_burst_of_199_through_at_its_edge() {
+    const WINDOW_MS: i64 = 2_000;
+    let server = Server::start();
+    let mut resp = Resp::to(&server);
+    let accepted = |resp: &mut Resp, key: &str, requests: usize| -> i64 {
+        let request = format!("INCREX {key} UBOUND 100 PX {WINDOW_MS} ENX\r\n");
+        resp.send(request.repeat(requests).as_bytes()).unwrap();
+        (0..requests).map(|_| resp.reply().unwrap().items()[1].number()).sum()
+    };
+    let mut attempts = 0;
+    wait_for("a window that lasts until its burst", || {
+        attempts += 1;
+        let key = format!("limit:{attempts}");
+        assert_eq!(accepted(&mut resp, &key, 1), 1);
+        let pttl = |resp: &mut Resp| resp.say(&format!("pttl {key}")).number();
+        wait_for("the end of the window to come near", || match pttl(&mut resp) {
+            left if left <= WINDOW_MS / 4 => Ok(()),
+            left => Err(left),
+        });
+        let at_the_end = accepted(&mut resp, &key, 200);
+        if at_the_end > 99 {
+            return Err("the window ended before the burst");
+        }
+        assert_eq!(at_the_end, 99, "with the first one, 100");
+        wait_for("the window to end", || match pttl(&mut resp) {
+            -2 => Ok(()),
+            left => Err(left),
+        });
+        assert_eq!(accepted(&mut resp, &key, 200), 100);
+        // Both bursts lie between a quarter of a window before the end of the first one and now.
+        match pttl(&mut resp) {
+            left if left >= WINDOW_MS * 3 / 4 => Ok(()),
+            _ => Err("the second burst was late"),
+        }
+    });
 }

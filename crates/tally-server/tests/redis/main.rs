@@ -13,6 +13,7 @@ mod harness;
 mod increx;
 mod info;
 mod like_redis;
+mod monitor;
 mod together;
 mod watch;
 

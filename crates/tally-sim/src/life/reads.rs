@@ -11,8 +11,9 @@ use tally_core::time::Millis;
 use tally_engine::Durability;
 
 use super::{Life, Pending};
+use crate::call::push_all;
 use crate::ensure;
-use crate::model::{Event, Model, push_all};
+use crate::model::{Event, Model};
 use crate::world::Verdict;
 
 /// A read that is not checked yet.

@@ -24,13 +24,15 @@ pub struct CallContext<'a> {
     /// The server.
     pub server: &'a Arc<RespServer>,
     /// The connection's entry in `CLIENT LIST`.
-    pub client: &'a RespClient,
+    pub client: &'a Arc<RespClient>,
     /// The caller.
     pub caller: Caller,
     /// The time on the server's clock.
     pub now: Millis,
     /// The counters that the connection's next transaction depends on.
     pub watched: &'a WatchedKeys,
+    /// What reads need at least: after `WATCH`, they must not be older than what it saw.
+    pub reads_min: Consistency,
 }
 
 /// Why a command was not executed.
@@ -142,6 +144,7 @@ impl<'a> CommandCall<'a, '_> {
     /// Where the events of a command go that only reads.
     #[inline]
     pub fn reads_with(&mut self, consistency: Consistency) -> Result<&mut Events, CommandError> {
+        let consistency = consistency.max(self.context.reads_min);
         match &mut self.target {
             EventTarget::Turn(turn) => Ok(turn.read_events(&self.context.server.service, consistency)?),
             EventTarget::Transaction(events) => Ok(events),

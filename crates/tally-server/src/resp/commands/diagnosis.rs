@@ -1,5 +1,5 @@
 //! Commands that monitoring tools and client libraries send to inspect a server: `OBJECT`, `MEMORY`, `SLOWLOG`, `LATENCY`,
-//! `ROLE`, `LASTSAVE`, `WAIT`, `ACL`, `MODULE`, `MONITOR`. What Tally does not record is empty or an error, never made up.
+//! `ROLE`, `LASTSAVE`, `WAIT`, `ACL`, `MODULE`. What Tally does not record is empty or an error, never made up.
 
 use tally_core::event::{Change, Field};
 use tally_core::outcome::Outcome;
@@ -15,12 +15,10 @@ use crate::resp::errors::{NOT_AN_INTEGER, SYNTAX};
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
 use crate::resp::wire::{Args, integer};
+use crate::service::{Failure, Freshness};
 
 const NO_FREQUENCY: &str = "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that \
     when switching between policies at runtime LRU and LFU data will take some time to adjust.";
-const NO_IDLE_TIME: &str = "ERR Tally does not record when a counter was last read";
-const NO_MONITOR: &str =
-    "ERR Tally has no MONITOR: its threads do not share a stream of commands; see INFO commandstats";
 
 /// The key after a subcommand.
 const SECOND: Keys = Keys { first: 2, last: 2, step: 1, access: "RO" };
@@ -57,15 +55,32 @@ fn frequency(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> 
     read_second(call, |exists, reply| if exists { reply.error(NO_FREQUENCY) } else { reply.null() })
 }
 
-pub static OBJECT_IDLETIME: Spec = Spec::new("object|idletime", 3, Execution::Counter(idle_time))
+pub static OBJECT_IDLETIME: Spec = Spec::new("object|idletime", 3, Execution::Engine(idle_time))
     .verb(Verb::Read)
     .keys(SECOND)
     .redis("readonly", "@keyspace @read @slow", "nondeterministic_output")
     .syntax(&["key"])
-    .docs("generic", "2.2.3", "O(1)", "Refused: when keys are used is not recorded.");
+    .docs(
+        "generic",
+        "2.2.3",
+        "O(1)",
+        "Returns the seconds since the last change of a counter; reads are not recorded.",
+    );
 
-fn idle_time(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
-    read_second(call, |exists, reply| if exists { reply.error(NO_IDLE_TIME) } else { reply.null() })
+fn idle_time(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
+    let service = &call.server.service;
+    let key = service.admission().admit(&call.caller, args.get(2).unwrap_or_default(), Action::Read)?.to_key();
+    Ok(Box::pin(async move {
+        let readings = call.server.service.read(vec![key], Freshness::default()).await?;
+        let reading = readings.first().ok_or(Failure::Recovering)?;
+        Ok(call.reply(|reply| match reading.updated_at.filter(|_| reading.exists) {
+            Some(updated) => {
+                let seconds = call.server.now().since(updated) / 1000;
+                reply.integer(i64::try_from(seconds).unwrap_or(i64::MAX));
+            }
+            None => reply.null(),
+        }))
+    }))
 }
 
 /// Reads the key after the subcommand, and answers by whether it exists.
@@ -282,11 +297,3 @@ pub static LATENCY_RESET: Spec = Spec::new("latency|reset", -2, Execution::Immed
 pub static LATENCY_HELP: Spec = Spec::new("latency|help", 2, Execution::Immediate(help))
     .redis("loading stale", "@slow", "")
     .docs("server", "2.8.13", "O(1)", "Lists the subcommands.");
-
-pub static MONITOR: Spec = Spec::new("monitor", 1, Execution::Immediate(monitor))
-    .redis("admin noscript loading stale", "@admin @slow @dangerous", "")
-    .docs("server", "1.0.0", "O(1)", "Refused: there is no stream of all commands.");
-
-fn monitor(_: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
-    reply.error(NO_MONITOR);
-}

@@ -23,13 +23,13 @@ pub fn dispatch(
         Ok(spec) => spec,
         Err(text) => return refuse_unknown(context, session, args, turn, &text),
     };
-    if context.server.service.is_recovering() && !spec.works_while_loading() {
+    if is_loading(context, spec) {
         return refuse_loading(session, spec, turn);
     }
-    if session.refused_database.is_some() && !database::is_allowed(session, spec) {
+    if is_elsewhere(session, spec) {
         return database::refuse(session, spec, turn);
     }
-    if session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_)) {
+    if is_queued(session, spec) {
         return transactions::queue(session, spec, args, turn);
     }
     let mut call = CommandCall { args, context, target: EventTarget::Turn(turn) };
@@ -51,6 +51,29 @@ pub fn dispatch(
             NextStep::Continue
         }
     }
+}
+
+/// Whether the command has to wait until the server has recovered.
+#[inline]
+fn is_loading(context: &CallContext<'_>, spec: &Spec) -> bool {
+    context.server.service.is_recovering() && !spec.works_while_loading()
+}
+
+/// Whether the command would have to be executed in a database that does not exist.
+#[inline]
+fn is_elsewhere(session: &Session, spec: &Spec) -> bool {
+    session.refused_database.is_some() && !database::is_allowed(session, spec)
+}
+
+/// Whether the command becomes a part of the transaction that is being queued.
+#[inline]
+pub fn is_queued(session: &Session, spec: &Spec) -> bool {
+    session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_))
+}
+
+/// Whether the command is executed or queued.
+pub fn is_executed(context: &CallContext<'_>, session: &Session, spec: &Spec) -> bool {
+    !is_loading(context, spec) && !is_elsewhere(session, spec)
 }
 
 /// As in Redis, only commands that need no counters are executed before the server has recovered.

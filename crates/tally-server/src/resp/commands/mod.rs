@@ -14,7 +14,8 @@
 //! | `connection` | `PING`, `ECHO`, `HELLO`, `AUTH`, `QUIT`, `RESET`, `CLIENT` |
 //! | `database` | `SELECT`, `SWAPDB`, `MOVE`, `CLUSTER`, `READONLY`, `READWRITE`, `ASKING` |
 //! | `introspection` | `COMMAND` |
-//! | `diagnosis` | `OBJECT`, `MEMORY`, `SLOWLOG`, `LATENCY`, `ROLE`, `LASTSAVE`, `WAIT`, `ACL`, `MODULE`, `MONITOR` |
+//! | `diagnosis` | `OBJECT`, `MEMORY`, `SLOWLOG`, `LATENCY`, `ROLE`, `LASTSAVE`, `WAIT`, `ACL`, `MODULE` |
+//! | `monitor` | `MONITOR` |
 //! | `info`, `config`, `server` | `INFO`, `CONFIG`, `TIME`, `FUNCTION` |
 //!
 //! `spec` says what a command is, `call` what it gets to work with, `table` finds it by name, and `dispatch` executes
@@ -34,6 +35,7 @@ mod expiry;
 mod info;
 mod introspection;
 mod keyspace;
+mod monitor;
 mod refusal;
 mod server;
 mod sets;
@@ -49,6 +51,7 @@ pub use call::CallContext;
 pub use dispatch::dispatch;
 #[cfg(test)]
 pub use introspection::describe_all;
+pub use monitor::dispatch_monitored;
 pub use spec::{EngineReply, NextStep, Spec};
 #[cfg(test)]
 pub use table::{COMMANDS, resolve};

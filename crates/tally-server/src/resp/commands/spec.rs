@@ -91,7 +91,7 @@ pub enum Execution {
     Select,
     /// Changes the session. Executed at once, even while a transaction is queued.
     Session(fn(&mut SessionCall<'_>) -> NextStep),
-    /// Changes the version of the protocol, which a transaction cannot.
+    /// Changes the session in a way that a transaction cannot.
     Handshake(fn(&mut SessionCall<'_>) -> NextStep),
 }
 

@@ -4,8 +4,8 @@ use phf::phf_ordered_map;
 
 use super::spec::{CommandTable, Spec};
 use super::{
-    bounds, config, connection, copies, counters, database, diagnosis, expiry, info, introspection, keyspace, server,
-    sets, tally, transactions, watch,
+    bounds, config, connection, copies, counters, database, diagnosis, expiry, info, introspection, keyspace, monitor,
+    server, sets, tally, transactions, watch,
 };
 use crate::resp::wire::Args;
 
@@ -82,7 +82,7 @@ pub static COMMANDS: CommandTable = CommandTable(phf_ordered_map! {
     "module" => &diagnosis::MODULE,
     "slowlog" => &diagnosis::SLOWLOG,
     "latency" => &diagnosis::LATENCY,
-    "monitor" => &diagnosis::MONITOR,
+    "monitor" => &monitor::MONITOR,
     "cluster" => &database::CLUSTER,
     "readonly" => &database::READONLY,
     "readwrite" => &database::READWRITE,

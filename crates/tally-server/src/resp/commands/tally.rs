@@ -9,6 +9,7 @@ use super::call::{CommandCall, CommandError, EngineCall};
 use super::spec::{EngineReply, Execution, Keys, Spec};
 use crate::admission::{self, Action};
 use crate::metrics::Verb;
+use crate::policy::Consistency;
 use crate::resp::errors::SYNTAX;
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, OVERFLOW, ReplyPlan};
@@ -85,6 +86,7 @@ fn read(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
     let key = args.get(1).unwrap_or_default();
     let key = call.server.service.admission().admit(&call.caller, key, Action::Read)?.to_key();
     let freshness = match args.get(2) {
+        None if call.watched.reads_min() == Consistency::Exact => Freshness::exact(),
         None => Freshness::default(),
         Some(word) if args.len() == 3 && word.eq_ignore_ascii_case(b"EXACT") => Freshness::exact(),
         Some(_) => return Err(SYNTAX.into()),

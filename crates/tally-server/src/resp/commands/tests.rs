@@ -195,7 +195,8 @@ fn replies_while_recovering(lines: &[&str]) -> Vec<String> {
     let server = Arc::new(RespServer::new(service, ProtocolMetrics::new("resp"), settings));
     let client = server.clients.add(address, address, Millis(0));
     let (caller, watched) = (Caller::new(address.ip()), WatchedKeys::default());
-    let context = CallContext { server: &server, client: &client, caller, now: Millis(0), watched: &watched };
+    let (now, reads_min) = (Millis(0), watched.reads_min());
+    let context = CallContext { server: &server, client: &client, caller, now, watched: &watched, reads_min };
     let (mut session, mut parser) = (Session::default(), Parser::default());
     let replies = Replies::default();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

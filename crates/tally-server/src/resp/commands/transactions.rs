@@ -50,7 +50,8 @@ pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn
         turn.reply(session.version, |reply| reply.error(watch::INSIDE_MULTI));
         return NextStep::Continue;
     }
-    // Replies after `HELLO` would be in another version of the protocol than those before it.
+    // Replies after `HELLO` would be in another version of the protocol than those before it, and after `MONITOR` others
+    // would come between them.
     if matches!(spec.execution, Execution::Handshake(_) | Execution::Engine(_)) {
         return refuse(session, turn, NOT_IN_TRANSACTION);
     }
