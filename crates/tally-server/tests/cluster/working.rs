@@ -47,6 +47,8 @@ fn counters_work_over_http_and_redis_through_any_node() {
         let value = cluster.sql("SELECT value FROM counters WHERE name = 'views:1'");
         if value == "5" { Ok(()) } else { Err(value) }
     });
+    let backup = first.send("GET", "/api/v1/backup", "");
+    assert_eq!((backup.status, backup.problem()), (501, "no-data-directory"), "{}", backup.text);
 }
 
 #[test]
