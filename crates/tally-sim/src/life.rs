@@ -6,13 +6,14 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
+use tally_core::batch::Events;
 use tally_core::event::Change;
 use tally_core::key::Key;
 use tally_core::outcome::{Outcome, Receipt, Refusal};
 use tally_core::surface::{EngineError, Health};
 use tally_core::time::Millis;
 use tally_engine::store::StoreError;
-use tally_engine::{Checkpoint, Durability, Machine, Seal, Step, Sweep, Warmth};
+use tally_engine::{Checkpoint, Durability, Machine, Nudge, Seal, Step, Sweep, Warmth};
 
 use crate::call::{outcome_per_event, push_all};
 use crate::ensure;
@@ -27,6 +28,17 @@ pub fn ready<T>(future: impl Future<Output = T>) -> Verdict<T> {
         Poll::Ready(value) => Ok(value),
         Poll::Pending => Err("the future is pending, although nothing is in progress".to_owned()),
     }
+}
+
+/// Submits events to a machine without threads, and does their work: seals, flushes and prepares the next segment.
+pub fn submit_now(machine: &Machine, events: Events) -> Verdict<Result<Receipt, EngineError>> {
+    let drive = |_: Nudge| {
+        machine.seal();
+        // If it fails, so does the submission.
+        let _ = machine.flush();
+        machine.maintain_journal();
+    };
+    ready(machine.submit(events, Durability::Flushed, drive))
 }
 
 /// A running engine and its pending calls.

@@ -3,15 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::io::Read;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use tally_core::key::{Key, KeyRef};
 use tally_engine::backup::{Backup, BackupError, BackupTarget, BackupTurn};
 use tally_engine::check::check_disk;
-use tally_engine::{Durability, Machine, Nudge, OpenError, Settings, Step};
-use tally_sim::life::ready;
+use tally_engine::{Durability, Machine, OpenError, Settings, Step};
+use tally_sim::life::{ready, submit_now};
 use tally_sim::world::SimClock;
 use tally_sim::{Loss, SimDisk};
 
@@ -32,15 +30,7 @@ fn increment_all(machine: &Machine) {
     for number in 0..COUNTERS {
         events.add(KeyRef::new(key(number).as_bytes()).unwrap(), 1);
     }
-    let drive = |_: Nudge| {
-        machine.seal();
-        machine.flush().unwrap();
-        machine.maintain_journal();
-    };
-    match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(receipt) => assert!(receipt.is_ok()),
-        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
-    }
+    assert!(submit_now(machine, events).unwrap().is_ok());
 }
 
 fn checkpoint(machine: &Machine) {

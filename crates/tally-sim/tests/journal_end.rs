@@ -5,16 +5,14 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use tally_core::key::{Key, KeyRef};
 use tally_core::time::Position;
 use tally_engine::Durability;
 use tally_engine::check::{CheckError, check_disk};
-use tally_engine::{Machine, Nudge, OpenError, Settings, Step};
-use tally_sim::life::ready;
+use tally_engine::{Machine, OpenError, Settings, Step};
+use tally_sim::life::{ready, submit_now};
 use tally_sim::world::SimClock;
 use tally_sim::{Rng, SimDisk};
 
@@ -43,15 +41,7 @@ fn add(machine: &Machine, counters: u64) {
     for number in 1..counters {
         events.add(KeyRef::new(format!("other:{number}").as_bytes()).unwrap(), 1);
     }
-    let drive = |_: Nudge| {
-        machine.seal();
-        machine.flush().unwrap();
-        machine.maintain_journal();
-    };
-    match pin!(machine.submit(events, Durability::Flushed, drive)).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(receipt) => assert!(receipt.is_ok()),
-        Poll::Pending => panic!("the call is pending, although nothing is in progress"),
-    }
+    assert!(submit_now(machine, events).unwrap().is_ok());
 }
 
 fn hits(machine: &Machine) -> i64 {
