@@ -13,6 +13,7 @@ use tally_engine::clock::{Clock, SystemClock};
 use tally_engine::limits::BACKUP_CHUNK_BYTES;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 use super::App;
 use super::address::Query;
@@ -28,6 +29,12 @@ const BLOCK_BYTES: u64 = 512;
 /// Blocks of zeros that end an archive.
 const END_BLOCKS: u64 = 2;
 
+/// A tar archive. Not described as one: generators of clients know no media type for it.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+#[allow(dead_code, reason = "the schema of the body")]
+struct BackupArchive(Vec<u8>);
+
 /// Copy the data directory while the server runs.
 ///
 /// A tar archive of a data directory with everything that was acknowledged before the call. `tally backup` unpacks and verifies
@@ -35,7 +42,7 @@ const END_BLOCKS: u64 = 2;
 #[utoipa::path(
     get, path = "/api/v1/backup", tag = "operations",
     responses(
-        (status = 200, description = "The archive", content_type = "application/x-tar", body = Vec<u8>),
+        (status = 200, description = "The archive", content_type = "application/octet-stream", body = BackupArchive),
         BackupProblems,
     ),
 )]
@@ -66,7 +73,7 @@ pub async fn backup(State(app): State<App>, request: Request) -> Result<Response
     let body = stream::unfold(received, async |mut received| Some((received.recv().await?, received)));
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::CONTENT_LENGTH, length.into());
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment; filename=\"tally-backup.tar\""));
     Ok(response)

@@ -317,7 +317,9 @@ impl Client {
         } else {
             self.agent.run(request.body(body.to_owned())?)?
         };
-        let text = response.body_mut().with_config().limit(64 << 20).read_to_string()?;
+        // A backup is not text.
+        let body = response.body_mut().with_config().limit(64 << 20).read_to_vec()?;
+        let text = String::from_utf8_lossy(&body).into_owned();
         let json = serde_json::from_str(&text).unwrap_or(Value::Null);
         Ok(Answer { status: response.status().as_u16(), headers: response.headers().clone(), text, json })
     }
