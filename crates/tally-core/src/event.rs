@@ -309,10 +309,10 @@ pub struct RequestId(pub [u8; 16]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestIdError {
     /// A request id has at least one byte.
-    #[error("the request id is empty; it has 1 to {REQUEST_ID_BYTES_MAX} bytes")]
+    #[error("the request id is empty; it must have 1 to {REQUEST_ID_BYTES_MAX} bytes")]
     Empty,
     /// A request id has at most 255 bytes.
-    #[error("the request id has {0} bytes; it has 1 to {REQUEST_ID_BYTES_MAX} bytes")]
+    #[error("the request id has {0} bytes; it must have 1 to {REQUEST_ID_BYTES_MAX}")]
     TooLong(usize),
 }
 

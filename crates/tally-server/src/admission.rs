@@ -30,7 +30,7 @@ pub enum Denied {
     #[error("`reason` is missing or empty; say in 1 to {REASON_BYTES_MAX} bytes why the counter is corrected")]
     ReasonEmpty,
     /// A reason that is too long.
-    #[error("`reason` has {0} bytes; it has 1 to {REASON_BYTES_MAX} bytes")]
+    #[error("`reason` has {0} bytes; it must have 1 to {REASON_BYTES_MAX}")]
     ReasonTooLong(usize),
     /// Bounds that no value satisfies.
     #[error("`floor` {floor} lies above `ceiling` {ceiling}; no value fits between them")]

@@ -248,7 +248,7 @@ fn a_backup_is_refused_into_a_directory_with_files_and_while_another_is_read() {
     assert!(begin.starts_with(b"HTTP/1.1 200 OK"));
     let copy = dir.path().join("copy");
     let busy = run(&mut backup(&server, &copy));
-    assert!(busy.code == 1 && busy.err.contains("another backup is being read"), "{}: {}", busy.code, busy.err);
+    assert!(busy.code == 1 && busy.err.contains("another backup is in progress"), "{}: {}", busy.code, busy.err);
     assert!(!copy.exists(), "no directory is created for nothing");
     drop(slow);
     wait_for("the turn", || match run(&mut backup(&server, &copy)) {

@@ -95,7 +95,7 @@ pub struct ServeArgs {
     /// Address of the Redis protocol, or off [default: 127.0.0.1:7379]
     #[arg(long, value_name = "ADDR", env = "TALLY_RESP")]
     pub resp: Option<String>,
-    /// Memory budget for counters and request ids, such as 512MiB or 4GiB; the rest stays on disk [default: 1GiB]
+    /// Memory budget of the process, such as 512MiB or 4GiB; cold counters stay on disk [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TALLY_MEMORY")]
     pub memory: Option<String>,
     /// Configuration file (TOML)
@@ -121,7 +121,7 @@ pub struct ServeArgs {
     /// What this process does in a cluster: api, worker or both [default: both]
     #[arg(long, value_name = "ROLE", env = "TALLY_ROLES", value_delimiter = ',')]
     pub roles: Vec<String>,
-    /// Additional host to answer to on a loopback address, next to localhost, 127.0.0.1 and [::1]; may be repeated
+    /// Additional host name to accept on a loopback address, besides localhost, 127.0.0.1 and [::1]; may be repeated
     #[arg(long, value_name = "HOST", env = "TALLY_ALLOWED_HOSTS", value_delimiter = ',')]
     pub allowed_host: Vec<String>,
 }
@@ -250,7 +250,7 @@ pub struct ListArgs {
     /// Only keys that begin with this
     #[arg(default_value = "")]
     pub prefix: String,
-    /// Most counters to list
+    /// Maximum number of counters to list
     #[arg(long, value_name = "N", default_value_t = 100, conflicts_with = "all",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
@@ -276,7 +276,7 @@ pub struct SetArgs {
     /// Why, for the ledger
     #[arg(long)]
     pub reason: String,
-    /// Change it only if this is its value
+    /// Set it only if this is its current value
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub expected: Option<i64>,
     /// Request id: a retry with the same id changes nothing
@@ -320,10 +320,10 @@ const EXPORT_EXAMPLES: &str = "Examples:
   tally export --server http://10.0.0.7:7300 | gzip > counters.jsonl.gz
   tally export --server old:7300 | tally import --server new:7300 --replace -
 
-The server keeps serving. Every counter is exported with its statistics, times, expiry and ledger, as of one moment; also
-the request ids of the last 24 hours, so that a retry at the new server does not count twice. The file has one JSON
+The server keeps serving. Each counter is exported as of one moment, with its statistics, times, expiry and ledger. Request
+ids of the last 24 hours are included, so that a retry at the new server does not count twice. The file has one JSON
 object per line and ends with totals and a checksum. To move while writes go on: export and import once, stop the writers,
-do both again with --replace, then point the writers to the new server.";
+do both again with --replace, then point the writers at the new server.";
 
 #[derive(Args)]
 #[command(after_help = EXPORT_EXAMPLES)]
@@ -365,9 +365,9 @@ const BACKUP_EXAMPLES: &str = "Examples:
   tally backup /backup/tally-2026-03-02
   tally backup --server http://10.0.0.7:7300 /backup/tally-2026-03-02
 
-The server goes on serving. The copy has everything that was acknowledged before the backup began. It is verified, and is a
-data directory: to restore it, stop the server, put the copy in the place of its data directory, and start it again. The
-directory must be empty or not exist. A backup that was interrupted is not accepted by any command: remove it.
+The server keeps serving. The copy has everything that was acknowledged before the backup began. It is verified, and is a
+data directory: to restore it, stop the server, replace its data directory with the copy, and start it again. The
+directory must be empty or not exist. No command accepts an interrupted backup: remove it.
 
 Exit codes: 0 if the copy is complete and intact, 1 if not, 69 if no server answers.";
 
@@ -417,7 +417,7 @@ pub struct ClusterArgs {
 
 #[derive(Subcommand)]
 pub enum ClusterCommand {
-    /// Create the topic and the tables. Doing it again changes nothing.
+    /// Create the topic and the tables. Running it again changes nothing.
     Init(ClusterFileArgs),
     /// Show partitions, owners, positions and lag.
     Status(ClusterFileArgs),

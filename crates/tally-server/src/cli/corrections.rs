@@ -45,7 +45,7 @@ struct LedgerPage {
 fn read_ledger(client: &ApiClient, key: &str) -> Result<Answer, CallError> {
     let page = |after: u64| -> Result<LedgerPage, CallError> {
         let answer = client.get(&format!("/counters/{}/ledger?limit=1000&after={after}", encode_key(key)))?;
-        serde_json::from_str(&answer.text).map_err(|_| CallError::InvalidAnswer("the answer is no ledger".into()))
+        serde_json::from_str(&answer.text).map_err(|_| CallError::InvalidAnswer("the response is not a ledger".into()))
     };
     let mut ledger = page(0)?;
     while let Some(after) = ledger.next {

@@ -146,7 +146,7 @@ fn body_bytes(response: &Response) -> usize {
 }
 
 fn no_room() -> Problem {
-    Problem::overloaded("too many answers wait for clients to read them")
+    Problem::overloaded("too many responses are waiting to be read")
 }
 
 #[cfg(test)]

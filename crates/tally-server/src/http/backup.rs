@@ -38,7 +38,7 @@ struct BackupArchive(Vec<u8>);
 /// Copy the data directory while the server runs.
 ///
 /// A tar archive of a data directory with everything that was acknowledged before the call. `tally backup` unpacks and verifies
-/// it. An archive that was cut off unpacks to a directory that no server accepts. One backup at a time.
+/// it. A truncated archive unpacks to a directory that no server accepts. Only one backup can run at a time.
 #[utoipa::path(
     get, path = "/api/v1/backup", tag = "operations",
     responses(
@@ -53,7 +53,7 @@ pub async fn backup(State(app): State<App>, request: Request) -> Result<Response
     let backup = match app.service.backup().await? {
         BackupStart::Begun(backup) => backup,
         BackupStart::Busy => {
-            return Err(Problem::overloaded("another backup is being read"));
+            return Err(Problem::overloaded("another backup is in progress"));
         }
         BackupStart::NoDirectory => {
             return Err(Problem::new(Kind::NoDataDirectory, "a node of a cluster has no data directory"));

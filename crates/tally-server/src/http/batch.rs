@@ -128,7 +128,7 @@ struct BatchAnswer<'a> {
     /// Items applied, including those answered as duplicates.
     #[schema(example = 1)]
     succeeded: usize,
-    /// Items that changed nothing.
+    /// Items that failed.
     #[schema(example = 0)]
     failed: usize,
 }

@@ -39,7 +39,7 @@ pub struct SetValue {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = i64, required = false)]
     expected: Option<Integer>,
-    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id is applied once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
@@ -53,7 +53,7 @@ pub struct Reset {
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
-    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id is applied once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,
@@ -70,7 +70,7 @@ pub struct Adjust {
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 1024)]
     reason: String,
-    /// A request id of 1 to 255 bytes: a retry with the same id corrects once.
+    /// A request id of 1 to 255 bytes: a retry with the same id is applied once.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, min_length = 1, max_length = 255)]
     request_id: Option<String>,

@@ -126,7 +126,7 @@ pub async fn increment(State(app): State<App>, request: Request) -> Result<Respo
 
 /// Subtract from a counter.
 ///
-/// The same as `increment`, subtracting. An empty body subtracts 1.
+/// Works like `increment`, but subtracts. An empty body subtracts 1.
 #[utoipa::path(
     post, path = "/api/v1/counters/{key}/decrement", tag = "counters",
     params(KeyInPath, IdInHeader),

@@ -95,7 +95,7 @@ impl ExportCursor {
     }
 }
 
-/// Read everything, to move it to another server.
+/// Export everything, to move it to another server.
 ///
 /// Follow `next_cursor` to the end. Each counter is consistent with its ledger; different counters may be from different
 /// moments. Everything acknowledged before the first page was requested is included. `tally export` does this.

@@ -23,7 +23,7 @@ use super::problem::{Kind, Problem, ProblemJson};
         description = "A durable counter service. Integers are 64-bit: use a parser that does not round them. Keys are \
             percent-encoded in paths. Errors are `application/problem+json` (RFC 9457) with a stable `type`; \
             `/problems` lists them all. Any request may also get `malformed-request` (400), `invalid-host` (400) or \
-            `head-too-large` (431). There is no authentication: every client that reaches the port may call everything.",
+            `head-too-large` (431). There is no authentication: any client that can reach the port can make any call.",
     ),
     servers((url = "/", description = "The server that this description came from")),
     // No authentication, said in a way that tools understand.
@@ -97,7 +97,7 @@ pub struct FreshnessQuery {
     /// The `token` of a write: the reading includes that write, or the answer is 503.
     #[param(nullable = false, min_length = 1)]
     token: Option<String>,
-    /// The most milliseconds by which the reading may be behind. If that cannot be met, the answer is 503.
+    /// Maximum age of the reading, in milliseconds. If it cannot be met, the response is 503.
     #[param(nullable = false, minimum = 0)]
     max_staleness_ms: Option<u64>,
 }
@@ -127,7 +127,7 @@ pub struct ExportQuery {
         pattern = "^(k([0-9a-f]{2}){1,512}(-[0-9]{1,19})?|r[0-9]{1,5}(-[0-9a-f]{32})?)$"
     )]
     cursor: Option<String>,
-    /// Most counters of a page; 100 by default. Pages with long ledgers have fewer.
+    /// Maximum number of counters per page; 100 by default. Pages with long ledgers have fewer.
     #[param(nullable = false, minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u64>,
 }
@@ -271,7 +271,7 @@ impl DescribedProblem {
 /// The header of a replayed answer.
 fn replayed() -> Header {
     let mut header = Header::default();
-    header.description = Some("`true` if the request id was used before and this is the first answer again".into());
+    header.description = Some("`true` if the request id was used before; this repeats the first response".into());
     header
 }
 

@@ -60,7 +60,7 @@ macro_rules! kinds {
 
 kinds! {
     InvalidKey = "invalid-key", BAD_REQUEST, "The key is invalid",
-        "A key has 1 to 512 bytes and, over HTTP, is UTF-8 with valid percent-encoding.",
+        "A key is 1 to 512 bytes long. Over HTTP it must be UTF-8 with valid percent-encoding.",
         "Correct the key; in a path write `/` as `%2F` and `%` as `%25`.";
     InvalidJson = "invalid-json", BAD_REQUEST, "The body is not JSON",
         "The body could not be parsed; `detail` says where the error is.",
@@ -84,7 +84,7 @@ kinds! {
         "Each correction is recorded in the ledger with a reason of 1 to 1024 bytes.",
         "Give a `reason`.";
     InvalidRequestId = "invalid-request-id", BAD_REQUEST, "The request id is invalid",
-        "A request id has 1 to 255 bytes and is given once. A batch does not take it as a header.",
+        "A request id is 1 to 255 bytes long and may be given only once. A batch does not accept it as a header.",
         "Correct it; in a batch, give each item its own `request_id`.";
     RequestIdConflict = "request-id-conflict", BAD_REQUEST, "Header and body have different request ids",
         "`Idempotency-Key` and `request_id` mean the same, so they must be equal.",
@@ -105,13 +105,13 @@ kinds! {
         "The connection ended, or the body does not match its headers.",
         "Send the request again, with the same request id if it has one.";
     BatchEmpty = "batch-empty", BAD_REQUEST, "The batch has no items",
-        "A batch has 1 to 10000 items.",
+        "A batch has 1 to 10000 items, an import 1 to 1000.",
         "Put at least one item into `increments`.";
     BatchTooLarge = "batch-too-large", PAYLOAD_TOO_LARGE, "The batch has too many items",
-        "A batch has 1 to 10000 items. None was applied.",
+        "A batch has 1 to 10000 items, an import 1 to 1000. None was applied.",
         "Send several batches.";
     BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, "The body is too large",
-        "A call about one counter takes 16 KiB, a batch 16 MiB.",
+        "A batch or an import takes 16 MiB, any other call 16 KiB.",
         "Send less in one request.";
     BodyTimeout = "body-timeout", REQUEST_TIMEOUT, "The body took too long to arrive",
         "A body must arrive within 30 seconds. Nothing changed.",
@@ -119,7 +119,7 @@ kinds! {
     NotFound = "not-found", NOT_FOUND, "There is no such path",
         "No call has this path.",
         "See `/docs` for every call; a `/` in a key is `%2F`.";
-    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "The path does not have this method",
+    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, "The path does not support this method",
         "The path exists, but not with this method.",
         "Use a method from the `Allow` header.";
     MalformedRequest = "malformed-request", BAD_REQUEST, "The request is not valid HTTP",
@@ -137,7 +137,7 @@ kinds! {
         "On a loopback address the server answers only to its machine's own names and to allowed hosts, as a protection \
          against DNS rebinding. Nothing changed.",
         "Call it as `localhost` or `127.0.0.1`, or start it with `--allowed-host` and the name.";
-    CrossOrigin = "cross-origin", FORBIDDEN, "A page of another origin may not change counters",
+    CrossOrigin = "cross-origin", FORBIDDEN, "A page from another origin cannot change counters",
         "The `Origin` header names a page that is not this server's own. Nothing changed.",
         "Call Tally from your own server, or serve the page from the same host and port.";
     IdempotencyMismatch = "idempotency-mismatch", UNPROCESSABLE_ENTITY, "The request id was used for something else",
@@ -156,7 +156,7 @@ kinds! {
         "Use a smaller amount, or send `\"on_bound\":\"saturate\"` to apply the part that fits. The refusal is remembered with \
          its request id: use a new one to try again.";
     UnexpectedValue = "unexpected-value", CONFLICT, "The counter does not have the expected value",
-        "The counter was changed since it was read. Nothing changed; `value` is the current value.",
+        "The value is not the expected one, usually because it changed after you read it. Nothing changed; `value` is the current value.",
         "Check `value`, and retry with it as `expected` and a new request id.";
     InvalidItem = "invalid-item", BAD_REQUEST, "The item does not come from an export",
         "An item must be as `/export` returned it, or a line of an export file; `detail` says what is wrong.",
@@ -170,28 +170,28 @@ kinds! {
         "Import into a server without the counter's ledger, or use another key.";
     TooManyConnections = "too-many-connections", SERVICE_UNAVAILABLE, "Too many connections are open",
         "The limit depends on the file descriptors of the server and is at most 16384 per protocol. Nothing changed.",
-        "Close some, or reuse them; raise `ulimit -n` of the server.";
+        "Close or reuse connections, or raise the server's `ulimit -n`.";
     Overloaded = "overloaded", SERVICE_UNAVAILABLE, "The server is overloaded",
         "Nothing changed.",
-        "Retry after the seconds in `Retry-After`.";
+        "Retry after the number of seconds in `Retry-After`.";
     Recovering = "recovering", SERVICE_UNAVAILABLE, "The server is starting",
         "After a start the server first replays its journal, or connects to the services of its cluster. Nothing changed.",
-        "Retry after the seconds in `Retry-After`; `/readyz` says when it is ready.";
+        "Retry after the number of seconds in `Retry-After`; `/readyz` says when it is ready.";
     Closing = "closing", SERVICE_UNAVAILABLE, "The server is shutting down",
         "Nothing changed.",
         "Retry when it is back.";
     Poisoned = "poisoned", SERVICE_UNAVAILABLE, "The server stopped because its disk cannot be trusted",
         "A flush failed or stored data is damaged, so nothing more is acknowledged. Nothing changed.",
-        "Check the disk, run `tally check` on the data directory, and restart the server.";
+        "Check the disk and run `tally check` on the data directory. Restart the server only if it finds no damage.";
     OutcomeUnknown = "outcome-unknown", SERVICE_UNAVAILABLE, "The outcome is unknown",
         "The disk or a part of the cluster failed during the change, which may or may not have been made.",
         "Retry with the same request id; without one it may count twice.";
-    Unavailable = "unavailable", SERVICE_UNAVAILABLE, "A service that Tally needs does not answer",
+    Unavailable = "unavailable", SERVICE_UNAVAILABLE, "A service that Tally needs does not respond",
         "A part of the cluster cannot be reached, or its queue is full. Nothing changed.",
-        "Retry after the seconds in `Retry-After`.";
+        "Retry after the number of seconds in `Retry-After`.";
     TooStale = "too-stale", SERVICE_UNAVAILABLE, "No reading is fresh enough",
         "The server has not reached the write that `token` names, or has no reading as fresh as `max_staleness_ms` demands.",
-        "Retry after the seconds in `Retry-After`, or accept an older reading.";
+        "Retry after the number of seconds in `Retry-After`, or accept an older reading.";
     NoDataDirectory = "no-data-directory", NOT_IMPLEMENTED, "The server has no data directory",
         "The server is a node of a cluster, whose data is in Kafka and PostgreSQL.",
         "Back up PostgreSQL, as `docs/cluster-operations.md` describes.";
@@ -244,7 +244,7 @@ pub struct ProblemJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     outcome: Option<&'static str>,
-    /// `true` if the request id was used before and this is the first answer again.
+    /// `true` if the request id was used before; this repeats the first response.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     duplicate: Option<bool>,

@@ -45,7 +45,7 @@ pub struct Spec {
     pub summary: &'static str,
     /// The arguments in order: optional ones in brackets, repeatable ones with dots.
     pub syntax: &'static [&'static str],
-    /// Its subcommands. Only `CLIENT`, `COMMAND`, `CONFIG` and `FUNCTION` have any.
+    /// Its subcommands. Empty for most commands.
     pub subcommands: &'static [&'static Spec],
 }
 
