@@ -146,6 +146,10 @@ pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub const RESP_NAME_BYTES_MAX: usize = 256;
 /// Shortest time over which `INFO` measures the rate of commands.
 pub const RESP_RATE_SPAN_MIN: Duration = Duration::from_secs(1);
+/// Longest pattern of `KEYS`, `SCAN`, `CONFIG GET` and `COMMAND LIST`. Matching takes the product of both lengths.
+pub const RESP_PATTERN_BYTES_MAX: usize = 1_024;
+/// Keys that are matched with a pattern before the thread serves other connections.
+pub const RESP_MATCH_SLICE: usize = 64;
 /// Most keys that `KEYS` returns.
 pub const RESP_KEYS_MAX: usize = 100_000;
 /// Most bytes of keys that `KEYS` returns.

@@ -12,17 +12,18 @@ impl Partition {
         let Some(entries) = imported.entries_after(self.ledger_heads.head(event.key)) else {
             return self.refused(event, Refusal::LedgerDiffers);
         };
-        let mut changes = !entries.is_empty();
-        if let ImportPart::Last(state) = imported.part() {
-            let here = self.live_state(event);
-            let state = state.filter(|state| !state.is_expired(self.clock));
-            if state != here {
-                if here.is_some() && imported.existing() == Existing::Refuse {
-                    return self.refused(event, Refusal::NotExpected);
-                }
-                self.put_state(event, state.as_ref());
-                changes = true;
-            }
+        let here = self.live_state(event);
+        let state = match imported.part() {
+            ImportPart::Last(state) => state.filter(|state| !state.is_expired(self.clock)),
+            // The counter comes with the last part.
+            ImportPart::Ledger => here,
+        };
+        let changes = !entries.is_empty() || state != here;
+        if changes && here.is_some() && imported.existing() == Existing::Refuse {
+            return self.refused(event, Refusal::NotExpected);
+        }
+        if state != here {
+            self.put_state(event, state.as_ref());
         }
         for entry in entries {
             self.ledger_heads.push(event.key, entry.clone());
@@ -47,9 +48,11 @@ impl Partition {
         &mut self,
         event: &EventRef<'_>,
         id: RequestId,
-        imported: FirstOutcome,
+        mut imported: FirstOutcome,
         known: Option<FirstOutcome>,
     ) -> Outcome {
+        // The clock of the other server may have been ahead; no id is remembered for longer than one that is new here.
+        imported.at = imported.at.min(self.clock);
         let is_new = known.is_none() && !imported.is_expired(self.clock);
         if is_new {
             self.request_ids.insert(id, imported);

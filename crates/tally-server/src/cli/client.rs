@@ -77,12 +77,13 @@ impl ApiClient {
         ApiClient { agent: config.into(), base: server.0.clone(), output }
     }
 
-    /// A client of answers that arrive for as long as it takes, but begin within this time.
-    pub fn for_stream(args: &ClientArgs, begin: Duration) -> Self {
+    /// A client of answers that arrive for as long as it takes, but begin, and then go on, within this time.
+    pub fn for_stream(args: &ClientArgs, wait: Duration) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CLIENT_WAIT_MAX))
-            .timeout_recv_response(Some(begin))
+            .timeout_recv_response(Some(wait))
+            .timeout_per_read(Some(wait))
             .proxy(None)
             .user_agent(concat!("tally/", env!("CARGO_PKG_VERSION")))
             .build();

@@ -3,6 +3,32 @@
 //! Matching backtracks only to the last `*`. That is enough, because everything else matches exactly one byte, and it
 //! bounds the work by the product of both lengths, whatever the pattern.
 
+use crate::limits::RESP_PATTERN_BYTES_MAX;
+
+/// A pattern of bounded length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(Vec<u8>);
+
+impl Pattern {
+    /// A pattern as a client sent it. If it is too long, the text of the error.
+    pub fn parse(pattern: &[u8]) -> Result<Pattern, String> {
+        match pattern.len() {
+            0..=RESP_PATTERN_BYTES_MAX => Ok(Pattern(pattern.to_vec())),
+            len => Err(format!("ERR the pattern has {len} bytes; it can have at most {RESP_PATTERN_BYTES_MAX}")),
+        }
+    }
+
+    /// Whether it matches all of `text`.
+    pub fn matches(&self, text: &[u8], case: Case) -> bool {
+        matches(&self.0, text, case)
+    }
+
+    /// The prefix of every text that matches.
+    pub fn prefix(&self) -> Vec<u8> {
+        self.0.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
+    }
+}
+
 /// Whether matching is case-sensitive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {

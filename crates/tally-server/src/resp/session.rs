@@ -61,9 +61,11 @@ impl WatchedKeys {
         self.0.borrow().len()
     }
 
-    /// Bytes of their keys.
+    /// Memory they take, keys included.
     pub fn bytes(&self) -> usize {
-        self.0.borrow().iter().map(|(key, _)| key.as_bytes().len()).sum()
+        let watched = self.0.borrow();
+        let keys: usize = watched.iter().map(|(key, _)| key.as_bytes().len().max(size_of::<usize>())).sum();
+        keys + watched.capacity() * size_of::<(Key, i64)>()
     }
 
     /// Forgets them all.

@@ -237,10 +237,12 @@ impl Turn {
         self.open.connection = None;
     }
 
-    /// Closes the open share, if it has commands, and begins another of the same connection.
+    /// Closes the open share, if it has commands, and begins another of the same connection. A command without a reply is
+    /// a command too: it is counted with the turn.
     fn cut(&mut self) {
         let open = &self.open;
-        if let Some(connection) = open.connection.filter(|_| self.plans.len() > open.plans) {
+        let has_commands = self.plans.len() > open.plans || self.counts.len() > open.counts;
+        if let Some(connection) = open.connection.filter(|_| has_commands) {
             self.shares.push(Share {
                 connection,
                 version: open.version,

@@ -3,7 +3,7 @@
 use super::introspection::{help, wrong_arguments};
 use super::spec::{Execution, ImmediateCall, Spec};
 use crate::resp::errors::shown;
-use crate::resp::glob::{Case, matches};
+use crate::resp::glob::{Case, Pattern};
 use crate::resp::reply::Reply;
 use crate::resp::server::RespServer;
 
@@ -40,8 +40,12 @@ pub static CONFIG_GET: Spec = Spec::new("config|get", -3, Execution::Immediate(g
     .docs("server", "2.0.0", "O(N) for N settings", "Returns the settings that match a pattern.");
 
 fn get(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
+    let patterns: Vec<Pattern> = match call.args.iter().skip(2).map(Pattern::parse).collect() {
+        Ok(patterns) => patterns,
+        Err(text) => return reply.error(text),
+    };
     let mut found = all(call.context.server).to_vec();
-    found.retain(|(name, _)| call.args.iter().skip(2).any(|pattern| matches(pattern, name.as_bytes(), Case::Ignored)));
+    found.retain(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes(), Case::Ignored)));
     reply.map(found.len());
     for (name, value) in found {
         reply.bulk(name.as_bytes());

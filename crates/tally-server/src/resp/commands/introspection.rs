@@ -3,7 +3,7 @@
 use super::refusal;
 use super::spec::{CommandTable, Execution, ImmediateCall, Keys, Spec};
 use crate::resp::errors::SYNTAX;
-use crate::resp::glob;
+use crate::resp::glob::{Case, Pattern};
 use crate::resp::reply::Reply;
 
 /// Elements that describe one command.
@@ -95,12 +95,13 @@ fn list(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
 }
 
 /// The names that pass a filter; the text of an error if there is no such filter.
-pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec<&'static str>, &'static str> {
+pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec<&'static str>, String> {
     let has_category =
         |spec: &Spec| words(spec.categories).any(|category| category.as_bytes()[1..].eq_ignore_ascii_case(by));
     let all = commands.commands_and_subcommands();
     if filter.eq_ignore_ascii_case(b"pattern") {
-        let matching = all.filter(|spec| glob::matches(by, spec.name.as_bytes(), glob::Case::Ignored));
+        let pattern = Pattern::parse(by)?;
+        let matching = all.filter(|spec| pattern.matches(spec.name.as_bytes(), Case::Ignored));
         Ok(matching.map(|spec| spec.name).collect())
     } else if filter.eq_ignore_ascii_case(b"aclcat") {
         Ok(all.filter(|spec| has_category(spec)).map(|spec| spec.name).collect())
@@ -108,7 +109,7 @@ pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec
         // No command comes from a loaded module.
         Ok(Vec::new())
     } else {
-        Err(SYNTAX)
+        Err(SYNTAX.to_owned())
     }
 }
 

@@ -11,11 +11,11 @@ use tally_core::time::Millis;
 use super::call::{CommandCall, CommandError, EngineCall};
 use super::spec::{EngineReply, Execution, Keys, Spec};
 use crate::admission::{self, Action};
-use crate::limits::{RESP_KEYS_BYTES_MAX, RESP_KEYS_MAX};
+use crate::limits::{RESP_KEYS_BYTES_MAX, RESP_KEYS_MAX, RESP_MATCH_SLICE};
 use crate::metrics::Verb;
 use crate::policy::Consistency;
 use crate::resp::errors::{INVALID_CURSOR, NOT_AN_INTEGER, SYNTAX};
-use crate::resp::glob::{Case, matches};
+use crate::resp::glob::{Case, Pattern};
 use crate::resp::reply::Reply;
 use crate::resp::reply_plan::{NO_OUTCOME, ReplyPlan};
 use crate::resp::wire::{Args, integer};
@@ -106,7 +106,7 @@ pub static SCAN: Spec = Spec::new("scan", -2, Execution::Engine(scan))
 struct ScanRequest {
     /// Where to continue; 0 at the start.
     cursor: u64,
-    pattern: Option<Vec<u8>>,
+    pattern: Option<Pattern>,
     /// Counters to visit.
     count: usize,
     /// Whether the type filter matches: every counter is a string.
@@ -121,7 +121,7 @@ fn scan(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
     while let Some(word) = options.next() {
         let value = options.next().ok_or(SYNTAX)?;
         if word.eq_ignore_ascii_case(b"MATCH") {
-            request.pattern = Some(value.to_vec()).filter(|pattern| pattern != b"*");
+            request.pattern = if value == b"*" { None } else { Some(Pattern::parse(value)?) };
         } else if word.eq_ignore_ascii_case(b"COUNT") {
             let number = integer(value).ok_or(NOT_AN_INTEGER)?;
             let count = usize::try_from(number).ok().filter(|&count| count > 0).ok_or(SYNTAX)?;
@@ -132,7 +132,7 @@ fn scan(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
             return Err(SYNTAX.into());
         }
     }
-    let prefix = prefix(request.pattern.as_deref().unwrap_or_default());
+    let prefix = request.pattern.as_ref().map(Pattern::prefix).unwrap_or_default();
     call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
     Ok(Box::pin(async move { run_scan(&call, request, prefix).await }))
 }
@@ -153,9 +153,11 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
     };
     let page = call.server.service.list(PageRequest { prefix, after, limit: count }).await?;
     let next = page.next.map_or(0, |key| call.server.cursors.remember(key));
-    let pattern = pattern.as_deref();
-    let wanted = |key: &Key| strings && pattern.is_none_or(|pattern| matches(pattern, key.as_bytes(), Case::Kept));
-    let keys: Vec<Key> = page.items.into_iter().map(|(key, _)| key).filter(wanted).collect();
+    let keys = page.items.into_iter().map(|(key, _)| key).filter(|_| strings);
+    let keys = match pattern {
+        Some(pattern) => matching(&pattern, keys).await,
+        None => keys.collect(),
+    };
     reply.array(2);
     reply.bulk(next.to_string().as_bytes());
     reply.array(keys.len());
@@ -163,9 +165,18 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
     Ok(out)
 }
 
-/// The prefix of every key that matches.
-fn prefix(pattern: &[u8]) -> Vec<u8> {
-    pattern.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
+/// The keys that match. Other connections of the thread are served in between.
+async fn matching(pattern: &Pattern, keys: impl Iterator<Item = Key>) -> Vec<Key> {
+    let mut found = Vec::new();
+    for (number, key) in keys.enumerate() {
+        if number % RESP_MATCH_SLICE == 0 {
+            tokio::task::yield_now().await;
+        }
+        if pattern.matches(key.as_bytes(), Case::Kept) {
+            found.push(key);
+        }
+    }
+    found
 }
 
 pub static KEYS: Spec = Spec::new("keys", 2, Execution::Engine(keys))
@@ -175,19 +186,17 @@ pub static KEYS: Spec = Spec::new("keys", 2, Execution::Engine(keys))
     .docs("generic", "1.0.0", "O(N) for all keys", "Returns the keys that match a pattern, if they are not too many.");
 
 fn keys(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
-    let pattern = args.get(1).unwrap_or_default().to_vec();
-    let prefix = prefix(&pattern);
+    let pattern = Pattern::parse(args.get(1).unwrap_or_default())?;
+    let prefix = pattern.prefix();
     call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
     Ok(Box::pin(async move {
         let (mut found, mut bytes, mut after) = (Vec::new(), 0, None);
         loop {
             let request = PageRequest { prefix: prefix.clone(), after, limit: PAGE_ITEMS_MAX };
             let page = call.server.service.list(request).await?;
-            let matching = page.items.into_iter().map(|(key, _)| key);
-            for key in matching.filter(|key| matches(&pattern, key.as_bytes(), Case::Kept)) {
-                bytes += key.as_bytes().len();
-                found.push(key);
-            }
+            let more = matching(&pattern, page.items.into_iter().map(|(key, _)| key)).await;
+            bytes += more.iter().map(|key| key.as_bytes().len()).sum::<usize>();
+            found.extend(more);
             if found.len() > RESP_KEYS_MAX || bytes > RESP_KEYS_BYTES_MAX {
                 let text = format!(
                     "ERR more than {RESP_KEYS_MAX} keys or {RESP_KEYS_BYTES_MAX} bytes of keys match; use SCAN"

@@ -156,7 +156,7 @@ fn names_are_listed_by_pattern_and_category() {
     assert_eq!(listed(b"pattern", b"client|i*"), Ok(vec!["client|id", "client|info"]));
     assert_eq!(listed(b"aclcat", b"Transaction"), Ok(vec!["multi", "exec", "discard", "watch", "unwatch"]));
     assert_eq!(listed(b"module", b"x"), Ok(Vec::new()));
-    assert_eq!(listed(b"other", b"x"), Err("ERR syntax error"));
+    assert_eq!(listed(b"other", b"x"), Err("ERR syntax error".to_owned()));
     assert_eq!(COMMANDS.commands().next().map(|spec| spec.name), Some("incr"));
 }
 
