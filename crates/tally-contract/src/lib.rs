@@ -203,6 +203,8 @@ macro_rules! each_engine_behaviour {
             moving::importing_twice_changes_nothing [],
             moving::an_import_replaces_only_if_asked_to [],
             moving::a_long_ledger_is_imported_in_parts [],
+            moving::no_part_of_a_refused_ledger_is_imported [],
+            moving::an_imported_request_id_of_the_future_is_as_old_as_the_import [],
             moving::a_retry_after_a_move_counts_once [],
             guards::a_guard_holds_as_long_as_its_counter_does_not_change [],
             guards::a_guard_refuses_everything_behind_it_after_any_change [],

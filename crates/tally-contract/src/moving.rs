@@ -4,8 +4,11 @@ use tally_core::event::{Change, RequestId};
 use tally_core::import::{Existing, ImportPart, ImportedCounter};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
+use tally_core::limits::IDEMPOTENCY_WINDOW_MS;
 use tally_core::outcome::{Outcome, Refusal};
+use tally_core::request_ids::FirstOutcome;
 use tally_core::surface::{CounterSnapshot, Engine, RequestCursor};
+use tally_core::time::Millis;
 
 use crate::{Failure, Host, Running, Verdict, block_on};
 
@@ -189,6 +192,60 @@ where
     let last = destination.event("n", part(6, 9, ImportPart::Last(snapshot.state))?, None, None)?;
     assert_eq!((last.value, last.applied), (9, 1));
     assert_eq!(export(&destination)?, exported);
+    Ok(())
+}
+
+/// A counter that exists is left alone with its ledger, also if the ledger that is refused comes in several parts.
+pub fn no_part_of_a_refused_ledger_is_imported<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
+    let source = Running::fresh(host)?;
+    for number in 1..=6 {
+        source.call().set("n", number).send()?;
+    }
+    let exported = export(&source)?;
+    let Exported { key, snapshot, ledger } = &exported[0];
+    let destination = Running::fresh(host)?;
+    destination.add("n", 7)?;
+    let parts = [(0, 3, ImportPart::Ledger), (3, 6, ImportPart::Last(snapshot.state))];
+    let import = |existing: Existing| -> Result<Vec<Outcome>, Failure> {
+        let import = |(from, to, part): (usize, usize, ImportPart)| -> Result<Outcome, Failure> {
+            let imported = ImportedCounter::new(key.as_ref(), part, existing, ledger[from..to].to_vec())?;
+            destination.event("n", Change::Import(Box::new(imported)), None, None)
+        };
+        parts.into_iter().map(import).collect()
+    };
+    let refused = import(Existing::Refuse)?;
+    assert_eq!(refused[0].refusal, Some(Refusal::NotExpected));
+    assert!(refused[1].refusal.is_some());
+    assert_eq!((destination.value("n")?, destination.ledger("n", 9)?.len()), (7, 0));
+    assert!(import(Existing::Replace)?.iter().all(|outcome| outcome.refusal.is_none()));
+    assert_eq!(export(&destination)?, exported);
+    Ok(())
+}
+
+/// The clock of another server may have been ahead. Its request ids are not remembered for longer because of that.
+pub fn an_imported_request_id_of_the_future_is_as_old_as_the_import<H: Host>(host: &H) -> Verdict
+where
+    H::Engine: Engine,
+{
+    let source = Running::fresh(host)?;
+    let answered = source.add_once("id", "n", 5)?;
+    let first = FirstOutcome::new(1, Millis(u64::MAX), &answered);
+    let destination = Running::fresh(host)?;
+    let now = destination.add("m", 1)?.at;
+    let id = RequestId::new(KeyRef::new(b"n")?, b"id")?;
+    let mut events = destination.engine().events();
+    for route in destination.engine().routes() {
+        events.push(route.as_ref(), Change::ImportRequest(first), Some(id), None);
+    }
+    block_on(destination.engine().submit(events, host.submit_options()))?;
+    block_on(destination.engine().settle())?;
+    let page = block_on(destination.engine().requests(RequestCursor { partition: 0, after: None }, 9))?;
+    let imported = page.requests.iter().find(|(known, _)| *known == id).map(|(_, first)| first.at);
+    let imported = imported.ok_or("the id was not imported")?;
+    assert!(imported.since(now) < IDEMPOTENCY_WINDOW_MS, "{imported:?}");
     Ok(())
 }
 

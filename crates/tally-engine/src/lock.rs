@@ -52,7 +52,7 @@ impl DirLock {
     /// Locks the directory without changing anything in it. [`Purpose::Serve`] creates it if it does not exist.
     pub(crate) fn take(dir: &Path, purpose: Purpose) -> Result<DirLock, OpenError> {
         if purpose == Purpose::Serve {
-            named(dir, fs::create_dir_all(dir))?;
+            create_durably(dir)?;
         }
         let dir_file = named(dir, File::open(dir))?;
         let path = dir.join(LOCK_FILE);
@@ -187,6 +187,18 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<(), OpenError> {
     named(parent, File::open(parent).and_then(|parent| parent.sync_all()))
 }
 
+/// Creates the directory and those above it that are missing, and makes their names durable.
+fn create_durably(dir: &Path) -> Result<(), OpenError> {
+    let missing = missing_of(dir);
+    named(dir, fs::create_dir_all(dir))?;
+    missing.into_iter().rev().try_for_each(sync_parent)
+}
+
+/// The directory and those above it, as far as they do not exist; the deepest first.
+fn missing_of(dir: &Path) -> Vec<&Path> {
+    dir.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect()
+}
+
 fn named<T>(path: &Path, result: io::Result<T>) -> Result<T, OpenError> {
     naming(path, result).map_err(OpenError::Io)
 }
@@ -204,6 +216,19 @@ mod tests {
             Err(OpenError::InUse { by, .. }) => by,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn every_directory_that_is_created_is_made_durable() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("a/b/c");
+        let above = |count: usize| deep.ancestors().take(count).collect::<Vec<_>>();
+        assert_eq!(missing_of(&deep), above(3));
+        create_durably(deep.parent().unwrap()).unwrap();
+        assert_eq!(missing_of(&deep), above(1));
+        create_durably(&deep).unwrap();
+        assert!(missing_of(&deep).is_empty());
+        assert!(missing_of(Path::new(".")).is_empty());
     }
 
     #[test]

@@ -62,7 +62,13 @@ pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 
 /// Chunks of a backup that are read ahead of the client.
 pub const BACKUP_CHUNKS_AHEAD: usize = 2;
-/// How long `tally backup` waits until the server begins to answer: it writes a checkpoint first.
+/// A backup that is read more slowly than this, on average, is ended after a minute: it keeps files that were replaced, and
+/// no other backup can run meanwhile.
+pub const BACKUP_RATE_MIN: u64 = 256 << 10;
+/// How long a backup may be slower at its beginning.
+pub const BACKUP_SLOW_MAX: Duration = Duration::from_secs(60);
+/// How long `tally backup` waits until the server begins to answer: it writes a checkpoint first. Also how long it then
+/// waits for more of the answer.
 pub const BACKUP_BEGIN_MAX: Duration = Duration::from_secs(600);
 
 /// Longest argument of a RESP request.

@@ -115,6 +115,11 @@ impl Service<ServerEngine> {
 }
 
 impl Service<ServerEngine> {
+    /// Whether commands of several connections are submitted together, so that one flush covers them all.
+    pub fn joins_connections(&self) -> bool {
+        !matches!(self.engine.get(), Some(ServerEngine::Cluster(_)))
+    }
+
     /// A consistent copy of the data directory.
     pub async fn backup(&self) -> Result<BackupStart, Failure> {
         match self.engine()? {

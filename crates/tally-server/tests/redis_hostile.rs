@@ -8,6 +8,7 @@ mod harness;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -396,6 +397,97 @@ fn abandoned_scans_are_forgotten() {
         }
     }
     assert_eq!(seen, 100);
+}
+
+#[test]
+fn patterns_are_bounded_and_matching_them_does_not_hold_up_others() {
+    let _alone = alone();
+    let server = Server::start();
+    let mut good = Redis::connect(&server.redis);
+    let requests: Vec<u8> =
+        (0..4_000).flat_map(|at| request(&["INCR", &format!("{at}:{}", "k".repeat(500))])).collect();
+    good.send(&requests);
+    (0..4_000).for_each(|_| assert_eq!(good.read(), Some(Reply::Integer(1))));
+    let long = "x".repeat(1_025);
+    for refused in [
+        &["KEYS", &long][..],
+        &["SCAN", "0", "MATCH", &long],
+        &["CONFIG", "GET", "*", &long],
+        &["COMMAND", "LIST", "FILTERBY", "PATTERN", &long],
+    ] {
+        let reply = good.call(refused);
+        assert!(matches!(&reply, Reply::Error(text) if text.contains("at most 1024")), "{reply:?}");
+    }
+    // Each byte of each key is compared with the whole class.
+    let hostile = format!("*[{}]", "x".repeat(1_000));
+    let done = AtomicBool::new(false);
+    let pings = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut attacker = Redis::connect(&server.redis);
+            assert_eq!(attacker.call(&["KEYS", &hostile]), Reply::Array(Vec::new()));
+            done.store(true, Ordering::SeqCst);
+        });
+        let mut pings = 0;
+        while !done.load(Ordering::SeqCst) {
+            assert_eq!(good.call(&["PING"]).text(), "PONG");
+            pings += 1;
+        }
+        pings
+    });
+    assert!(pings > 20, "{pings} answers while the keys were compared");
+}
+
+#[test]
+fn watched_keys_count_towards_the_shared_limit_with_all_their_memory() {
+    let _alone = alone();
+    let server = Server::start();
+    let keys: Vec<String> = (0..400).map(|at| format!("{at:x}")).collect();
+    let mut watch = vec!["WATCH"];
+    watch.extend(keys.iter().map(String::as_str));
+    let watch = request(&watch);
+    let before = server.memory_peak_bytes();
+    let mut open: Vec<Redis> = Vec::new();
+    let mut refused = 0;
+    for _ in 0..6_000 {
+        let mut client = Redis::connect(&server.redis);
+        client.send(&watch);
+        match client.read() {
+            Some(Reply::Error(text)) => {
+                assert!(text.contains("too many unfinished requests"), "{text}");
+                refused += 1;
+            }
+            _ => open.push(client),
+        }
+        if refused > 0 {
+            break;
+        }
+    }
+    let grown = server.memory_peak_bytes() - before;
+    eprintln!("{} connections watch, {} MiB more", open.len(), grown >> 20);
+    assert!(refused > 0, "{} connections hold {} MiB", open.len(), grown >> 20);
+}
+
+#[test]
+fn commands_without_replies_are_counted_and_take_no_memory() {
+    let _alone = alone();
+    let server = Server::start();
+    let mut silent = Redis::connect(&server.redis);
+    let mut good = Redis::connect(&server.redis);
+    assert_eq!(good.call(&["PING"]).text(), "PONG");
+    let before = server.memory_peak_bytes();
+    silent.send(b"CLIENT REPLY OFF\r\n");
+    // Two commands in turn: their counts cannot be combined.
+    let commands = b"PING\r\nNOPE\r\n".repeat(10_000);
+    (0..200).for_each(|_| assert!(silent.send(&commands)));
+    let calls = |info: &str| -> Option<u64> {
+        info.lines().find_map(|line| line.strip_prefix("cmdstat_ping:calls=")?.split(',').next()?.parse().ok())
+    };
+    wait_for("the calls in INFO", || match good.call(&["INFO", "commandstats"]) {
+        Reply::Text(info) if calls(&info) > Some(2_000_000) => Ok(()),
+        other => Err(other),
+    });
+    let grown = server.memory_peak_bytes() - before;
+    assert!(grown < 16 * MIB as u64, "{} MiB", grown >> 20);
 }
 
 #[test]

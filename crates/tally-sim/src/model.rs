@@ -327,22 +327,24 @@ impl Model {
         if here.len() < before || !longer_here && (!is_chain || !whole.starts_with(here)) {
             return self.refused(event, Refusal::LedgerDiffers);
         }
-        let mut changes = !longer_here && whole.len() > here.len();
-        if let ImportPart::Last(state) = imported.part() {
-            let brought = state.map(|state| ModelCounter::of(&state)).filter(|counter| counter.exists(self.clock()));
-            let found = self.counters.get(&event.key);
-            let same = match (&brought, found) {
-                (Some(brought), Some(found)) => brought.is_same(found),
-                (brought, found) => brought.is_none() && found.is_none(),
-            };
-            if !same && found.is_some() && imported.existing() == Existing::Refuse {
-                return self.refused(event, Refusal::NotExpected);
+        let found = self.counters.get(&event.key);
+        let brought = match imported.part() {
+            ImportPart::Last(state) => {
+                state.map(|state| ModelCounter::of(&state)).filter(|counter| counter.exists(self.clock()))
             }
-            if !same {
-                self.counters.remove(&event.key);
-                self.counters.extend(brought.map(|counter| (event.key.clone(), counter)));
-                changes = true;
-            }
+            ImportPart::Ledger => None,
+        };
+        let same = match (&brought, found) {
+            (Some(brought), Some(found)) => brought.is_same(found),
+            (brought, found) => is_part || brought.is_none() && found.is_none(),
+        };
+        let changes = !same || !longer_here && whole.len() > here.len();
+        if changes && found.is_some() && imported.existing() == Existing::Refuse {
+            return self.refused(event, Refusal::NotExpected);
+        }
+        if !same {
+            self.counters.remove(&event.key);
+            self.counters.extend(brought.map(|counter| (event.key.clone(), counter)));
         }
         if !longer_here && !whole.is_empty() {
             self.ledger.insert(event.key.clone(), whole);

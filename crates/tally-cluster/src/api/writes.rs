@@ -52,15 +52,15 @@ impl Cluster {
         if !events.batch().fits_call() {
             return Err(EngineError::TooLarge);
         }
-        let reads = events.batch().iter().any(|event| !event.is_change());
-        let waits = match consistency {
+        let call = events.divide(|key| self.partition_of(key));
+        // Each part decides for itself: one that needs no outcome does not wait for the worker of another.
+        let waits = |events: &Events| match consistency {
             Consistency::Exact => true,
             // A read sees everything acknowledged before it began.
-            Consistency::Accurate => reads || events.depend_on_state(),
+            Consistency::Accurate => events.batch().iter().any(|event| !event.is_change()) || events.depend_on_state(),
             Consistency::Eventual | Consistency::BestEffort => events.depend_on_state(),
         };
-        let call = events.divide(|key| self.partition_of(key));
-        let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits));
+        let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits(events)));
         let parts = all_or_unknown(join_all(parts).await)?;
         joined(&call, parts)
     }

@@ -1,6 +1,9 @@
 //! Counting counters, sampling one, and finding expired ones.
 
-use tally_core::key::Key;
+use std::task::Poll;
+
+use tally_core::counter::CounterState;
+use tally_core::key::{Key, KeyRef};
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
 use tally_core::partition::{Probe, scramble};
 use tally_core::record;
@@ -36,6 +39,19 @@ impl Sweep {
 /// Random places to try for a sample.
 const SAMPLE_TRIES: u64 = 16;
 
+/// Lets other tasks of the caller's thread run during a long search.
+async fn yield_now() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// A counter, and the flush to await before it may be shown.
 type Sampled = Option<(Key, Option<BatchWait>)>;
 
@@ -56,7 +72,7 @@ impl Machine {
     /// Some existing counter, chosen by `number`, each about as likely as any other.
     pub async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let found = match self.sample_any(number)? {
-            None => self.find_any(number)?,
+            None => self.find_any(number).await?,
             found => found,
         };
         let Some((key, wait)) = found else {
@@ -105,48 +121,62 @@ impl Machine {
     }
 
     /// The first counter after a random place: if most have expired, the tries of `sample_any` may fail.
-    fn find_any(&self, number: u64) -> Result<Sampled, EngineError> {
-        match self.find_in_memory(number)? {
-            None => self.find_in_store(number),
+    async fn find_any(&self, number: u64) -> Result<Sampled, EngineError> {
+        match self.find_in_memory(number).await? {
+            None => self.find_in_store(number).await,
             found => Ok(found),
         }
     }
 
-    fn find_in_memory(&self, number: u64) -> Result<Sampled, EngineError> {
+    async fn find_in_memory(&self, number: u64) -> Result<Sampled, EngineError> {
         let cells = self.state.lock().partition.cells();
         let start = number.checked_rem(cells as u64).unwrap_or_default() as usize;
         for (mut from, end) in [(start, cells), (0, start)] {
             while from < end {
-                let state = self.state.lock();
-                self.refuse_if_poisoned()?;
-                match state.partition.probe(from, LIST_SLICE, self.now_at(&state)) {
-                    Probe::Found(key) => return Ok(Some(self.sampled(&state, key))),
-                    Probe::Further(at) => from = at,
-                    Probe::End => break,
+                {
+                    let state = self.state.lock();
+                    self.refuse_if_poisoned()?;
+                    match state.partition.probe(from, LIST_SLICE, self.now_at(&state)) {
+                        Probe::Found(key) => return Ok(Some(self.sampled(&state, key))),
+                        Probe::Further(at) => from = at,
+                        Probe::End => break,
+                    }
                 }
+                yield_now().await;
             }
         }
         Ok(None)
     }
 
-    fn find_in_store(&self, number: u64) -> Result<Sampled, EngineError> {
+    async fn find_in_store(&self, number: u64) -> Result<Sampled, EngineError> {
         let start = record::counter_key(&number.to_be_bytes());
         for from in [&start[..], &record::counter_key(&[])] {
             let mut scan = self.store.scan(from);
+            let mut seen = 0;
             while let Some((store_key, value)) = scan.next_entry().map_err(|error| self.unreadable(&error))?
                 && let Some(key) = record::counter_of(store_key)
             {
                 let held = record::read_counter(value);
                 let held = held.ok_or_else(|| self.unreadable(&StoreError::from(MalformedRecord::new(store_key))))?;
-                let state = self.state.lock();
-                // Memory is newer, and the counter may have been restored since memory was searched.
-                let held = if state.partition.is_missing(key) { Some(held) } else { state.partition.state_of(key) };
-                if held.is_some_and(|held| !held.is_expired(self.now_at(&state))) {
-                    return Ok(Some(self.sampled(&state, key.to_key())));
+                if let Some(sampled) = self.live_in_store(key, held) {
+                    return Ok(Some(sampled));
+                }
+                seen += 1;
+                if seen % LIST_SLICE == 0 {
+                    yield_now().await;
                 }
             }
         }
         Ok(None)
+    }
+
+    /// The counter, unless it has expired; `held` is what the store has of it.
+    fn live_in_store(&self, key: KeyRef<'_>, held: CounterState) -> Sampled {
+        let state = self.state.lock();
+        // Memory is newer, and the counter may have been restored since memory was searched.
+        let held = if state.partition.is_missing(key) { Some(held) } else { state.partition.state_of(key) };
+        let is_live = held.is_some_and(|held| !held.is_expired(self.now_at(&state)));
+        is_live.then(|| self.sampled(&state, key.to_key()))
     }
 
     fn sampled(&self, state: &State, key: Key) -> (Key, Option<BatchWait>) {

@@ -21,7 +21,8 @@ use super::listen::Peer;
 use super::openapi::BackupProblems;
 use super::problem::{Kind, Problem};
 use crate::admission::Action;
-use crate::limits::{BACKUP_CHUNKS_AHEAD, WRITE_STALL_MAX};
+use crate::limits::{BACKUP_CHUNKS_AHEAD, BACKUP_RATE_MIN, BACKUP_SLOW_MAX, WRITE_STALL_MAX};
+use crate::metrics::Stopwatch;
 use crate::service::BackupStart;
 
 /// Size of a block of a tar archive. A header takes one, and content is padded to whole ones.
@@ -64,7 +65,7 @@ pub async fn backup(State(app): State<App>, request: Request) -> Result<Response
     let runtime = Handle::current();
     // Dropping the body ends it: then nobody receives what it sends.
     tokio::task::spawn_blocking(move || {
-        let mut archive = ArchiveWriter { chunks, runtime, pending: Vec::with_capacity(BACKUP_CHUNK_BYTES) };
+        let mut archive = ArchiveWriter::new(chunks, runtime);
         if let Err(error) = write_archive(&backup, &mut archive) {
             tracing::warn!(%error, "a backup was not completed");
             archive.abort(error);
@@ -97,14 +98,22 @@ fn write_archive(backup: &Backup, out: &mut ArchiveWriter) -> io::Result<()> {
     archive.into_inner()?.flush()
 }
 
-/// Sends an archive in chunks. A client that takes none for a while ends it, so that its files are not kept for ever.
+/// Sends an archive in chunks. A client that takes none for a while, or is too slow, ends it, so that its files are not kept
+/// for ever.
 struct ArchiveWriter {
     chunks: mpsc::Sender<io::Result<Bytes>>,
     runtime: Handle,
     pending: Vec<u8>,
+    sent: u64,
+    since: Stopwatch,
 }
 
 impl ArchiveWriter {
+    fn new(chunks: mpsc::Sender<io::Result<Bytes>>, runtime: Handle) -> Self {
+        let pending = Vec::with_capacity(BACKUP_CHUNK_BYTES);
+        ArchiveWriter { chunks, runtime, pending, sent: 0, since: Stopwatch::start() }
+    }
+
     fn send(&self, chunk: io::Result<Bytes>, within: Duration) -> io::Result<()> {
         let sent = self.runtime.block_on(self.chunks.send_timeout(chunk, within));
         sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client went away, or stopped reading"))
@@ -129,7 +138,32 @@ impl Write for ArchiveWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         let chunk = std::mem::replace(&mut self.pending, Vec::with_capacity(BACKUP_CHUNK_BYTES));
+        self.sent += chunk.len() as u64;
         // Longer than the connection takes to notice that the client has stopped reading.
-        self.send(Ok(chunk.into()), 2 * WRITE_STALL_MAX)
+        self.send(Ok(chunk.into()), 2 * WRITE_STALL_MAX)?;
+        if is_too_slow(self.sent, self.since.elapsed()) {
+            let what = format!("the client reads less than {} KiB per second", BACKUP_RATE_MIN >> 10);
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        Ok(())
+    }
+}
+
+fn is_too_slow(sent: u64, elapsed: Duration) -> bool {
+    elapsed > BACKUP_SLOW_MAX && sent < BACKUP_RATE_MIN.saturating_mul(elapsed.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_that_would_take_days_is_ended_and_one_that_only_begins_slowly_is_not() {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        // 256 KiB every 29 seconds keeps the connection alive.
+        assert!(is_too_slow(5 * (256 << 10), minutes(2)));
+        assert!(!is_too_slow(0, minutes(1)));
+        assert!(!is_too_slow(1 << 30, minutes(60)));
+        assert!(is_too_slow(1 << 30, minutes(70)), "also one that slows down later");
     }
 }

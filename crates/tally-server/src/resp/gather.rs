@@ -1,4 +1,7 @@
 //! Gathers the commands of one thread's connections into a turn, and submits it once all connections have been read.
+//!
+//! In a cluster each connection has turns of its own: a partition that does not answer must not delay or fail the commands
+//! of others, and calls are combined behind it anyway, by partition.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -74,11 +77,15 @@ impl Gatherer {
         let result = commands(turn);
         turn.end();
         let added = turn.shares() - before;
+        drop(open);
         if added > 0 {
             connection.begin(added);
-            connections.0.push(Rc::clone(connection));
-            if before == 0 {
-                let gatherer = Rc::clone(self);
+            self.open.borrow_mut().connections.0.push(Rc::clone(connection));
+            let gatherer = Rc::clone(self);
+            if !self.server.service.joins_connections() {
+                let own = self.open.replace(self.spare.take());
+                spawn_local(async move { gatherer.run(own).await });
+            } else if before == 0 {
                 spawn_local(async move { gatherer.submit().await });
             }
         }
@@ -88,7 +95,10 @@ impl Gatherer {
     async fn submit(&self) {
         // One more round: includes what arrived while the others were read.
         tokio::task::yield_now().await;
-        let mut open = self.open.replace(self.spare.take());
+        self.run(self.open.replace(self.spare.take())).await;
+    }
+
+    async fn run(&self, mut open: OpenTurn) {
         let load = open.turn.load();
         self.under_way.set(self.under_way.get().plus(load));
         let server = &self.server;

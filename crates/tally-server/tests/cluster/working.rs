@@ -74,6 +74,29 @@ fn a_node_says_when_no_worker_answers_and_the_status_exits_with_a_code() {
 }
 
 #[test]
+fn a_command_that_waits_for_a_worker_does_not_fail_the_commands_of_other_connections() {
+    let cluster = TestCluster::new("");
+    let api = cluster.node("api");
+    let mut waiting: Vec<Resp> = (0..8).map(|_| Resp::to(&api)).collect();
+    let mut counting: Vec<Resp> = (0..8).map(|_| Resp::to(&api)).collect();
+    // There is no worker. All arrive at once, so that the node reads them in one turn.
+    api.hold(|| {
+        for (number, (waiting, counting)) in waiting.iter_mut().zip(&mut counting).enumerate() {
+            waiting.send(format!("EXPIRE waiting:{number} 60\r\n").as_bytes()).unwrap();
+            counting.send(format!("INCR counting:{number}\r\n").as_bytes()).unwrap();
+        }
+    });
+    for counting in &mut counting {
+        assert_eq!(counting.reply().unwrap(), Reply::Integer(1));
+    }
+    let _worker = cluster.node("worker");
+    for waiting in &mut waiting {
+        let reply = waiting.reply().unwrap();
+        assert!(matches!(&reply, Reply::Integer(0) | Reply::Error(_)), "{reply:?}");
+    }
+}
+
+#[test]
 fn transactions_over_several_partitions_are_refused_as_in_redis_cluster() {
     let cluster = TestCluster::new("");
     let api = cluster.node("api");

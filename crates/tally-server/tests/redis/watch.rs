@@ -52,6 +52,20 @@ fn a_transaction_is_aborted_when_redis_aborts_it() {
 }
 
 #[test]
+fn a_change_that_leaves_no_trace_does_not_abort_a_transaction() {
+    let server = Server::start();
+    let (mut resp, mut other) = (Resp::to(&server), Resp::to(&server));
+    assert_eq!(resp.say("set a 1"), Reply::Simple("OK".into()));
+    assert_eq!(resp.say("watch a"), Reply::Simple("OK".into()));
+    // Redis aborts: docs/redis.md lists the difference.
+    assert_eq!(other.say("expire a 100"), Reply::Integer(1));
+    assert_eq!(other.say("persist a"), Reply::Integer(1));
+    resp.say("multi");
+    resp.say("incr a");
+    assert_eq!(resp.say("exec").items(), [Reply::Integer(2)]);
+}
+
+#[test]
 fn a_watched_counter_that_expires_aborts_the_transaction() {
     let server = Server::start();
     let mut resp = Resp::to(&server);
