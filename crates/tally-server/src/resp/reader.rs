@@ -83,7 +83,15 @@ impl RequestReader {
                         self.connection.settled().await;
                         self.gatherer.room().await;
                     }
-                    ReadOutcome::Deferred(spec, command, silence) => self.run_deferred(spec, command, silence).await,
+                    ReadOutcome::Deferred(spec, command, silence) => {
+                        self.run_deferred(spec, command, silence).await;
+                        // It may have been `WATCH`.
+                        if self.queues_too_much() {
+                            let version = self.session.version;
+                            self.connection.put(|out| Reply::new(out, version).error(TOO_MUCH_UNFINISHED));
+                            return self.connection.settled().await;
+                        }
+                    }
                 }
                 if self.connection.is_over() {
                     return;
@@ -280,7 +288,8 @@ impl RequestReader {
         ReadOutcome::Drained
     }
 
-    /// Counts the queued transaction as an unfinished request. Returns whether that exceeds the shared limit.
+    /// Counts the queued transaction and watched keys as an unfinished request. Returns whether that exceeds the shared
+    /// limit.
     fn queues_too_much(&mut self) -> bool {
         let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.requests.len());
         let queued = queued + self.watched.bytes();
