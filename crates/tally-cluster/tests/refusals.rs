@@ -3,7 +3,7 @@
 
 mod cluster;
 
-use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
@@ -56,9 +56,11 @@ async fn append(place: &TestPlace, partition: u32, record: &[u8]) {
 async fn forget(place: &TestPlace, partition: i32) {
     let mut all = TopicPartitionList::new();
     all.add_partition_offset(&place.kafka.topic, partition, Offset::End).unwrap();
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", &place.kafka.brokers).create().unwrap();
-    admin.delete_records(&all, &AdminOptions::new()).await.unwrap();
+    admin(place).delete_records(&all, &AdminOptions::new()).await.unwrap();
+}
+
+fn admin(place: &TestPlace) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", &place.kafka.brokers).create().unwrap()
 }
 
 #[test]
@@ -117,6 +119,47 @@ fn a_topic_with_another_number_of_partitions_is_refused() {
         let new = topic::NewJournal { partitions: PARTITIONS + 1, replication: 1, retention_ms: 3_600_000 };
         let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
         assert!(refused.contains("cannot be changed"), "{refused}");
+    });
+}
+
+/// What an operator does who wants more throughput and does not know that keys would move.
+#[test]
+fn partitions_that_are_added_to_the_topic_are_left_alone_and_no_node_starts_with_them() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(1));
+        }
+        let more = NewPartitions::new(&place.kafka.topic, PARTITIONS as usize + 1);
+        admin(&place).create_partitions([&more], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, PARTITIONS));
+        assert!(why.contains("docs/cluster-operations.md"), "{why}");
+        assert_eq!(worker.hosted(), Vec::from_iter(0..PARTITIONS));
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        assert_eq!(pg.partitions().await.unwrap().len(), PARTITIONS as usize);
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(2), "what runs goes on");
+        }
+        let refused = Cluster::start(place.services().await, None, ShardPolicies::default()).await.err().unwrap();
+        assert!(refused.to_string().contains("docs/cluster-operations.md"), "{refused}");
+        let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
+        let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
+        assert!(!refused.contains("partitions = "), "nobody is told to set the new number: {refused}");
+
+        // As docs/cluster-operations.md says.
+        worker.stop().await;
+        services.postgres.psql_at(&place.postgres, "UPDATE partitions SET position = 0").unwrap();
+        let mut moved = place.clone();
+        moved.kafka.topic = format!("{}_moved", place.kafka.topic);
+        moved.redis.prefix = moved.kafka.topic.clone();
+        topic::create(&moved.kafka, new).await.unwrap();
+        let (worker, api) = (moved.worker().await, moved.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(3), "nothing is lost");
+        }
     });
 }
 

@@ -63,7 +63,8 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
             }
             let problem = format!(
                 "has {partitions} partitions, not {}. The number cannot be changed, because counters would move to other \
-                 partitions. Set `partitions = {partitions}`, or export into a new topic",
+                 partitions. Name a new topic with `topic` in [cluster]. If partitions were added to this one, see \"The \
+                 topic got more partitions\" in docs/cluster-operations.md",
                 new.partitions
             );
             Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })

@@ -20,6 +20,7 @@ use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
 use crate::limits::{END_WAIT_MS, IDLE_TICK_MS, SWEEP_EVERY_MS};
+use crate::postgres::PgError;
 use crate::rpc::Role;
 
 /// Pause before a partition that failed is hosted again.
@@ -236,6 +237,7 @@ async fn own(
     let claim = loop {
         match shared.services.pg.claim(partition, shared.address()).await {
             Ok(claim) => break claim,
+            Err(error @ PgError::NoPartition(_)) => return HostFailure::Host(StoreFailure::from(error).into()),
             // Meanwhile it answers as a standby.
             Err(error) if standby.is_some() => {
                 tracing::warn!(partition, %error, "cannot claim the partition yet");

@@ -123,6 +123,7 @@ async fn a_persist_whose_session_was_ended_cannot_commit() {
     let url = new_database();
     let pg = open(&url);
     pg.migrate().await.unwrap();
+    pg.create_partitions(1).await.unwrap();
     let claim = pg.claim(0, "paused").await.unwrap();
     let mut persist = pg.persist(0, claim.epoch, Position(0)).await.unwrap();
     persist.write(&all_families()).await.unwrap();
