@@ -422,7 +422,8 @@ impl PartitionHost {
                 missing.push(&tally_core::record::counter_key(key.as_bytes()));
             }
         };
-        let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let locked = self.state.lock_with(&self.store, list);
+        let (mut hosted, fetched) = locked.inspect_err(|error| self.note_read_failure(error))?;
         let position = hosted.applied;
         let as_of = self.current_at(&hosted.partition);
         let at = self.expiry_time(&hosted.partition, expiry);
@@ -445,10 +446,18 @@ impl PartitionHost {
         Ok(HostReading { position, as_of, now: at, counters, summed })
     }
 
+    /// A read that finds that PostgreSQL went back stops the partition: while nothing is written, nothing else would notice.
+    fn note_read_failure(&self, error: &StoreFailure) {
+        if matches!(error, StoreFailure::WentBack { .. }) {
+            self.failure.send_replace(Some(error.clone().into()));
+        }
+    }
+
     /// Counters with the ends of their ledgers, as of now. Blocks if some must be fetched.
     pub fn snapshots(&self, keys: &[Key]) -> Result<Vec<CounterSnapshot>, StoreFailure> {
         let list = |partition: &Partition, _, missing: &mut MissingKeys| list_snapshots(partition, keys, missing);
-        let (hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let locked = self.state.lock_with(&self.store, list);
+        let (hosted, fetched) = locked.inspect_err(|error| self.note_read_failure(error))?;
         let at = self.now_at(&hosted.partition);
         keys.iter().map(|key| Ok(fetched.snapshot(&hosted.partition, key.as_ref(), at)?)).collect()
     }

@@ -151,6 +151,9 @@ pub async fn host(
             HostFailure::Host(HostError::Store(StoreFailure::Overtaken { .. })) | HostFailure::Superseded => {
                 tracing::warn!(partition, "another worker has persisted more; continuing from there");
             }
+            HostFailure::Host(HostError::Store(error @ StoreFailure::WentBack { .. })) => {
+                tracing::warn!(partition, %error, "starting over from what PostgreSQL has; the journal has the rest");
+            }
             HostFailure::Transient(error) => tracing::warn!(partition, %error, "cannot host the partition yet"),
             HostFailure::Host(error) if *role.borrow() == Role::Standby => {
                 tracing::warn!(partition, %error, "cannot stand by for the partition");
@@ -246,8 +249,8 @@ async fn own(
             Err(error) => return HostFailure::transient(&error),
         }
     };
-    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored.
-    let ready = standby.filter(|standby| standby.0.host.applied() >= claim.position);
+    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored, or less than it knew.
+    let ready = standby.filter(|standby| standby.0.host.store().can_continue_from(claim.position));
     let is_ready = ready.is_some();
     let owned = match ready {
         Some(standby) => {
