@@ -3,13 +3,13 @@
 
 mod cluster;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use cluster::{PARTITIONS, TestPlace, TestServices};
 use tally_cluster::api::{ApiError, Cluster};
-use tally_cluster::kafka::{Appender, KafkaSettings, topic};
+use tally_cluster::kafka::{Appender, KafkaSettings, TopicError, topic};
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
@@ -18,6 +18,7 @@ use tally_core::consistency::Consistency;
 use tally_core::key::{Key, KeyRef};
 use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
 use tally_services::wait_for;
+use tokio::runtime::Handle;
 
 /// A key of each partition.
 fn key_in(partition: u32) -> Key {
@@ -171,6 +172,37 @@ fn a_topic_with_more_replicas_than_brokers_is_refused_with_the_setting_to_change
         let elsewhere = KafkaSettings { topic: "too-many-replicas".to_owned(), ..place.kafka.clone() };
         let refused = topic::create(&elsewhere, new).await.unwrap_err().to_string();
         assert!(refused.contains("TALLY_CLUSTER_REPLICATION"), "{refused}");
+    });
+}
+
+#[test]
+fn a_topic_that_could_lose_acknowledged_records_is_refused_with_the_command_that_mends_it() {
+    let (services, place) = place();
+    let good = [
+        ("message.timestamp.type", "LogAppendTime"),
+        ("unclean.leader.election.enable", "false"),
+        ("max.message.bytes", "104857600"),
+        ("retention.ms", "3600000"),
+    ];
+    let bad = [("retention.bytes", "1000000", "-1"), ("retention.ms", "60000", "3600000")];
+    services.runtime.block_on(async {
+        for (place_of, (name, value, wanted)) in bad.into_iter().enumerate() {
+            let settings = KafkaSettings { topic: format!("lossy{place_of}"), ..place.kafka.clone() };
+            let new = NewTopic::new(&settings.topic, 1, TopicReplication::Fixed(1));
+            let new = good.iter().filter(|(of, _)| *of != name).fold(new, |new, (name, value)| new.set(name, value));
+            let created = admin(&place).create_topics([&new.set(name, value)], &AdminOptions::new()).await;
+            created.unwrap().remove(0).unwrap();
+            let check = || match Handle::current().block_on(topic::check(&settings)) {
+                Err(error @ TopicError::NoTopic(_)) => Err(error.to_string()),
+                checked => Ok(checked.unwrap_err().to_string()),
+            };
+            let refused = tokio::task::block_in_place(|| wait_for("the topic", check));
+            assert!(refused.contains(&format!("has {name}={value}")), "{refused}");
+            assert!(refused.contains(&format!("--add-config {name}={wanted}")), "{refused}");
+        }
+        let longer = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 7_200_000 };
+        let refused = topic::create(&place.kafka, longer).await.unwrap_err().to_string();
+        assert!(refused.contains("has retention.ms=3600000; Tally needs 7200000"), "{refused}");
     });
 }
 
