@@ -26,7 +26,7 @@ use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::{Due, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE};
+use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
 
 /// How long the applying thread waits for a record before it looks whether it should stop.
 const TAIL_WAIT: Duration = Duration::from_millis(100);
@@ -357,6 +357,17 @@ impl PartitionHost {
             // The sender lives as long as `self`.
             _ = applied.wait_for(|applied| *applied >= position) => Ok(()),
             error = failed(&mut failure) => Err(error),
+        }
+    }
+
+    /// The same within a bounded time. The error says what was waited for.
+    pub async fn reach_soon(&self, position: Position) -> Result<(), String> {
+        match tokio::time::timeout(Duration::from_millis(REACH_WAIT_MS), self.reach(position)).await {
+            Ok(reached) => reached.map_err(|error| error.to_string()),
+            Err(_) => {
+                let (applied, position) = (self.applied().0, position.0);
+                Err(format!("its worker has read the journal up to {applied}, not yet up to {position}"))
+            }
         }
     }
 
