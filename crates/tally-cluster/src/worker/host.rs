@@ -21,6 +21,7 @@ use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
 use super::broker_clock::BrokerClock;
+use super::fail_on_panic::FailOnPanic;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::{Due, Round};
@@ -55,6 +56,11 @@ pub enum HostError {
         /// What is wrong with it.
         error: CodecError,
     },
+    /// The applying thread panicked. Memory may have a part of a batch.
+    #[error(
+        "a bug has stopped the partition, see the log. It is tried again from what is stored; please report the bug"
+    )]
+    Panicked,
 }
 
 /// A partition in memory, as far as the journal was applied.
@@ -189,6 +195,7 @@ impl PartitionHost {
 
     /// Applies the journal until [`PartitionHost::stop`] or an error. Blocks.
     pub fn run(&self, mut tail: PartitionTail) {
+        let _guard = FailOnPanic(&self.failure);
         let mut batches = Vec::new();
         while !self.is_stopping() {
             // What comes before a record that cannot be read is applied.
@@ -259,6 +266,8 @@ impl PartitionHost {
                 Err(error) => return Err(error.into()),
             }
         };
+        // Dropped before the lock: nobody sees a part of a batch without the failure.
+        let _guard = FailOnPanic(&self.failure);
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
         let is_publishing = self.is_publishing.load(Ordering::Acquire);
         if let Some((first, _)) = batches.first().filter(|_| is_publishing) {
@@ -369,6 +378,11 @@ impl PartitionHost {
                 Err(format!("its worker has read the journal up to {applied}, not yet up to {position}"))
             }
         }
+    }
+
+    /// Whether memory may have a part of a batch, which must not be persisted.
+    pub fn is_torn(&self) -> bool {
+        matches!(*self.failure.borrow(), Some(HostError::Panicked))
     }
 
     /// Resolves when the partition stopped by itself.
@@ -536,3 +550,6 @@ async fn failed(failure: &mut watch::Receiver<Option<HostError>>) -> HostError {
         Ok(None) | Err(_) => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ mod answer;
 mod broker_clock;
 mod drift;
 mod ends;
+mod fail_on_panic;
 mod host;
 mod hosting;
 mod lag;
