@@ -8,6 +8,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::Timestamp;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
+use tally_core::batch::{Batch, encode};
 use tally_core::time::{Millis, Position};
 
 use super::{KafkaSettings, TopicError};
@@ -80,6 +81,13 @@ impl Appender {
                 Err(_) => Err(AppendError::Unknown("the producer was closed".to_owned())),
             }
         })
+    }
+
+    /// Sets the clock of a partition to the time of its broker, even if that is earlier: decision 0019 says what follows.
+    pub async fn reset_clock(&self, partition: u32) -> Result<Appended, AppendError> {
+        let mut bytes = Vec::new();
+        encode(&Batch::clock_reset(), Millis(0), &mut bytes);
+        self.append(partition, &bytes)?.await
     }
 
     /// Waits until everything queued was delivered or has failed. Blocks.

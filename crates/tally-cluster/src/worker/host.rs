@@ -20,12 +20,13 @@ use tally_engine::clock::{Clock, SystemClock};
 use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
-use super::broker_clock::BrokerClock;
+use super::broker_clock::{self, BrokerClock, JumpWatch};
 use super::fail_on_panic::FailOnPanic;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::{Due, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
+use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
 use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
 
@@ -82,8 +83,14 @@ pub struct PartitionHost {
     pub unpersisted: LagClock,
     duplicates: Arc<AtomicU64>,
     clock: BrokerClock,
+    /// For a warning.
+    jumps: Mutex<JumpWatch>,
+    /// Whether the journal's end was applied once: records arrive when they are appended since.
+    is_current: AtomicBool,
     /// Everything that was acknowledged before this time is applied.
     current_at: AtomicU64,
+    /// Up to which time sub-counters are summed.
+    pub summed: SummedTimes,
     /// What is applied.
     applied: watch::Sender<Position>,
     /// Why the applying thread stopped.
@@ -164,6 +171,9 @@ impl PartitionHost {
             unpersisted: LagClock::default(),
             duplicates,
             clock: BrokerClock::default(),
+            jumps: Mutex::default(),
+            is_current: AtomicBool::new(false),
+            summed: SummedTimes::default(),
             current_at: AtomicU64::new(0),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
@@ -277,7 +287,7 @@ impl PartitionHost {
         let mut duplicates = 0;
         for (record, batch) in batches.drain(..) {
             let mut outcomes = Outcomes::default();
-            self.clock.observe(record.at);
+            self.note_time(&record, &batch);
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
             if is_publishing {
@@ -294,6 +304,31 @@ impl PartitionHost {
         drop(hosted);
         self.applied.send_replace(applied);
         Ok(())
+    }
+
+    /// Follows the brokers' time. Only a batch that says so sets it back; what was found out by the wrong time is forgotten then.
+    fn note_time(&self, record: &JournalRecord, batch: &Batch) {
+        let (partition, position) = (self.partition, record.start.0);
+        if batch.resets_clock() {
+            self.clock.reset(record.at);
+            self.current_at.store(0, Ordering::Release);
+            self.summed.reset();
+            self.jumps.lock().reset();
+            tracing::warn!(partition, position, "the partition's clock was reset to the brokers' time");
+            return;
+        }
+        self.clock.observe(record.at);
+        let is_current = self.is_current.load(Ordering::Acquire);
+        if let Some(ahead_ms) = self.jumps.lock().observe(record.at, broker_clock::elapsed_ms(), is_current) {
+            tracing::warn!(
+                partition,
+                position,
+                ahead_ms,
+                "a record is from the future: the clock of its broker is ahead. Counters with an expiry expire too early, and the \
+                 partition's time stands still until it is reached. Correct that clock, then run `tally cluster reset-clock \
+                 --partition {partition}`"
+            );
+        }
     }
 
     fn make_room(&self, batches: &[(JournalRecord, Batch)]) -> bool {
@@ -323,7 +358,9 @@ impl PartitionHost {
 
     /// At `asked_at`, nothing beyond `end` was acknowledged.
     pub fn note_end(&self, end: Position, asked_at: Millis) {
-        if self.applied() >= end {
+        // A time after now is from before the clock was reset.
+        if self.applied() >= end && asked_at <= self.now() {
+            self.is_current.store(true, Ordering::Release);
             self.current_at.fetch_max(asked_at.0, Ordering::AcqRel);
         }
     }

@@ -17,6 +17,7 @@ mod publish;
 mod round;
 mod standby;
 mod store;
+mod summed_times;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
