@@ -4,6 +4,8 @@ use tally_core::limits::BATCH_BYTES_MAX;
 
 /// Largest record of the journal: a batch, and what Kafka puts around it.
 pub const RECORD_BYTES_MAX: usize = BATCH_BYTES_MAX + (1 << 20);
+/// Shortest time that the journal keeps records: for that long PostgreSQL may be away.
+pub const RETENTION_MS_MIN: u64 = 3_600_000;
 /// How long an append may take before its outcome is unknown.
 pub const APPEND_TIMEOUT_MS: u64 = 10_000;
 /// Most appends that wait for Kafka in one process. More are refused.

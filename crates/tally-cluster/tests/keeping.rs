@@ -217,6 +217,61 @@ fn an_idle_owner_that_was_superseded_claims_its_partition_again() {
     });
 }
 
+/// Puts the tables back to what `older_counters` and `older_partitions` have.
+const GO_BACK: &str = "BEGIN; \
+    UPDATE counters SET value = older.value, record = older.record FROM older_counters AS older \
+        WHERE counters.key = older.key; \
+    UPDATE partitions SET position = older.position, clock = older.clock FROM older_partitions AS older \
+        WHERE partitions.partition = older.partition; \
+    COMMIT";
+
+/// A standby of PostgreSQL took over that lacked the last transactions. Nothing else tells the worker.
+#[test]
+fn a_worker_whose_postgres_went_back_starts_over_and_no_increment_is_missed() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let sql = |text: &str| services.postgres.psql_at(&place.postgres, text).unwrap();
+        let api = place.api().await;
+        let key = key("n");
+        let mut value = 0;
+        for goes_on_with_write in [true, false] {
+            let worker = place.worker().await;
+            wait_until_hosted(&worker).await;
+            add(&api, &key, 5).await;
+            worker.persist_all(Duration::from_secs(60)).await.unwrap();
+            sql("DROP TABLE IF EXISTS older_counters, older_partitions");
+            sql("CREATE TABLE older_counters AS TABLE counters; CREATE TABLE older_partitions AS TABLE partitions");
+            add(&api, &key, 5).await;
+            value += 10;
+            worker.persist_all(Duration::from_secs(60)).await.unwrap();
+            worker.stop().await;
+            // A worker that takes over has nothing in memory, as after an eviction.
+            let worker = place.worker().await;
+            wait_until_hosted(&worker).await;
+            worker.persist_all(Duration::from_secs(60)).await.unwrap();
+            sql(GO_BACK);
+            if goes_on_with_write {
+                add(&api, &key, 1).await;
+                value += 1;
+            }
+            wait_until("the worker to start over", async || {
+                let read = api.read(vec![key.clone()], ReadOptions::new(Consistency::Exact)).await;
+                let read = read.map_err(|error| error.to_string())?[0].value;
+                assert_eq!(read, value);
+                Ok(())
+            })
+            .await;
+            // The other partitions went back, too, and find out when they persist.
+            wait_until("all partitions to be persisted", async || worker.persist_all(Duration::from_secs(60)).await)
+                .await;
+            wait_until_hosted(&worker).await;
+            assert_eq!(sql("SELECT value FROM counters").trim(), value.to_string());
+            worker.stop().await;
+        }
+    });
+}
+
 /// More than a slice of them, so that one pass has to go on where the last slice ended.
 #[test]
 fn expired_counters_are_removed_also_if_they_are_many() {

@@ -3,13 +3,13 @@
 
 mod cluster;
 
-use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 use cluster::{PARTITIONS, TestPlace, TestServices};
 use tally_cluster::api::{ApiError, Cluster};
-use tally_cluster::kafka::{Appender, KafkaSettings, topic};
+use tally_cluster::kafka::{Appender, KafkaSettings, TopicError, topic};
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
@@ -18,6 +18,7 @@ use tally_core::consistency::Consistency;
 use tally_core::key::{Key, KeyRef};
 use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
 use tally_services::wait_for;
+use tokio::runtime::Handle;
 
 /// A key of each partition.
 fn key_in(partition: u32) -> Key {
@@ -56,9 +57,11 @@ async fn append(place: &TestPlace, partition: u32, record: &[u8]) {
 async fn forget(place: &TestPlace, partition: i32) {
     let mut all = TopicPartitionList::new();
     all.add_partition_offset(&place.kafka.topic, partition, Offset::End).unwrap();
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", &place.kafka.brokers).create().unwrap();
-    admin.delete_records(&all, &AdminOptions::new()).await.unwrap();
+    admin(place).delete_records(&all, &AdminOptions::new()).await.unwrap();
+}
+
+fn admin(place: &TestPlace) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", &place.kafka.brokers).create().unwrap()
 }
 
 #[test]
@@ -120,6 +123,47 @@ fn a_topic_with_another_number_of_partitions_is_refused() {
     });
 }
 
+/// What an operator does who wants more throughput and does not know that keys would move.
+#[test]
+fn partitions_that_are_added_to_the_topic_are_left_alone_and_no_node_starts_with_them() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(1));
+        }
+        let more = NewPartitions::new(&place.kafka.topic, PARTITIONS as usize + 1);
+        admin(&place).create_partitions([&more], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, PARTITIONS));
+        assert!(why.contains("docs/cluster-operations.md"), "{why}");
+        assert_eq!(worker.hosted(), Vec::from_iter(0..PARTITIONS));
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        assert_eq!(pg.partitions().await.unwrap().len(), PARTITIONS as usize);
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(2), "what runs goes on");
+        }
+        let refused = Cluster::start(place.services().await, None, ShardPolicies::default()).await.err().unwrap();
+        assert!(refused.to_string().contains("docs/cluster-operations.md"), "{refused}");
+        let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
+        let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
+        assert!(!refused.contains("partitions = "), "nobody is told to set the new number: {refused}");
+
+        // As docs/cluster-operations.md says.
+        worker.stop().await;
+        services.postgres.psql_at(&place.postgres, "UPDATE partitions SET position = 0").unwrap();
+        let mut moved = place.clone();
+        moved.kafka.topic = format!("{}_moved", place.kafka.topic);
+        moved.redis.prefix = moved.kafka.topic.clone();
+        topic::create(&moved.kafka, new).await.unwrap();
+        let (worker, api) = (moved.worker().await, moved.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        for partition in 0..PARTITIONS {
+            assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(3), "nothing is lost");
+        }
+    });
+}
+
 #[test]
 fn a_topic_with_more_replicas_than_brokers_is_refused_with_the_setting_to_change() {
     let (services, place) = place();
@@ -128,6 +172,37 @@ fn a_topic_with_more_replicas_than_brokers_is_refused_with_the_setting_to_change
         let elsewhere = KafkaSettings { topic: "too-many-replicas".to_owned(), ..place.kafka.clone() };
         let refused = topic::create(&elsewhere, new).await.unwrap_err().to_string();
         assert!(refused.contains("TALLY_CLUSTER_REPLICATION"), "{refused}");
+    });
+}
+
+#[test]
+fn a_topic_that_could_lose_acknowledged_records_is_refused_with_the_command_that_mends_it() {
+    let (services, place) = place();
+    let good = [
+        ("message.timestamp.type", "LogAppendTime"),
+        ("unclean.leader.election.enable", "false"),
+        ("max.message.bytes", "104857600"),
+        ("retention.ms", "3600000"),
+    ];
+    let bad = [("retention.bytes", "1000000", "-1"), ("retention.ms", "60000", "3600000")];
+    services.runtime.block_on(async {
+        for (place_of, (name, value, wanted)) in bad.into_iter().enumerate() {
+            let settings = KafkaSettings { topic: format!("lossy{place_of}"), ..place.kafka.clone() };
+            let new = NewTopic::new(&settings.topic, 1, TopicReplication::Fixed(1));
+            let new = good.iter().filter(|(of, _)| *of != name).fold(new, |new, (name, value)| new.set(name, value));
+            let created = admin(&place).create_topics([&new.set(name, value)], &AdminOptions::new()).await;
+            created.unwrap().remove(0).unwrap();
+            let check = || match Handle::current().block_on(topic::check(&settings)) {
+                Err(error @ TopicError::NoTopic(_)) => Err(error.to_string()),
+                checked => Ok(checked.unwrap_err().to_string()),
+            };
+            let refused = tokio::task::block_in_place(|| wait_for("the topic", check));
+            assert!(refused.contains(&format!("has {name}={value}")), "{refused}");
+            assert!(refused.contains(&format!("--add-config {name}={wanted}")), "{refused}");
+        }
+        let longer = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 7_200_000 };
+        let refused = topic::create(&place.kafka, longer).await.unwrap_err().to_string();
+        assert!(refused.contains("has retention.ms=3600000; Tally needs 7200000"), "{refused}");
     });
 }
 

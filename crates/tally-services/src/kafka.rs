@@ -49,6 +49,8 @@ pub struct KafkaOptions {
     pub heap_mb: usize,
     /// With all of Java's compilers, for benchmarks: slower to start.
     pub optimized: bool,
+    /// More environment variables of the brokers, such as `LD_PRELOAD`.
+    pub environment: Vec<(&'static str, String)>,
     /// More settings of the brokers, such as `("log.retention.check.interval.ms", "1000")`.
     pub properties: Vec<(String, String)>,
 }
@@ -61,6 +63,7 @@ impl Default for KafkaOptions {
             tls: None,
             heap_mb: 256,
             optimized: false,
+            environment: Vec::new(),
             properties: Vec::new(),
         }
     }
@@ -132,6 +135,7 @@ impl Kafka {
             let heap = format!("-Xmx{}m", settings.heap_mb);
             let java = if settings.optimized { optimized_java } else { java };
             let broker = java(&jars, dir.path(), "info").args([&heap, "kafka.Kafka"]).arg(&config);
+            let broker = settings.environment.iter().fold(broker, |broker, (name, value)| broker.env(name, value));
             let process = ServiceProcess::new(format!("kafka-{node}"), broker, &dir);
             brokers.push(Broker { process, ports: *own });
         }

@@ -20,6 +20,13 @@ impl PartitionClocks {
         }
     }
 
+    /// The partition's clock was set back to this time.
+    pub fn reset(&self, partition: u32, at: Millis) {
+        if let Some(clock) = self.0.get(partition as usize) {
+            clock.reset(at);
+        }
+    }
+
     /// The time of a partition. While it has no record, the earliest time of the others, so that nothing expires too soon.
     pub fn now(&self, partition: u32) -> Millis {
         let own = self.0.get(partition as usize).and_then(BrokerClock::now);

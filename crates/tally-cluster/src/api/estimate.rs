@@ -36,8 +36,9 @@ impl Estimates {
     /// The keys without a recent total.
     pub fn outdated<'k>(&self, keys: impl Iterator<Item = &'k Key>, now: Millis) -> Vec<Key> {
         let known = self.known.lock();
+        // Also if it is from the future: the partition's clock was reset.
         let is_outdated =
-            |key: &&Key| known.get(*key).is_none_or(|known| known.refreshed_at.0 + ESTIMATE_REFRESH_MS < now.0);
+            |key: &&Key| known.get(*key).is_none_or(|known| known.refreshed_at.0.abs_diff(now.0) > ESTIMATE_REFRESH_MS);
         keys.filter(is_outdated).cloned().collect()
     }
 

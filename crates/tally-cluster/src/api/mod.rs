@@ -57,8 +57,9 @@ pub enum ApiError {
     Store(#[from] PgError),
     /// The topic is not the one that PostgreSQL has the state of.
     #[error(
-        "the topic `{topic}` has {found} partitions, but PostgreSQL has the state of {expected}. Is it the right topic? The \
-         number of partitions cannot be changed"
+        "the topic `{topic}` has {found} partitions, but PostgreSQL has the state of {expected}. Check `topic` and `postgres` \
+         in [cluster]. If partitions were added to the topic, see \"The topic got more partitions\" in \
+         docs/cluster-operations.md: the number cannot be changed, because counters would move to other partitions"
     )]
     Partitions {
         /// The topic.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
 use tally_core::time::{Millis, Position};
 
 use super::clocks::PartitionClocks;
 use crate::limits::ROUTES_REFRESH_MS;
 use crate::postgres::Pg;
-use crate::redis::Totals;
+use crate::redis::{Heartbeat, Totals};
 
 /// What is known of one partition.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +27,15 @@ pub struct PartitionRoute {
     pub rolled_up_at: Millis,
     /// Others that apply the partition.
     pub standbys: Vec<String>,
+}
+
+impl PartitionRoute {
+    /// Whether the partition's clock was reset before this heartbeat: it is of a later position and of an earlier time.
+    /// Between brokers, clocks differ by less.
+    fn was_reset(&self, heartbeat: &Heartbeat) -> bool {
+        let is_earlier = |known: Millis| known.since(heartbeat.at) > CLOCK_AHEAD_REPORTED_MS;
+        heartbeat.position > self.published && self.published_at.is_some_and(is_earlier)
+    }
 }
 
 /// Owners of partitions and how current Redis is, from the heartbeats of workers.
@@ -79,6 +89,12 @@ impl PartitionRoutes {
                 let mut routes = self.routes.lock();
                 for ((route, heartbeat), partition) in routes.iter_mut().zip(heartbeats).zip(partitions) {
                     let Some(heartbeat) = heartbeat else { continue };
+                    if route.was_reset(&heartbeat) {
+                        tracing::warn!(partition, "the partition's clock was reset");
+                        self.clocks.reset(partition, heartbeat.at);
+                        route.published_at = None;
+                        route.rolled_up_at = Millis(0);
+                    }
                     self.clocks.observe(partition, heartbeat.at);
                     route.owner = Some(heartbeat.owner);
                     route.published = route.published.max(heartbeat.position);
@@ -112,5 +128,35 @@ impl PartitionRoutes {
             }
             Err(error) => tracing::debug!(%error, "owners cannot be read"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_position_with_a_much_earlier_time_means_that_the_clock_was_reset() {
+        let at = |position, at| Heartbeat {
+            partition: 0,
+            epoch: 1,
+            position: Position(position),
+            at: Millis(at),
+            since: Position(0),
+            rolled_up_at: Millis(0),
+            owner: String::new(),
+            standbys: Vec::new(),
+        };
+        let hour = 3_600_000;
+        let route = PartitionRoute {
+            published: Position(10),
+            published_at: Some(Millis(2 * hour)),
+            ..PartitionRoute::default()
+        };
+        assert!(route.was_reset(&at(11, hour)));
+        assert!(!route.was_reset(&at(10, hour)), "a new owner that has not caught up");
+        assert!(!route.was_reset(&at(11, 2 * hour - 60_000)), "brokers differ");
+        assert!(!route.was_reset(&at(11, 3 * hour)));
+        assert!(!PartitionRoute::default().was_reset(&at(11, 0)));
     }
 }

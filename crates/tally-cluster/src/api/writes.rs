@@ -13,6 +13,7 @@ use tally_core::time::{Millis, Position};
 
 use super::Cluster;
 use super::reads::ReadCounter;
+use crate::kafka::Appended;
 
 impl Cluster {
     pub(super) async fn write(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
@@ -70,7 +71,7 @@ impl Cluster {
         if waits {
             let call = lane.append(events).await?;
             let appended = call.batch.appended;
-            self.clocks.observe(partition, appended.at);
+            self.append_time(partition, &appended);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
             self.note_outcomes(events, &outcomes, appended.end, at);
             return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
@@ -82,9 +83,18 @@ impl Cluster {
             events.batch().iter().filter(EventRef::is_change).map(|event| event.key.to_key()).collect();
         let (call, ()) = tokio::join!(lane.append(events), self.refresh_estimates(partition, &keys));
         let appended = call?.batch.appended;
-        self.clocks.observe(partition, appended.at);
-        let outcomes = self.estimate(events, &reads, appended.end, appended.at);
-        Ok(Receipt { outcomes, as_of: appended.at, token: Token::new(partition, appended.end) })
+        let at = self.append_time(partition, &appended);
+        let outcomes = self.estimate(events, &reads, appended.end, at);
+        Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) })
+    }
+
+    /// When a batch was appended, by the clock of its broker. If the broker did not say: what that clock should show now.
+    fn append_time(&self, partition: u32, appended: &Appended) -> Millis {
+        if let Some(at) = appended.at {
+            self.clocks.observe(partition, at);
+            return at;
+        }
+        self.clocks.now(partition)
     }
 
     /// The counters that a call reads between its increments.

@@ -8,6 +8,7 @@ use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::Timestamp;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
+use tally_core::batch::{Batch, encode};
 use tally_core::time::{Millis, Position};
 
 use super::{KafkaSettings, TopicError};
@@ -25,8 +26,8 @@ pub struct Appender {
 pub struct Appended {
     /// The position after it.
     pub end: Position,
-    /// The broker's time.
-    pub at: Millis,
+    /// The broker's time, if it gave one.
+    pub at: Option<Millis>,
 }
 
 /// Why a batch was not acknowledged.
@@ -74,18 +75,19 @@ impl Appender {
         let settings = Arc::clone(&self.settings);
         Ok(async move {
             match delivery.await {
-                Ok(Ok(delivery)) => Ok(Appended {
-                    end: Position(delivery.offset as u64 + 1),
-                    at: match delivery.timestamp {
-                        Timestamp::LogAppendTime(at) | Timestamp::CreateTime(at) => Millis(at.max(0) as u64),
-                        Timestamp::NotAvailable => Millis(0),
-                    },
-                }),
+                Ok(Ok(delivery)) => appended(delivery.offset, delivery.timestamp),
                 Ok(Err((error, _))) if is_refused(&error) => Err(AppendError::NotSent(say(&settings, &error))),
                 Ok(Err((error, _))) => Err(AppendError::Unknown(say(&settings, &error))),
                 Err(_) => Err(AppendError::Unknown("the producer was closed".to_owned())),
             }
         })
+    }
+
+    /// Sets the clock of a partition to the time of its broker, even if that is earlier: decision 0019 says what follows.
+    pub async fn reset_clock(&self, partition: u32) -> Result<Appended, AppendError> {
+        let mut bytes = Vec::new();
+        encode(&Batch::clock_reset(), Millis(0), &mut bytes);
+        self.append(partition, &bytes)?.await
     }
 
     /// Waits until everything queued was delivered or has failed. Blocks.
@@ -94,6 +96,23 @@ impl Appender {
         let producer = self.producer.lock().clone();
         let _ = producer.flush(timeout);
     }
+}
+
+/// What an acknowledgement says. The client library also acknowledges a batch that it had to send again if the broker says
+/// that it has it already, or has a later one. It is in the journal then, but nobody knows where.
+fn appended(offset: i64, timestamp: Timestamp) -> Result<Appended, AppendError> {
+    let Ok(offset) = u64::try_from(offset) else {
+        return Err(AppendError::Unknown(
+            "Kafka has the batch, but did not say at which position. With a request id, a retry settles what came of it"
+                .to_owned(),
+        ));
+    };
+    let at = match timestamp {
+        Timestamp::LogAppendTime(at) => u64::try_from(at).ok().map(Millis),
+        // The clock of this host.
+        Timestamp::CreateTime(_) | Timestamp::NotAvailable => None,
+    };
+    Ok(Appended { end: Position(offset + 1), at })
 }
 
 fn connect(settings: &KafkaSettings) -> KafkaResult<FutureProducer> {
@@ -143,6 +162,39 @@ mod tests {
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
+
+    #[test]
+    fn an_acknowledgement_without_an_offset_is_no_position() {
+        let at = Timestamp::LogAppendTime(1_700_000_000_000);
+        assert_eq!(appended(7, at).unwrap(), Appended { end: Position(8), at: Some(Millis(1_700_000_000_000)) });
+        for offset in [-1, -1001] {
+            assert!(matches!(appended(offset, at), Err(AppendError::Unknown(_))), "{offset}");
+        }
+    }
+
+    #[test]
+    fn only_the_brokers_time_counts() {
+        for own in [Timestamp::CreateTime(1_700_000_000_000), Timestamp::LogAppendTime(-1), Timestamp::NotAvailable] {
+            assert_eq!(appended(0, own).unwrap(), Appended { end: Position(1), at: None }, "{own:?}");
+        }
+    }
+
+    /// As after an answer that was lost: the batch is sent again, and the broker has it already.
+    #[tokio::test]
+    async fn the_position_of_a_batch_that_the_broker_had_already_is_unknown() {
+        let brokers = MockCluster::new(1).unwrap();
+        brokers.create_topic("journal", 1, 1).unwrap();
+        let settings = KafkaSettings {
+            brokers: brokers.bootstrap_servers(),
+            topic: "journal".to_owned(),
+            ..KafkaSettings::default()
+        };
+        let appender = Appender::new(&settings).unwrap();
+        let had = RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER;
+        brokers.request_errors(RDKafkaApiKey::Produce, &[had]);
+        let unknown = appender.append(0, b"batch").unwrap().await.unwrap_err();
+        assert!(matches!(&unknown, AppendError::Unknown(why) if why.contains("request id")), "{unknown}");
+    }
 
     /// No broker that works gives this error, so it comes from the client library's own mock of one.
     #[tokio::test]

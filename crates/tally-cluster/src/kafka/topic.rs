@@ -10,7 +10,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext};
 
 use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
-use crate::limits::RECORD_BYTES_MAX;
+use crate::limits::{RECORD_BYTES_MAX, RETENTION_MS_MIN};
 
 /// Time between two questions whether a new topic is known.
 const KNOWN_POLL: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ pub enum Created {
 /// Creates the topic unless it exists. Refuses one with another number of partitions.
 pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created, TopicError> {
     let admin = admin(settings)?;
-    let insync = new.replication.saturating_sub(1).max(1).to_string();
+    let insync = new.replication.saturating_sub(1).max(insync_min(new.replication)).to_string();
     let (retention, record_bytes) = (new.retention_ms.to_string(), RECORD_BYTES_MAX.to_string());
     let replication = TopicReplication::Fixed(new.replication as i32);
     let topic = NewTopic::new(&settings.topic, new.partitions as i32, replication)
@@ -57,13 +57,14 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
     match created.into_iter().next() {
         Some(Ok(_)) => wait_until_known(settings, &admin).await.map(|()| Created::Created),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => {
-            let partitions = check(settings).await?;
+            let partitions = check_keeping(settings, new.retention_ms).await?;
             if partitions == new.partitions {
                 return Ok(Created::Existed);
             }
             let problem = format!(
                 "has {partitions} partitions, not {}. The number cannot be changed, because counters would move to other \
-                 partitions. Set `partitions = {partitions}`, or export into a new topic",
+                 partitions. Name a new topic with `topic` in [cluster]. If partitions were added to this one, see \"The \
+                 topic got more partitions\" in docs/cluster-operations.md",
                 new.partitions
             );
             Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
@@ -85,8 +86,13 @@ pub async fn create(settings: &KafkaSettings, new: NewJournal) -> Result<Created
 
 /// Checks an existing topic and returns its number of partitions.
 pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
+    check_keeping(settings, RETENTION_MS_MIN).await
+}
+
+/// The same for a topic that keeps records for at least this long.
+async fn check_keeping(settings: &KafkaSettings, retention_ms: u64) -> Result<u32, TopicError> {
     let admin = admin(settings)?;
-    let partitions = partition_count(settings, &admin).await?;
+    let size = topic_size(settings, &admin).await?;
     let described = admin.describe_configs([&ResourceSpecifier::Topic(&settings.topic)], &options()).await;
     let described = described.map_err(|error| explain(settings, &error))?;
     let config = match described.into_iter().next() {
@@ -95,28 +101,91 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
         None => return Err(TopicError::Other("the topic cannot be described".to_owned())),
     };
     let value = |name: &str| config.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-    let wrong = |name: &str, wanted: &str, why: &str| {
-        let problem = format!(
-            "has {name}={}; Tally needs {wanted}, {why}. Change it with kafka-configs.sh --alter --topic {} --add-config \
-             {name}={wanted}",
-            value(name),
-            settings.topic
-        );
-        Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem })
-    };
-    if value("message.timestamp.type") != "LogAppendTime" {
-        return wrong("message.timestamp.type", "LogAppendTime", "so that no node's clock matters");
+    match unsafe_setting(value, size.replication, retention_ms) {
+        None => Ok(size.partitions),
+        Some(setting) => {
+            Err(TopicError::WrongTopic { topic: settings.topic.clone(), problem: setting.problem(settings) })
+        }
     }
-    if value("unclean.leader.election.enable") != "false" {
-        return wrong("unclean.leader.election.enable", "false", "so that no acknowledged record is lost");
+}
+
+/// A setting of a topic with which Tally would lose records or not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct UnsafeSetting {
+    name: &'static str,
+    found: String,
+    wanted: String,
+    why: &'static str,
+}
+
+impl UnsafeSetting {
+    fn problem(&self, settings: &KafkaSettings) -> String {
+        let UnsafeSetting { name, found, wanted, why } = self;
+        format!(
+            "has {name}={found}; Tally needs {wanted}, {why}. Change it with kafka-configs.sh --bootstrap-server {} --alter \
+             --topic {} --add-config {name}={wanted}",
+            settings.brokers, settings.topic
+        )
     }
-    if value("cleanup.policy") != "delete" {
-        return wrong("cleanup.policy", "delete", "because compaction removes records");
-    }
-    if value("max.message.bytes").parse::<usize>().unwrap_or(0) < RECORD_BYTES_MAX {
-        return wrong("max.message.bytes", &RECORD_BYTES_MAX.to_string(), "the size of the largest batch");
-    }
-    Ok(partitions)
+}
+
+/// The first setting of a topic that is not as it must be, if there is one.
+fn unsafe_setting(value: impl Fn(&str) -> String, replication: u32, retention_ms: u64) -> Option<UnsafeSetting> {
+    let number = |name: &str| value(name).parse::<i64>().ok();
+    let at_least = |name: &str, least: u64| number(name).is_some_and(|found| found >= 0 && found as u64 >= least);
+    let unlimited = |name: &str| number(name) == Some(-1);
+    let insync = insync_min(replication);
+    let rules = [
+        (
+            "message.timestamp.type",
+            value("message.timestamp.type") == "LogAppendTime",
+            "LogAppendTime".to_owned(),
+            "so that no node's clock matters",
+        ),
+        (
+            "unclean.leader.election.enable",
+            value("unclean.leader.election.enable") == "false",
+            "false".to_owned(),
+            "so that no acknowledged record is lost",
+        ),
+        (
+            "min.insync.replicas",
+            at_least("min.insync.replicas", u64::from(insync)),
+            insync.to_string(),
+            "so that an acknowledged record survives the loss of a broker",
+        ),
+        (
+            "cleanup.policy",
+            value("cleanup.policy") == "delete",
+            "delete".to_owned(),
+            "because compaction removes records",
+        ),
+        (
+            "retention.bytes",
+            unlimited("retention.bytes"),
+            "-1".to_owned(),
+            "because records must not be deleted before they are in PostgreSQL, however many there are",
+        ),
+        (
+            "retention.ms",
+            unlimited("retention.ms") || at_least("retention.ms", retention_ms),
+            retention_ms.to_string(),
+            "because PostgreSQL may be away for a while, and a restored backup continues from there",
+        ),
+        (
+            "max.message.bytes",
+            at_least("max.message.bytes", RECORD_BYTES_MAX as u64),
+            RECORD_BYTES_MAX.to_string(),
+            "the size of the largest batch",
+        ),
+    ];
+    let (name, _, wanted, why) = rules.into_iter().find(|(_, is_right, ..)| !is_right)?;
+    Some(UnsafeSetting { name, found: value(name), wanted, why })
+}
+
+/// How many replicas must acknowledge a record: two if there are two, because one alone may be lost.
+fn insync_min(replication: u32) -> u32 {
+    replication.clamp(1, 2)
 }
 
 /// Waits until a broker knows a new topic, which is a moment after its creation. Nodes may be started then.
@@ -125,7 +194,7 @@ async fn wait_until_known(
     admin: &AdminClient<DefaultClientContext>,
 ) -> Result<(), TopicError> {
     let deadline = tokio::time::Instant::now() + REQUEST_TIMEOUT;
-    while let Err(error) = partition_count(settings, admin).await {
+    while let Err(error) = topic_size(settings, admin).await {
         if tokio::time::Instant::now() >= deadline {
             return Err(error);
         }
@@ -134,16 +203,26 @@ async fn wait_until_known(
     Ok(())
 }
 
-async fn partition_count(
+/// Partitions of a topic, and copies of each: of the one that has the fewest.
+struct TopicSize {
+    partitions: u32,
+    replication: u32,
+}
+
+async fn topic_size(
     settings: &KafkaSettings,
     admin: &AdminClient<DefaultClientContext>,
-) -> Result<u32, TopicError> {
+) -> Result<TopicSize, TopicError> {
     // The request blocks its thread. There is one per start.
     let metadata = tokio::task::block_in_place(|| admin.inner().fetch_metadata(Some(&settings.topic), REQUEST_TIMEOUT));
     let metadata = metadata.map_err(|error| explain(settings, &error))?;
     let topic = metadata.topics().iter().find(|topic| topic.name() == settings.topic);
     match topic {
-        Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => Ok(topic.partitions().len() as u32),
+        Some(topic) if topic.error().is_none() && !topic.partitions().is_empty() => {
+            let replication = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
+            let replication = replication.unwrap_or(1) as u32;
+            Ok(TopicSize { partitions: topic.partitions().len() as u32, replication })
+        }
         _ => Err(TopicError::NoTopic(settings.topic.clone())),
     }
 }
@@ -202,4 +281,55 @@ impl ProducerContext for ConnectionErrors {
 
 fn options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(REQUEST_TIMEOUT))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The unsafe setting of a topic that is as `create` makes it, but for one setting.
+    fn unsafe_with(name: &str, value: &str, replication: u32) -> Option<(&'static str, String)> {
+        let record_bytes = RECORD_BYTES_MAX.to_string();
+        let setting = |asked: &str| {
+            let created = match asked {
+                "message.timestamp.type" => "LogAppendTime",
+                "unclean.leader.election.enable" => "false",
+                "min.insync.replicas" => "2",
+                "cleanup.policy" => "delete",
+                "retention.bytes" => "-1",
+                "retention.ms" => "604800000",
+                "max.message.bytes" => &record_bytes,
+                _ => "",
+            };
+            if asked == name { value } else { created }.to_owned()
+        };
+        unsafe_setting(setting, replication, 604_800_000).map(|setting| (setting.name, setting.wanted))
+    }
+
+    #[test]
+    fn each_setting_that_could_lose_records_is_found_with_the_value_that_would_not() {
+        assert_eq!(unsafe_with("", "", 3), None);
+        for (name, value, wanted) in [
+            ("message.timestamp.type", "CreateTime", "LogAppendTime"),
+            ("unclean.leader.election.enable", "true", "false"),
+            ("min.insync.replicas", "1", "2"),
+            ("cleanup.policy", "compact,delete", "delete"),
+            ("retention.bytes", "1073741824", "-1"),
+            ("retention.ms", "604799999", "604800000"),
+            ("retention.ms", "", "604800000"),
+        ] {
+            assert_eq!(unsafe_with(name, value, 3), Some((name, wanted.to_owned())), "{value}");
+        }
+        assert_eq!(unsafe_with("max.message.bytes", "1048588", 3).unwrap().0, "max.message.bytes");
+        assert_eq!(unsafe_with("retention.ms", "-1", 3), None, "they are kept for ever");
+    }
+
+    #[test]
+    fn two_replicas_acknowledge_if_there_are_two() {
+        assert_eq!(unsafe_with("min.insync.replicas", "1", 1), None, "there is only one");
+        assert_eq!(unsafe_with("min.insync.replicas", "1", 2), Some(("min.insync.replicas", "2".to_owned())));
+        assert_eq!(unsafe_with("min.insync.replicas", "3", 4), None);
+    }
 }

@@ -45,10 +45,9 @@ pub struct PartitionRow {
     pub owned_at: Option<Millis>,
 }
 
-const CLAIM: &str = "INSERT INTO partitions AS p (partition, position, epoch, owner, owned_at) \
-    VALUES ($1, 0, 1, $2, clock_timestamp()) ON CONFLICT (partition) DO UPDATE \
-    SET epoch = p.epoch + 1, owner = excluded.owner, owned_at = excluded.owned_at \
-    RETURNING position, epoch, clock, counters, expiring, summed_at";
+/// Never inserts: the number of rows is the number of partitions, which decides where keys live.
+const CLAIM: &str = "UPDATE partitions SET epoch = epoch + 1, owner = $2, owned_at = clock_timestamp() \
+    WHERE partition = $1 RETURNING position, epoch, clock, counters, expiring, summed_at";
 
 const CREATE: &str = "INSERT INTO partitions (partition, position, epoch) \
     SELECT number, 0, 0 FROM generate_series(0, $1::int - 1) AS number ON CONFLICT (partition) DO NOTHING";
@@ -68,12 +67,13 @@ const REQUEST_COUNT: &str = "SELECT n_live_tup FROM pg_stat_user_tables WHERE re
 
 impl Pg {
     /// Makes `owner` the owner, with a new epoch, so that the previous owner can no longer persist. Waits for a persist in
-    /// progress; if that takes long, fails with [`PgError::Busy`]. After any error, claim again: an epoch may be skipped,
-    /// which does no harm.
+    /// progress; if that takes long, fails with [`PgError::Busy`]. Fails with [`PgError::NoPartition`] if
+    /// [`Pg::create_partitions`] did not create it. After any other error, claim again: an epoch may be skipped, which does
+    /// no harm.
     pub async fn claim(&self, partition: u32, owner: &str) -> Result<Claim, PgError> {
         let owner = columns::text(owner.as_bytes());
         let rows = self.claiming().await?.query(CLAIM, &[&int(partition), &owner]).await?;
-        let row = rows.first().ok_or_else(|| PgError::Unexpected("a claim without a result".into()))?;
+        let row = rows.first().ok_or(PgError::NoPartition(partition))?;
         standing(row)
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::Severity;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
@@ -46,6 +46,8 @@ impl Connector {
         }
         config
             .application_name(&settings.application)
+            // A standby may lag: it would answer with records older than those that memory is based on.
+            .target_session_attrs(TargetSessionAttrs::ReadWrite)
             .connect_timeout(Duration::from_millis(CONNECT_MS_MAX))
             .tcp_user_timeout(Duration::from_millis(UNACKNOWLEDGED_MS_MAX))
             .keepalives_idle(Duration::from_millis(KEEPALIVE_IDLE_MS))

@@ -76,6 +76,12 @@ pub enum PgError {
     /// The database has tables with the same names that are not Tally's.
     #[error("the database is used by something else: {0}; give Tally a database of its own")]
     NotEmpty(String),
+    /// The partition was never created.
+    #[error(
+        "PostgreSQL has no partition {0}. Is it the right database? Partitions cannot be added: see \"The topic got more \
+         partitions\" in docs/cluster-operations.md"
+    )]
+    NoPartition(u32),
     /// A stored record does not decode.
     #[error("the stored record `{key}` does not decode; restore it from a backup, or install the Tally that wrote it")]
     Malformed {

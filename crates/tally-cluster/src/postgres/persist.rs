@@ -27,9 +27,10 @@ pub struct Persist {
 
 const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
 
+/// A clock that goes back was reset: times of before say nothing.
 const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3, clock), \
     counters = coalesce($4, counters), expiring = coalesce($5, expiring), \
-    summed_at = greatest(summed_at, $6), persisted_at = clock_timestamp() WHERE partition = $1";
+    summed_at = CASE WHEN $3 < clock THEN $6 ELSE greatest(summed_at, $6) END, persisted_at = clock_timestamp() WHERE partition = $1";
 
 impl Pg {
     /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist of

@@ -231,7 +231,7 @@ impl WorkerShared {
         encode(events.batch(), Millis(0), &mut bytes);
         let appending = self.appender.append(hosting.host.partition, &bytes).map_err(|error| error.to_string())?;
         let appended = appending.await.map_err(|error| error.to_string())?;
-        hosting.host.reach(appended.end).await.map_err(|error| error.to_string())?;
+        hosting.host.reach_soon(appended.end).await?;
         let record = hosting.host.outcomes(appended.end).ok_or("the outcomes of a sum are not kept any more")?;
         Ok(record.outcomes.slots().iter().map(|outcome| outcome.refusal.is_some()).collect())
     }

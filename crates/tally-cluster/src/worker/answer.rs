@@ -1,7 +1,6 @@
 //! Answering API nodes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tally_core::key::Key;
 use tally_core::time::Position;
@@ -12,7 +11,7 @@ use super::ends::EndError;
 use super::host::{ExpiryBy, HostReading};
 use super::hosting::Hosting;
 use super::store::StoreFailure;
-use crate::limits::{REACH_WAIT_MS, STANDBY_READS_MAX, STORE_READS_MAX, STORE_READS_WAITING_MAX};
+use crate::limits::{STANDBY_READS_MAX, STORE_READS_MAX, STORE_READS_WAITING_MAX};
 use crate::rpc::{Need, PartitionStatus, Role, RpcError, RpcHandler, RpcRequest, RpcResponse};
 
 impl RpcHandler for Arc<WorkerShared> {
@@ -173,16 +172,7 @@ impl StoreReads {
 }
 
 async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
-    match tokio::time::timeout(Duration::from_millis(REACH_WAIT_MS), hosting.host.reach(position)).await {
-        Ok(reached) => reached.map_err(|error| RpcError::Failed(error.to_string())),
-        Err(_) => {
-            let applied = hosting.host.applied();
-            Err(RpcError::Failed(format!(
-                "its worker has read the journal up to {}, not yet up to {}",
-                applied.0, position.0
-            )))
-        }
-    }
+    hosting.host.reach_soon(position).await.map_err(RpcError::Failed)
 }
 
 /// Refuses a position that the journal does not have: nobody should wait for it.

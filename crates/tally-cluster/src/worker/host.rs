@@ -20,13 +20,15 @@ use tally_engine::clock::{Clock, SystemClock};
 use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
-use super::broker_clock::BrokerClock;
+use super::broker_clock::{self, BrokerClock, JumpWatch};
+use super::fail_on_panic::FailOnPanic;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::round::{Due, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
+use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE};
+use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
 
 /// How long the applying thread waits for a record before it looks whether it should stop.
 const TAIL_WAIT: Duration = Duration::from_millis(100);
@@ -55,6 +57,11 @@ pub enum HostError {
         /// What is wrong with it.
         error: CodecError,
     },
+    /// The applying thread panicked. Memory may have a part of a batch.
+    #[error(
+        "a bug has stopped the partition, see the log. It is tried again from what is stored; please report the bug"
+    )]
+    Panicked,
 }
 
 /// A partition in memory, as far as the journal was applied.
@@ -76,8 +83,14 @@ pub struct PartitionHost {
     pub unpersisted: LagClock,
     duplicates: Arc<AtomicU64>,
     clock: BrokerClock,
+    /// For a warning.
+    jumps: Mutex<JumpWatch>,
+    /// Whether the journal's end was applied once: records arrive when they are appended since.
+    is_current: AtomicBool,
     /// Everything that was acknowledged before this time is applied.
     current_at: AtomicU64,
+    /// Up to which time sub-counters are summed.
+    pub summed: SummedTimes,
     /// What is applied.
     applied: watch::Sender<Position>,
     /// Why the applying thread stopped.
@@ -158,6 +171,9 @@ impl PartitionHost {
             unpersisted: LagClock::default(),
             duplicates,
             clock: BrokerClock::default(),
+            jumps: Mutex::default(),
+            is_current: AtomicBool::new(false),
+            summed: SummedTimes::default(),
             current_at: AtomicU64::new(0),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
@@ -189,6 +205,7 @@ impl PartitionHost {
 
     /// Applies the journal until [`PartitionHost::stop`] or an error. Blocks.
     pub fn run(&self, mut tail: PartitionTail) {
+        let _guard = FailOnPanic(&self.failure);
         let mut batches = Vec::new();
         while !self.is_stopping() {
             // What comes before a record that cannot be read is applied.
@@ -259,6 +276,8 @@ impl PartitionHost {
                 Err(error) => return Err(error.into()),
             }
         };
+        // Dropped before the lock: nobody sees a part of a batch without the failure.
+        let _guard = FailOnPanic(&self.failure);
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
         let is_publishing = self.is_publishing.load(Ordering::Acquire);
         if let Some((first, _)) = batches.first().filter(|_| is_publishing) {
@@ -268,7 +287,7 @@ impl PartitionHost {
         let mut duplicates = 0;
         for (record, batch) in batches.drain(..) {
             let mut outcomes = Outcomes::default();
-            self.clock.observe(record.at);
+            self.note_time(&record, &batch);
             let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
             hosted.applied = record.end();
             if is_publishing {
@@ -285,6 +304,31 @@ impl PartitionHost {
         drop(hosted);
         self.applied.send_replace(applied);
         Ok(())
+    }
+
+    /// Follows the brokers' time. Only a batch that says so sets it back; what was found out by the wrong time is forgotten then.
+    fn note_time(&self, record: &JournalRecord, batch: &Batch) {
+        let (partition, position) = (self.partition, record.start.0);
+        if batch.resets_clock() {
+            self.clock.reset(record.at);
+            self.current_at.store(0, Ordering::Release);
+            self.summed.reset();
+            self.jumps.lock().reset();
+            tracing::warn!(partition, position, "the partition's clock was reset to the brokers' time");
+            return;
+        }
+        self.clock.observe(record.at);
+        let is_current = self.is_current.load(Ordering::Acquire);
+        if let Some(ahead_ms) = self.jumps.lock().observe(record.at, broker_clock::elapsed_ms(), is_current) {
+            tracing::warn!(
+                partition,
+                position,
+                ahead_ms,
+                "a record is from the future: the clock of its broker is ahead. Counters with an expiry expire too early, and the \
+                 partition's time stands still until it is reached. Correct that clock, then run `tally cluster reset-clock \
+                 --partition {partition}`"
+            );
+        }
     }
 
     fn make_room(&self, batches: &[(JournalRecord, Batch)]) -> bool {
@@ -314,7 +358,9 @@ impl PartitionHost {
 
     /// At `asked_at`, nothing beyond `end` was acknowledged.
     pub fn note_end(&self, end: Position, asked_at: Millis) {
-        if self.applied() >= end {
+        // A time after now is from before the clock was reset.
+        if self.applied() >= end && asked_at <= self.now() {
+            self.is_current.store(true, Ordering::Release);
             self.current_at.fetch_max(asked_at.0, Ordering::AcqRel);
         }
     }
@@ -358,6 +404,22 @@ impl PartitionHost {
             _ = applied.wait_for(|applied| *applied >= position) => Ok(()),
             error = failed(&mut failure) => Err(error),
         }
+    }
+
+    /// The same within a bounded time. The error says what was waited for.
+    pub async fn reach_soon(&self, position: Position) -> Result<(), String> {
+        match tokio::time::timeout(Duration::from_millis(REACH_WAIT_MS), self.reach(position)).await {
+            Ok(reached) => reached.map_err(|error| error.to_string()),
+            Err(_) => {
+                let (applied, position) = (self.applied().0, position.0);
+                Err(format!("its worker has read the journal up to {applied}, not yet up to {position}"))
+            }
+        }
+    }
+
+    /// Whether memory may have a part of a batch, which must not be persisted.
+    pub fn is_torn(&self) -> bool {
+        matches!(*self.failure.borrow(), Some(HostError::Panicked))
     }
 
     /// Resolves when the partition stopped by itself.
@@ -422,7 +484,8 @@ impl PartitionHost {
                 missing.push(&tally_core::record::counter_key(key.as_bytes()));
             }
         };
-        let (mut hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let locked = self.state.lock_with(&self.store, list);
+        let (mut hosted, fetched) = locked.inspect_err(|error| self.note_read_failure(error))?;
         let position = hosted.applied;
         let as_of = self.current_at(&hosted.partition);
         let at = self.expiry_time(&hosted.partition, expiry);
@@ -445,10 +508,18 @@ impl PartitionHost {
         Ok(HostReading { position, as_of, now: at, counters, summed })
     }
 
+    /// A read that finds that PostgreSQL went back stops the partition: while nothing is written, nothing else would notice.
+    fn note_read_failure(&self, error: &StoreFailure) {
+        if matches!(error, StoreFailure::WentBack { .. }) {
+            self.failure.send_replace(Some(error.clone().into()));
+        }
+    }
+
     /// Counters with the ends of their ledgers, as of now. Blocks if some must be fetched.
     pub fn snapshots(&self, keys: &[Key]) -> Result<Vec<CounterSnapshot>, StoreFailure> {
         let list = |partition: &Partition, _, missing: &mut MissingKeys| list_snapshots(partition, keys, missing);
-        let (hosted, fetched) = self.state.lock_with(&self.store, list)?;
+        let locked = self.state.lock_with(&self.store, list);
+        let (hosted, fetched) = locked.inspect_err(|error| self.note_read_failure(error))?;
         let at = self.now_at(&hosted.partition);
         keys.iter().map(|key| Ok(fetched.snapshot(&hosted.partition, key.as_ref(), at)?)).collect()
     }
@@ -516,3 +587,6 @@ async fn failed(failure: &mut watch::Receiver<Option<HostError>>) -> HostError {
         Ok(None) | Err(_) => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

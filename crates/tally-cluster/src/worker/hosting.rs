@@ -20,6 +20,7 @@ use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
 use crate::limits::{END_WAIT_MS, IDLE_TICK_MS, SWEEP_EVERY_MS};
+use crate::postgres::PgError;
 use crate::rpc::Role;
 
 /// Pause before a partition that failed is hosted again.
@@ -47,10 +48,6 @@ pub struct Hosting {
     epoch: AtomicU64,
     /// Totals of earlier positions may be outdated, see [`Heartbeat::since`](crate::redis::Heartbeat::since).
     since: AtomicU64,
-    /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
-    rolled_up_at: AtomicU64,
-    /// The same for all sub-counters. Those that are summed on read are summed less often otherwise.
-    summed_at: AtomicU64,
     /// Where the journal ends.
     pub ends: Ends,
     /// Redis has the totals of this position.
@@ -108,18 +105,18 @@ impl Hosting {
     /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all had
     /// counted before the second.
     pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
-        self.rolled_up_at.fetch_max(rolled_up.0, Ordering::AcqRel);
-        self.summed_at.fetch_max(all.0, Ordering::AcqRel);
+        let now = self.host.broker_time().map(|_| self.host.now());
+        self.host.summed.note(rolled_up, all, now);
     }
 
     /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
     pub fn rolled_up_at(&self) -> Millis {
-        Millis(self.rolled_up_at.load(Ordering::Acquire))
+        self.host.summed.rolled_up()
     }
 
     /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
     pub fn summed_at(&self) -> Millis {
-        Millis(self.summed_at.load(Ordering::Acquire))
+        self.host.summed.all()
     }
 }
 
@@ -149,6 +146,9 @@ pub async fn host(
         match &failure {
             HostFailure::Host(HostError::Store(StoreFailure::Overtaken { .. })) | HostFailure::Superseded => {
                 tracing::warn!(partition, "another worker has persisted more; continuing from there");
+            }
+            HostFailure::Host(HostError::Store(error @ StoreFailure::WentBack { .. })) => {
+                tracing::warn!(partition, %error, "starting over from what PostgreSQL has; the journal has the rest");
             }
             HostFailure::Transient(error) => tracing::warn!(partition, %error, "cannot host the partition yet"),
             HostFailure::Host(error) if *role.borrow() == Role::Standby => {
@@ -236,6 +236,7 @@ async fn own(
     let claim = loop {
         match shared.services.pg.claim(partition, shared.address()).await {
             Ok(claim) => break claim,
+            Err(error @ PgError::NoPartition(_)) => return HostFailure::Host(StoreFailure::from(error).into()),
             // Meanwhile it answers as a standby.
             Err(error) if standby.is_some() => {
                 tracing::warn!(partition, %error, "cannot claim the partition yet");
@@ -244,8 +245,8 @@ async fn own(
             Err(error) => return HostFailure::transient(&error),
         }
     };
-    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored.
-    let ready = standby.filter(|standby| standby.0.host.applied() >= claim.position);
+    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored, or less than it knew.
+    let ready = standby.filter(|standby| standby.0.host.store().can_continue_from(claim.position));
     let is_ready = ready.is_some();
     let owned = match ready {
         Some(standby) => {
@@ -312,8 +313,6 @@ async fn open(
         host: PartitionHost::new(store, partition, meta, settings),
         epoch: AtomicU64::new(0),
         since: AtomicU64::new(0),
-        rolled_up_at: AtomicU64::new(summed_at.0),
-        summed_at: AtomicU64::new(summed_at.0),
         published: AtomicU64::new(0),
         ends: Ends::new(shared.tailer.clone(), Arc::clone(&shared.appender), partition),
         persisting: Arc::default(),
@@ -321,6 +320,7 @@ async fn open(
         drift_max: AtomicU64::new(0),
         aggregator: AggregatorGauges::default(),
     });
+    hosting.host.summed.note(summed_at, summed_at, None);
     let applying = std::thread::Builder::new().name(format!("tally-part-{partition}")).spawn({
         let hosting = Arc::clone(&hosting);
         move || {

@@ -5,6 +5,7 @@ mod answer;
 mod broker_clock;
 mod drift;
 mod ends;
+mod fail_on_panic;
 mod host;
 mod hosting;
 mod lag;
@@ -16,6 +17,7 @@ mod publish;
 mod round;
 mod standby;
 mod store;
+mod summed_times;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -132,6 +134,32 @@ impl WorkerShared {
     /// Where API nodes reach this worker.
     fn address(&self) -> &str {
         self.address.get().map_or("", String::as_str)
+    }
+
+    /// Those of the assigned partitions that the cluster has. Others were added to the topic later: no key belongs there,
+    /// and hosting them would make it look as if they were part of the cluster.
+    fn known(&self, assigned: Vec<u32>) -> Vec<u32> {
+        let known = self.settings.partitions;
+        let (known, unknown): (Vec<u32>, Vec<u32>) = assigned.into_iter().partition(|partition| *partition < known);
+        for partition in unknown {
+            let why = format!(
+                "the topic `{}` got partition {partition}, but the cluster was created with {}. It is left alone. Do not \
+                 restart nodes, which would refuse the topic; see \"The topic got more partitions\" in \
+                 docs/cluster-operations.md",
+                self.services.kafka.topic, self.settings.partitions
+            );
+            if self.stopped.lock().insert(partition, why.clone()).is_none() {
+                tracing::error!(partition, "{why}");
+            }
+        }
+        known
+    }
+
+    /// Partitions that the cluster does not have went to another worker, which reports them.
+    fn forget_unknown(&self, partitions: &[u32]) {
+        let unknown = partitions.iter().filter(|partition| **partition >= self.settings.partitions);
+        let mut stopped = self.stopped.lock();
+        unknown.for_each(|partition| drop(stopped.remove(partition)));
     }
 }
 
@@ -284,13 +312,14 @@ async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<
         match change {
             HostingChange::Group(MembershipEvent::Assigned(partitions)) => {
                 tracing::info!(?partitions, "partitions assigned");
-                for partition in partitions {
+                for partition in shared.known(partitions) {
                     let start = || HostedLife::start(&shared, partition, Role::Owner);
                     lives.entry(partition).or_insert_with(start).role.send_replace(Role::Owner);
                 }
             }
             HostingChange::Group(MembershipEvent::Revoked { partitions, done }) => {
                 tracing::info!(?partitions, "partitions revoked");
+                shared.forget_unknown(&partitions);
                 let done = Arc::new(done);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
                     // The rebalance goes on when the last clone of `done` is dropped.
@@ -299,6 +328,7 @@ async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<
             }
             HostingChange::Group(MembershipEvent::Lost(partitions)) => {
                 tracing::warn!(?partitions, "partitions lost: the group did not hear from this worker in time");
+                shared.forget_unknown(&partitions);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
                     let _ = life.end.send(Letting::Drop);
                 }

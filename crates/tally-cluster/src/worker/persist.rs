@@ -6,6 +6,7 @@ use tally_engine::host::{CaptureDriver, CaptureProgress};
 use tokio::runtime::Handle;
 
 use super::WorkerShared;
+use super::host::HostError;
 use super::hosting::Hosting;
 use crate::limits::CAPTURE_BYTES;
 use crate::postgres::{PersistError, PersistSink};
@@ -51,6 +52,9 @@ impl WorkerShared {
             let summed_at = hosting.summed_at();
             let (mut driver, to) = {
                 let mut hosted = host.state().lock();
+                if host.is_torn() {
+                    return Err(PersistFailure::Failed(HostError::Panicked.to_string()));
+                }
                 host.unpersisted.begin();
                 (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied)
             };

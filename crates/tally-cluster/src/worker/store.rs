@@ -24,6 +24,17 @@ pub enum StoreFailure {
         /// What this worker has applied.
         applied: u64,
     },
+    /// PostgreSQL has less than it had.
+    #[error(
+        "PostgreSQL has this partition at position {stored}, but had it at {base} before. Was an older backup restored, or did \
+         a standby take over that lacked transactions?"
+    )]
+    WentBack {
+        /// The stored position.
+        stored: u64,
+        /// The position that was stored, which the changes in memory are based on.
+        base: u64,
+    },
     /// A record cannot be decoded.
     #[error("the record of {0} in PostgreSQL cannot be read; was it written by a newer version of Tally?")]
     Malformed(String),
@@ -36,7 +47,7 @@ impl From<MalformedRecord> for StoreFailure {
 }
 
 /// The stored records of one partition. A record is fetched together with the stored position, and used only if that is
-/// not beyond what this worker has applied; decision 0021 says why that is enough.
+/// neither before what memory is based on nor beyond what this worker has applied; decision 0021 says why that is enough.
 pub struct PartitionStore {
     pg: Arc<Pg>,
     partition: u32,
@@ -84,6 +95,12 @@ impl PartitionStore {
         self.applied.store(position.0, Ordering::Release);
     }
 
+    /// Whether memory is of use to an owner that continues from this stored position. If PostgreSQL went back, changes
+    /// that count as stored are not.
+    pub fn can_continue_from(&self, stored: Position) -> bool {
+        (self.base()..=self.applied()).contains(&stored)
+    }
+
     /// Records a commit. Call with the partition locked.
     pub fn committed(&self, position: Position) {
         self.base.store(position.0, Ordering::Release);
@@ -118,13 +135,36 @@ impl RecordSnapshot for PartitionSnapshot {
     fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, StoreFailure> {
         let PartitionStore { pg, partition, runtime, .. } = &*self.store;
         let fetched = runtime.block_on(pg.fetch(*partition, keys))?;
-        let applied = self.store.applied();
-        if fetched.position > applied {
-            return Err(StoreFailure::Overtaken { stored: fetched.position.0, applied: applied.0 });
+        let (stored, base, applied) = (fetched.position.0, self.position.0, self.store.applied().0);
+        if stored < base {
+            return Err(StoreFailure::WentBack { stored, base });
+        }
+        if stored > applied {
+            return Err(StoreFailure::Overtaken { stored, applied });
         }
         for (key, value) in &fetched.records {
             found(key, value);
         }
         Ok(keys.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::postgres::PgSettings;
+
+    #[tokio::test]
+    async fn memory_is_of_use_between_what_it_is_based_on_and_what_is_applied() {
+        let pg = Arc::new(Pg::new(&PgSettings::new("postgres://nobody@127.0.0.1:1/none")).unwrap());
+        let store = PartitionStore::new(pg, 0, Position(10), Handle::current());
+        store.set_applied(Position(30));
+        store.committed(Position(20));
+        let can_continue = |position| store.can_continue_from(Position(position));
+        assert!(can_continue(20) && can_continue(30));
+        assert!(!can_continue(19), "what changed between 19 and 20 would never be persisted again");
+        assert!(!can_continue(31), "somebody else has persisted more");
     }
 }

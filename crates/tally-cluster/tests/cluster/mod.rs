@@ -13,7 +13,7 @@ use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgSettings};
 use tally_cluster::redis::{RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerSettings};
-use tally_services::{Kafka, Postgres, PostgresSettings, RedisCluster};
+use tally_services::{Kafka, KafkaOptions, Postgres, PostgresSettings, RedisCluster};
 use tokio::runtime::Runtime;
 
 /// Partitions of each topic: enough that calls span several.
@@ -31,10 +31,15 @@ pub struct TestServices {
 impl TestServices {
     /// Starts services that nobody else uses, for tests that break them.
     pub fn start(brokers: usize) -> TestServices {
-        eprintln!("starting Kafka ({brokers}), Redis Cluster and PostgreSQL on loopback");
+        TestServices::start_with(&KafkaOptions { brokers, ..KafkaOptions::default() })
+    }
+
+    /// The same with other brokers.
+    pub fn start_with(brokers: &KafkaOptions) -> TestServices {
+        eprintln!("starting Kafka ({}), Redis Cluster and PostgreSQL on loopback", brokers.brokers);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
         TestServices {
-            kafka: Kafka::start(brokers),
+            kafka: Kafka::start_with(brokers),
             redis: RedisCluster::start(),
             postgres: Postgres::start_with(&PostgresSettings {
                 parameters: vec![("max_connections".to_owned(), "400".to_owned())],

@@ -123,6 +123,7 @@ async fn a_persist_whose_session_was_ended_cannot_commit() {
     let url = new_database();
     let pg = open(&url);
     pg.migrate().await.unwrap();
+    pg.create_partitions(1).await.unwrap();
     let claim = pg.claim(0, "paused").await.unwrap();
     let mut persist = pg.persist(0, claim.epoch, Position(0)).await.unwrap();
     persist.write(&all_families()).await.unwrap();
@@ -134,6 +135,19 @@ async fn a_persist_whose_session_was_ended_cannot_commit() {
     let refused = persist.commit(Position(1)).await.unwrap_err();
     assert!(matches!(refused, PersistError::Failed(PgError::Unreachable { .. })), "{refused}");
     assert_eq!(pg.count().await, Ok(0));
+}
+
+/// A hot standby may lag behind, also one that a URL with several hosts names.
+#[tokio::test]
+async fn a_server_that_takes_no_writes_is_not_read_from_either() {
+    let url = new_database();
+    open(&url).migrate().await.unwrap();
+    assert_eq!(open(&url).count().await, Ok(0));
+    let (_, name) = url.rsplit_once('/').unwrap();
+    SERVER.psql(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).unwrap();
+    let refused = open(&url).count().await.unwrap_err();
+    assert!(matches!(&refused, PgError::Unreachable { .. }) && refused.is_transient(), "{refused}");
+    assert!(refused.to_string().contains("does not allow writes"), "{refused}");
 }
 
 #[tokio::test]

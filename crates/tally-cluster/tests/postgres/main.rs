@@ -30,6 +30,7 @@ mod proxy;
 static SERVER: LazyLock<Postgres> = LazyLock::new(Postgres::start);
 static DATABASES: AtomicU32 = AtomicU32::new(0);
 
+const PARTITIONS: u32 = 8;
 const NOW: Millis = Millis(1_700_000_000_123);
 const META: Meta = Meta { clock: NOW, counters: 2, expiring: 1 };
 
@@ -48,6 +49,7 @@ fn open(url: &str) -> Pg {
 async fn new_store() -> Pg {
     let pg = open(&new_database());
     pg.migrate().await.unwrap();
+    pg.create_partitions(PARTITIONS).await.unwrap();
     pg
 }
 
@@ -110,10 +112,11 @@ fn keys_of(records: &[(Vec<u8>, Vec<u8>)]) -> MissingKeys {
 }
 
 async fn write(pg: &Pg, partition: u32, from: u64, to: u64, records: &Records) -> Result<(), PersistError> {
-    let claim = pg.partitions().await?.into_iter().find(|row| row.partition == partition);
-    let epoch = match claim {
-        Some(row) => row.epoch,
-        None => pg.claim(partition, "test").await?.epoch,
+    pg.create_partitions(PARTITIONS).await?;
+    let row = pg.partitions().await?.into_iter().find(|row| row.partition == partition);
+    let epoch = match row {
+        Some(row) if row.epoch > 0 => row.epoch,
+        _ => pg.claim(partition, "test").await?.epoch,
     };
     let mut persist = pg.persist(partition, epoch, Position(from)).await?;
     persist.write(records).await?;
@@ -172,7 +175,7 @@ async fn the_time_up_to_which_sub_counters_are_summed_is_stored_with_the_positio
         summed_at.into_iter().for_each(|before| persist.note_summed(Millis(before)));
         from = Position(to);
         persist.commit(from).await.unwrap();
-        let row = pg.partitions().await.unwrap().remove(0);
+        let row = pg.partitions().await.unwrap().remove(1);
         assert_eq!((row.position, row.summed_at), (from, Millis(stored)));
         assert_eq!(pg.claim(1, "a").await.unwrap().summed_at, Millis(stored));
         let listed = pg.list(b"", None, 1).await.unwrap();
@@ -220,9 +223,29 @@ async fn each_claim_starts_a_new_epoch_at_the_stored_position() {
     assert_eq!(pg.claim(0, "b\0c").await.map(|claim| claim.epoch), Ok(1));
     let rows = pg.partitions().await.unwrap();
     let owners: Vec<_> = rows.iter().map(|row| (row.partition, row.epoch, row.owner.as_deref())).collect();
-    assert_eq!(owners, [(0, 1, Some("b\\x00c")), (3, 2, Some("b"))]);
-    assert!(rows[1].persisted_at.is_some() && rows[1].owned_at >= rows[1].persisted_at);
+    let unowned = |partition| (partition, 0, None);
+    let owned = [
+        (0, 1, Some("b\\x00c")),
+        unowned(1),
+        unowned(2),
+        (3, 2, Some("b")),
+        unowned(4),
+        unowned(5),
+        unowned(6),
+        unowned(7),
+    ];
+    assert_eq!(owners, owned);
+    assert!(rows[3].persisted_at.is_some() && rows[3].owned_at >= rows[3].persisted_at);
     assert_eq!((rows[0].persisted_at, rows[0].meta), (None, None));
+}
+
+/// The number of rows is the number of partitions, so one more would move counters.
+#[tokio::test]
+async fn a_partition_that_was_not_created_cannot_be_claimed() {
+    let pg = new_store().await;
+    assert_eq!(pg.claim(PARTITIONS, "a").await, Err(PgError::NoPartition(PARTITIONS)));
+    assert!(!PgError::NoPartition(PARTITIONS).is_transient());
+    assert_eq!(pg.partitions().await.unwrap().len(), PARTITIONS as usize);
 }
 
 #[tokio::test]

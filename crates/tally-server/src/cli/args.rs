@@ -401,6 +401,7 @@ const CLUSTER_EXAMPLES: &str = "Examples:
   tally cluster init --config /etc/tally.toml
   tally cluster status --config /etc/tally.toml
   tally cluster status --config /etc/tally.toml -o json
+  tally cluster reset-clock --config /etc/tally.toml --partition 3
 
 The file names Kafka, Redis Cluster and PostgreSQL:
   [cluster]
@@ -421,6 +422,26 @@ pub enum ClusterCommand {
     Init(ClusterFileArgs),
     /// Show partitions, owners, positions and lag.
     Status(ClusterFileArgs),
+    /// Set the clocks of partitions back to the time of their brokers.
+    ResetClock(ClusterResetArgs),
+}
+
+const RESET_EXAMPLES: &str = "Examples:
+  tally cluster reset-clock --config /etc/tally.toml
+  tally cluster reset-clock --config /etc/tally.toml --partition 3 -o json
+
+For a broker whose clock was ahead: correct that clock first. The time of a partition is that of its newest record, so
+without a reset it stands still until it is reached. Counters that had expired but were not removed yet exist again;
+expiries set meanwhile are too late by the difference. A partition whose clock was right is not harmed.";
+
+#[derive(Args)]
+#[command(after_help = RESET_EXAMPLES)]
+pub struct ClusterResetArgs {
+    /// Reset only this partition; all of them by default
+    #[arg(long, value_name = "N")]
+    pub partition: Option<u32>,
+    #[command(flatten)]
+    pub file: ClusterFileArgs,
 }
 
 #[derive(Args)]

@@ -7,14 +7,17 @@ use std::time::Duration;
 use clap::ArgMatches;
 use serde_json::json;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
-use tally_cluster::kafka::{Tailer, TopicError};
+use tally_cluster::kafka::{Appender, Tailer, TopicError};
 use tally_cluster::postgres::Pg;
 use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
-use tally_core::time::Position;
+use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
+use tally_core::time::{Millis, Position};
+use tally_engine::clock::{Clock, SystemClock};
 
-use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, Output};
+use super::args::{ClusterArgs, ClusterCommand, ClusterFileArgs, ClusterResetArgs, Output};
 use super::{EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, output, serve};
 use crate::config::{self, ClusterConfig};
+use crate::http::answer::Timestamp;
 
 /// How long a worker may take to say what it hosts.
 const STATUS_MAX: Duration = Duration::from_secs(5);
@@ -24,6 +27,7 @@ pub fn run(args: &ClusterArgs, matches: Option<&ArgMatches>) -> ExitCode {
     let (file, command) = match &args.command {
         ClusterCommand::Init(file) => (file, "init"),
         ClusterCommand::Status(file) => (file, "status"),
+        ClusterCommand::ResetClock(args) => (&args.file, "reset-clock"),
     };
     let config = match read_config(matches.and_then(|matches| matches.subcommand_matches(command))) {
         Ok(config) => config,
@@ -39,6 +43,7 @@ pub fn run(args: &ClusterArgs, matches: Option<&ArgMatches>) -> ExitCode {
     let done = match &args.command {
         ClusterCommand::Init(file) => runtime.block_on(init(&config, file)),
         ClusterCommand::Status(file) => runtime.block_on(status(&config, file)),
+        ClusterCommand::ResetClock(args) => runtime.block_on(reset_clock(&config, args)),
     };
     runtime.shutdown_background();
     match done {
@@ -172,6 +177,56 @@ async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCo
     }
     let is_hosted = partitions.iter().all(|partition| partition["applied"].is_u64());
     Ok(if is_hosted { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNAVAILABLE) })
+}
+
+/// Appends a reset of the clock to each partition, and shows what it changes.
+async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<ExitCode, String> {
+    let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
+    pg.check_schema().await.map_err(|error| error.to_string())?;
+    let mut rows = pg.partitions().await.map_err(|error| error.to_string())?;
+    if let Some(partition) = args.partition {
+        let partitions = rows.len();
+        rows.retain(|row| row.partition == partition);
+        if rows.is_empty() {
+            return Err(format!(
+                "--partition: there is no partition {partition}; they are numbered from 0, and there are {partitions}"
+            ));
+        }
+    }
+    let appender = Appender::new(&config.kafka).map_err(|error| error.to_string())?;
+    let mut table = vec![["partition", "position", "clock before", "clock now", "result"].map(str::to_owned).to_vec()];
+    let mut partitions = Vec::new();
+    for row in rows {
+        let partition = row.partition;
+        let appended = appender.reset_clock(partition).await;
+        let appended = appended.map_err(|error| {
+            let done = partitions.len();
+            format!("partition {partition}: {error}. {done} partitions before it were reset; run it again, which is harmless")
+        })?;
+        let position = appended.end.0.saturating_sub(1);
+        let before = row.meta.map(|meta| meta.clock);
+        let set_back_ms = before.zip(appended.at).map(|(before, now)| before.since(now));
+        let is_ahead = appended.at.is_some_and(|now| now.since(SystemClock.wall()) > CLOCK_AHEAD_REPORTED_MS);
+        let result = match set_back_ms {
+            _ if is_ahead => "the broker's clock is ahead of this machine's".to_owned(),
+            Some(set_back_ms) if set_back_ms > 0 => {
+                format!("set back by {}", humantime::format_duration(Duration::from_millis(set_back_ms)))
+            }
+            _ => "was not ahead".to_owned(),
+        };
+        let time = |at: Option<Millis>| at.map(|at| Timestamp(at).to_string());
+        let show = |at: Option<Millis>| time(at).unwrap_or_else(|| "-".to_owned());
+        table.push(vec![partition.to_string(), position.to_string(), show(before), show(appended.at), result.clone()]);
+        partitions.push(json!({
+            "partition": partition, "position": position, "clock_before": time(before), "clock": time(appended.at),
+            "set_back_ms": set_back_ms, "result": result,
+        }));
+    }
+    match args.file.output {
+        Output::Json => output::json(&json!({ "topic": config.kafka.topic, "partitions": partitions })),
+        Output::Table => output::table(&table),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The journal's end. Asks again while a partition has no leader, which takes a moment after a broker is gone.

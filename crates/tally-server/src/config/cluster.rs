@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
-use tally_cluster::limits::{PARTITIONS_MAX, STANDBYS_MAX};
+use tally_cluster::limits::{PARTITIONS_MAX, RETENTION_MS_MIN, STANDBYS_MAX};
 use tally_cluster::postgres::PgSettings;
 use tally_cluster::rpc::{LinkSecurity, Secret};
 use tally_cluster::tls::{TlsClient, TlsServer};
@@ -227,7 +227,11 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         kafka: kafka(given)?,
         partitions: given.number("partitions", 16, PARTITIONS_MAX)?,
         replication: given.number("replication", 3, 16)?,
-        retention: given.duration("retention", Duration::from_secs(7 * 24 * 3_600), Duration::from_secs(3_600))?,
+        retention: given.duration(
+            "retention",
+            Duration::from_secs(7 * 24 * 3_600),
+            Duration::from_millis(RETENTION_MS_MIN),
+        )?,
         redis,
         redis_user: given.optional("redis_user"),
         redis_password: given.optional("redis_password"),

@@ -339,13 +339,19 @@ impl<'a> LedgerEntryAnswer<'a> {
 }
 
 /// A time as RFC 3339 in UTC, with milliseconds.
-struct Timestamp(Millis);
+pub struct Timestamp(pub Millis);
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const LAST_OF_YEAR_9999: u64 = 253_402_300_799_999;
+        let at = UNIX_EPOCH + Duration::from_millis(self.0.0.min(LAST_OF_YEAR_9999));
+        humantime::format_rfc3339_millis(at).fmt(f)
+    }
+}
 
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        const LAST_OF_YEAR_9999: u64 = 253_402_300_799_999;
-        let at = UNIX_EPOCH + Duration::from_millis(self.0.0.min(LAST_OF_YEAR_9999));
-        serializer.collect_str(&humantime::format_rfc3339_millis(at))
+        serializer.collect_str(self)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The HTTP protocol: what every request passes on its way in and out.
 
 mod address;
-mod answer;
+pub mod answer;
 mod answer_room;
 mod backup;
 mod batch;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::wire::{Reply, Resp};
-use crate::harness::{Server, run, wait_for, write};
+use crate::harness::{Server, run, tally, wait_for, write};
 use crate::place::{EXACT, TestCluster};
 
 /// Far more than anything takes, far less than the clocks are off.
@@ -157,4 +157,34 @@ fn a_wrong_clock_changes_no_count_no_expiry_and_no_timestamp() {
         assert_eq!((&again.json["value"], &again.json["duplicate"]), (&json!(1), &json!(true)), "{}", again.text);
     }
     assert_eq!(second.say("GET exact:long").number(), 7);
+}
+
+#[test]
+fn resetting_clocks_that_are_right_changes_nothing_and_says_so() {
+    let cluster = TestCluster::new(EXACT);
+    let (api, _worker) = (cluster.node("api"), cluster.node("worker"));
+    cluster.wait_until_hosted();
+    let written = api.send("POST", "/api/v1/counters/exact:1/increment", "");
+    assert_eq!(written.json["value"], json!(1), "{}", written.text);
+    let reset =
+        |args: &[&str]| run(tally().args(["cluster", "reset-clock", "--config"]).arg(&cluster.config).args(args));
+
+    let all = reset(&["-o", "json"]);
+    assert_eq!(all.code, 0, "{}", all.err);
+    let all: Value = serde_json::from_str(&all.out).unwrap();
+    let partitions = all["partitions"].as_array().unwrap();
+    assert_eq!(partitions.len(), 4);
+    for partition in partitions {
+        assert_recent(&partition["clock"]);
+        assert_eq!(partition["result"], json!("was not ahead"), "{partition}");
+    }
+    let one = reset(&["--partition", "2"]);
+    let lines: Vec<&str> = one.out.lines().collect();
+    assert_eq!((one.code, lines.len()), (0, 2), "{}{}", one.out, one.err);
+    assert!(lines[1].starts_with("2 ") && lines[1].ends_with("was not ahead"), "{}", one.out);
+    let none = reset(&["--partition", "9"]);
+    assert_eq!(none.code, 1);
+    assert!(none.err.contains("there is no partition 9"), "{}", none.err);
+    cluster.wait_until_hosted();
+    assert_eq!(api.send("GET", "/api/v1/counters/exact:1/exact", "").json["value"], json!(1));
 }

@@ -1,0 +1,78 @@
+//! A partition that is hosted without services: its records come from the tests.
+#![allow(clippy::unwrap_used)]
+
+use tally_core::batch::Events;
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry};
+
+use super::*;
+use crate::postgres::{Pg, PgSettings};
+
+/// A partition without a store.
+fn host() -> PartitionHost {
+    let pg = Arc::new(Pg::new(&PgSettings::new("postgres://nobody@127.0.0.1:1/none")).unwrap());
+    let store = PartitionStore::new(pg, 0, Position(0), tokio::runtime::Handle::current());
+    let settings = HostSettings { budget_bytes: 1 << 20, seed: 7, duplicates: Arc::default() };
+    PartitionHost::new(store, 0, None, settings)
+}
+
+fn key() -> Key {
+    Key::new("k").unwrap()
+}
+
+/// The next record of the journal.
+fn record(host: &PartitionHost, at: Millis) -> JournalRecord {
+    JournalRecord { start: host.applied(), at, batch: Vec::new() }
+}
+
+fn change(change: Change) -> Batch {
+    let mut events = Events::new(7);
+    events.push(key().as_ref(), change, None, None);
+    events.batch().clone()
+}
+
+/// With the checks for overflow of a debug build.
+#[cfg(debug_assertions)]
+#[tokio::test]
+async fn a_panic_while_a_batch_is_applied_fails_the_partition_before_anybody_sees_its_state() {
+    let host = host();
+    host.apply(&mut vec![(record(&host, Millis(1_000)), change(Change::Add(1)))]).unwrap();
+    assert!(!host.is_torn());
+    // A position that no record can have: computing the one after it overflows.
+    let broken = JournalRecord { start: Position(u64::MAX), ..record(&host, Millis(2_000)) };
+    let mut batches = vec![(broken, change(Change::Add(1)))];
+    std::thread::scope(|scope| scope.spawn(|| host.apply(&mut batches)).join()).unwrap_err();
+    assert!(host.is_torn(), "it must not be persisted");
+    assert!(matches!(host.failed().await, HostError::Panicked));
+    assert!(host.reach(Position(9)).await.is_err(), "nobody waits for it");
+}
+
+#[tokio::test]
+async fn after_a_record_from_the_future_a_reset_brings_back_the_brokers_time_and_what_had_expired() {
+    const HOUR: u64 = 3_600_000;
+    let (host, start) = (host(), Millis(1_700_000_000_000));
+    let value =
+        || host.read_resident(&[key()], ExpiryBy::Brokers).unwrap().counters[0].map(|held| held.counter.value());
+    let apply = |at: Millis, batch: Batch| host.apply(&mut vec![(record(&host, at), batch)]).unwrap();
+    let (expiry, why) = (Expiry::At(Deadline::After(HOUR / 2)), Correction::new("test", "because").unwrap());
+    apply(start, change(Change::Set { value: 5, when: Condition::Always, expiry, why }));
+    assert_eq!(value(), Some(5));
+    let future = Millis(start.0 + 10 * HOUR);
+    apply(future, Batch::default());
+    host.note_end(host.applied(), host.now());
+    host.summed.note(future, future, None);
+    assert_eq!(value(), None, "it has expired");
+    apply(Millis(start.0 + 1_000), Batch::default());
+    assert!(host.now() >= future, "without a reset, time stands still");
+    apply(Millis(start.0 + 2_000), Batch::clock_reset());
+    assert_eq!(value(), Some(5), "it is not swept yet");
+    let reading = host.read_resident(&[key()], ExpiryBy::Brokers).unwrap();
+    assert!(reading.now.since(start) < HOUR && reading.as_of.since(start) < HOUR, "{reading:?}");
+    assert_eq!(
+        (host.summed.rolled_up(), host.summed.all()),
+        (Millis(0), Millis(0)),
+        "nothing is known of the new time"
+    );
+    // An answer that was on its way.
+    host.note_end(host.applied(), future);
+    assert!(host.read_resident(&[key()], ExpiryBy::Brokers).unwrap().as_of.since(start) < HOUR);
+}
