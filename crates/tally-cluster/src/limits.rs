@@ -56,6 +56,10 @@ pub const ESTIMATE_WRITES_MAX: usize = 64;
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 /// Owners of partitions are looked up this often.
 pub const ROUTES_REFRESH_MS: u64 = 500;
+/// An API node that does not know the time of a partition tries again after this long to learn it from Kafka.
+pub const TIME_RETRY_MS: u64 = 500;
+/// Longest wait of a reading for the time of its partition, without which its age is not known.
+pub const TIME_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Longest wait for the journal's end before totals are published. Without it, they do not become more current.
 pub const END_WAIT_MS: u64 = 1_000;
 /// Standbys are planned this often.

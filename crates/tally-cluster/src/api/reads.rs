@@ -26,7 +26,7 @@ use tally_core::time::{Millis, Position};
 use super::Cluster;
 use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
-use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
+use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, TIME_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::postgres::ListedCounter;
 use crate::redis::{ShardState, Total};
@@ -110,6 +110,7 @@ impl Cluster {
         if needs_end {
             shards = self.sum_for_read(keys).await?;
         } else {
+            self.known_times(keys.iter().map(|key| self.partition_of(key.as_ref())), options).await?;
             Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
         let mut missing: BTreeMap<u32, BTreeSet<&Key>> = BTreeMap::new();
@@ -148,6 +149,23 @@ impl Cluster {
             return Err(EngineError::TooStale("the partition's worker is behind".to_owned()));
         }
         Ok(readings)
+    }
+
+    /// Waits until this node can tell how old readings of these partitions are. It can soon after it has started.
+    async fn known_times(
+        &self,
+        partitions: impl Iterator<Item = u32>,
+        options: &ReadOptions,
+    ) -> Result<(), EngineError> {
+        let unknown: BTreeSet<u32> = partitions.filter(|partition| !self.clocks.is_known(*partition)).collect();
+        let known = join_all(unknown.iter().map(|partition| self.clocks.known(*partition)));
+        if !unknown.is_empty() && tokio::time::timeout(TIME_WAIT, known).await.is_err() {
+            let why = "the age of the reading is not known, because Kafka has not answered since this node started; try again";
+            let too_stale = options.staleness_max_ms.is_some();
+            let error = if too_stale { EngineError::TooStale } else { EngineError::Unavailable };
+            return Err(error(why.to_owned()));
+        }
+        Ok(())
     }
 
     /// Takes from Redis what is fresh enough.
@@ -520,6 +538,8 @@ impl Cluster {
         let listed = self.services.pg.list(&page.prefix, page.after.as_ref(), limit + 1).await;
         let listed = listed.map_err(|error| EngineError::Unavailable(error.to_string()))?;
         let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
+        let options = ReadOptions::new(Consistency::Eventual);
+        self.known_times(listed.iter().map(|counter| counter.partition), &options).await?;
         let is_current = |counter: &ListedCounter| !counter.state.is_expired(self.clocks.now(counter.partition));
         let items = listed.into_iter().take(limit).filter(is_current).map(|counter| {
             let now = self.clocks.now(counter.partition);

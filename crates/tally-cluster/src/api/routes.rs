@@ -79,7 +79,11 @@ impl PartitionRoutes {
                 let mut routes = self.routes.lock();
                 for ((route, heartbeat), partition) in routes.iter_mut().zip(heartbeats).zip(partitions) {
                     let Some(heartbeat) = heartbeat else { continue };
-                    self.clocks.observe(partition, heartbeat.at);
+                    match route.published_at {
+                        Some(before) if before < heartbeat.at => self.clocks.learn(partition, heartbeat.at),
+                        // It may be of a worker that is long gone.
+                        _ => self.clocks.observe(partition, heartbeat.at),
+                    }
                     route.owner = Some(heartbeat.owner);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));

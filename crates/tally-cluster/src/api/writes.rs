@@ -70,7 +70,7 @@ impl Cluster {
         if waits {
             let call = lane.append(events).await?;
             let appended = call.batch.appended;
-            self.clocks.observe(partition, appended.at);
+            self.clocks.learn(partition, appended.at);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
             self.note_outcomes(events, &outcomes, appended.end, at);
             return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
@@ -82,7 +82,7 @@ impl Cluster {
             events.batch().iter().filter(EventRef::is_change).map(|event| event.key.to_key()).collect();
         let (call, ()) = tokio::join!(lane.append(events), self.refresh_estimates(partition, &keys));
         let appended = call?.batch.appended;
-        self.clocks.observe(partition, appended.at);
+        self.clocks.learn(partition, appended.at);
         let outcomes = self.estimate(events, &reads, appended.end, appended.at);
         Ok(Receipt { outcomes, as_of: appended.at, token: Token::new(partition, appended.end) })
     }
