@@ -3,14 +3,19 @@
 
 mod cluster;
 
-use cluster::{PARTITIONS, TestServices, wait_until};
+use std::time::Duration;
+
+use cluster::{PARTITIONS, TestPlace, TestServices, wait_until};
+use tally_cluster::api::Cluster;
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::redis::{Heartbeat, TotalUpdate, Totals};
+use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
 use tally_core::counter::CounterState;
+use tally_core::event::{Change, Condition, Correction, Expiry};
 use tally_core::key::Key;
 use tally_core::record::write_counter;
-use tally_core::surface::{Engine, EngineError, Health, ReadOptions};
+use tally_core::surface::{Engine, EngineError, Health, ReadOptions, SubmitOptions};
 use tally_core::time::{Millis, Position};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -38,6 +43,64 @@ fn record(value: i64) -> Option<Vec<u8>> {
     let mut record = Vec::new();
     write_counter(&state, &mut record);
     Some(record)
+}
+
+async fn read(api: &Cluster, key: &Key, consistency: Consistency) -> i64 {
+    api.read(vec![key.clone()], ReadOptions::new(consistency)).await.unwrap()[0].value
+}
+
+async fn submit(api: &Cluster, key: &Key, change: Change) {
+    let mut events = api.events();
+    events.push(key.as_ref(), change, None, None);
+    api.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap();
+}
+
+/// Waits until Redis has a value, and the node that reads it as well.
+fn wait_until_published(api: &Cluster, totals: &Totals, key: &Key, value: i64) {
+    wait_until("the total in Redis", async || {
+        let read = read(api, key, Consistency::Eventual).await;
+        let stored = totals.stored(std::slice::from_ref(key)).await.unwrap().remove(0);
+        let stored = stored.and_then(|stored| stored.total?.state).map(|state| state.counter.value());
+        if (read, stored) == (value, Some(value)) { Ok(()) } else { Err(format!("{read}, {stored:?}")) }
+    });
+}
+
+/// Waits until the worker has published all partitions.
+fn wait_until_published_by(worker: &Worker, totals: &Totals) {
+    let partitions: Vec<u32> = (0..PARTITIONS).collect();
+    wait_until("the heartbeats of the worker", async || {
+        let heartbeats = totals.heartbeats(&partitions).await.unwrap();
+        let is_of_worker = |heartbeat: &Heartbeat| heartbeat.owner == worker.address();
+        let of_worker = heartbeats.iter().flatten().filter(|heartbeat| is_of_worker(heartbeat)).count();
+        if of_worker == partitions.len() { Ok(()) } else { Err(format!("{heartbeats:?}")) }
+    });
+}
+
+#[test]
+fn a_reading_is_not_older_than_an_exact_one_or_a_write_before_it() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        let (worker, api) = (place.worker().await, place.api().await);
+        let key = key("n");
+        submit(&api, &key, Change::Add(8)).await;
+        wait_until_published(&api, &totals, &key, 8);
+        // The next one publishes once, when it takes over.
+        worker.stop().await;
+        let worker = TestPlace { rollup_every: Duration::from_secs(3_600), ..place.clone() }.worker().await;
+        wait_until_published_by(&worker, &totals);
+        submit(&api, &key, Change::Add(2)).await;
+        assert_eq!(read(&api, &key, Consistency::Exact).await, 10);
+        assert_eq!(read(&api, &key, Consistency::Eventual).await, 10);
+        let why = Correction::new("test", "because").unwrap();
+        let set = Change::Set { value: 500, when: Condition::Always, expiry: Expiry::Keep, why };
+        submit(&api, &key, set).await;
+        assert_eq!(read(&api, &key, Consistency::Eventual).await, 500);
+        // Nobody has published it, so Redis is not what was read.
+        let stored = totals.stored(std::slice::from_ref(&key)).await.unwrap().remove(0).unwrap().total.unwrap();
+        assert_eq!(stored.state.unwrap().counter.value(), 8);
+    });
 }
 
 #[test]

@@ -138,7 +138,8 @@ impl Cluster {
         for (key, shards) in &shards {
             found.entry(key).and_modify(|counter| counter.tail.shards = *shards);
         }
-        for (key, counter) in found.iter().filter(|(_, counter)| !counter.exact) {
+        // Exact ones, too: the next reading may come from Redis, which has less.
+        for (key, counter) in &found {
             self.served[self.partition_of(key.as_ref()) as usize].served(key, counter.position);
         }
         let readings: Option<Vec<ReadCounter>> = keys.iter().map(|key| found.get(key).copied()).collect();
