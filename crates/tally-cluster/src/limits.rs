@@ -72,8 +72,10 @@ pub const STANDBY_READS_MAX: usize = 5;
 pub const DRIFT_SLICE: usize = 256;
 /// Most standbys of a partition.
 pub const STANDBYS_MAX: u32 = 8;
-/// Most counters per partition whose last reading an API node remembers.
-pub const SERVED_MAX: usize = 1 << 16;
+/// Most counters whose last reading an API node remembers, all partitions together: about 50 MiB with keys of 40 bytes.
+pub const SERVED_MAX: usize = 1 << 19;
+// Each partition has an equal part, which must be enough for the counters that are read again and again.
+const _: () = assert!(SERVED_MAX / PARTITIONS_MAX as usize >= 512);
 /// Most counters for which concurrent reads share one request to a worker. Those beyond are requested by each caller.
 pub const SHARED_READS_MAX: usize = 1 << 16;
 /// Lag for metrics is asked for this often.

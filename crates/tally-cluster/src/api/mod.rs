@@ -135,7 +135,7 @@ impl Cluster {
             policies: Arc::new(policies),
             clocks,
             sources: ReadSources::default(),
-            served: (0..partitions).map(|_| ServedPositions::default()).collect(),
+            served: ServedPositions::of_partitions(partitions),
             shared_reads: SharedReads::default(),
             services,
             closing: AtomicBool::new(false),
