@@ -31,7 +31,7 @@ pub const STORE_READS_WAITING_MAX: usize = 1_024;
 pub const PUBLISHED_MEMORY_SHARE: usize = 8;
 /// Time to live of a total in Redis, from when it was first read.
 pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
-/// A worker keeps a total current for this long: its time to live in Redis, which begins later than the read, and some more for
+/// A worker keeps a total current for at least this long: its time to live in Redis, which begins later, and some more for
 /// clocks that differ.
 pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
 /// Most records of the journal that are applied with the partition locked once.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cluster::{PARTITIONS, TestPlace, TestServices, wait_until};
 use tally_cluster::api::Cluster;
+use tally_cluster::limits::TOTAL_TTL_MS;
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::redis::{Heartbeat, TotalUpdate, Totals};
 use tally_cluster::worker::Worker;
@@ -14,6 +15,7 @@ use tally_core::consistency::Consistency;
 use tally_core::counter::CounterState;
 use tally_core::event::{Change, Condition, Correction, Expiry};
 use tally_core::key::Key;
+use tally_core::outcome::Token;
 use tally_core::record::write_counter;
 use tally_core::surface::{Engine, EngineError, Health, ReadOptions, SubmitOptions};
 use tally_core::time::{Millis, Position};
@@ -49,10 +51,10 @@ async fn read(api: &Cluster, key: &Key, consistency: Consistency) -> i64 {
     api.read(vec![key.clone()], ReadOptions::new(consistency)).await.unwrap()[0].value
 }
 
-async fn submit(api: &Cluster, key: &Key, change: Change) {
+async fn submit(api: &Cluster, key: &Key, change: Change) -> Token {
     let mut events = api.events();
     events.push(key.as_ref(), change, None, None);
-    api.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap();
+    api.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap().token
 }
 
 /// Waits until Redis has a value, and the node that reads it as well.
@@ -103,6 +105,45 @@ fn a_reading_is_not_older_than_an_exact_one_or_a_write_before_it() {
     });
 }
 
+/// As a worker publishes it that has the time `at`.
+fn total(key: &Key, position: Position, at: Millis, value: i64) -> TotalUpdate {
+    let valid_until = Millis(at.0 + TOTAL_TTL_MS);
+    TotalUpdate { key: key.clone(), position, at, valid_until, record: record(value), summed: None, first: true }
+}
+
+/// Redis removes totals by its own clock. If that is set back, they stay.
+#[test]
+fn a_total_that_redis_should_have_removed_an_hour_ago_is_not_taken_for_the_value_of_now() {
+    let services = TestServices::shared();
+    let place = services.place(1);
+    services.runtime.block_on(async {
+        let totals = Totals::connect(&place.redis).await.unwrap();
+        let (_worker, api) = (place.worker().await, place.api().await);
+        wait_until("heartbeats", async || match api.health() {
+            Health::Ready => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
+        let key = key("stays");
+        let partition = partition_of(key.as_ref(), PARTITIONS);
+        let position = submit(&api, &key, Change::Add(5)).await.position(partition);
+        wait_until("the round after the write", async || {
+            let heartbeat = totals.heartbeats(&[partition]).await.unwrap().remove(0).unwrap();
+            if heartbeat.position >= position { Ok(()) } else { Err(format!("{heartbeat:?}")) }
+        });
+        let at = Millis(wall_clock().0 - HOUR_MS);
+        totals.publish(&[total(&key, position, at, 3)]).await.unwrap();
+        let name = format!("{}:t:stays", place.redis.prefix);
+        tokio::task::block_in_place(|| {
+            let persisted =
+                services.redis.masters().into_iter().map(|node| services.redis.cli(node, &["PERSIST", &name]));
+            assert_eq!(persisted.filter(|answer| answer.as_deref().is_ok_and(|set| set.trim() == "1")).count(), 1);
+        });
+        assert_eq!(read(&api, &key, Consistency::Eventual).await, 5);
+        // It is replaced by the one that was asked for.
+        wait_until_published(&api, &totals, &key, 5);
+    });
+}
+
 #[test]
 fn a_new_node_knows_that_a_partition_has_had_no_worker_for_an_hour() {
     let services = TestServices::shared();
@@ -112,8 +153,7 @@ fn a_new_node_knows_that_a_partition_has_had_no_worker_for_an_hour() {
         let key = key("old");
         let partition = partition_of(key.as_ref(), PARTITIONS);
         let (position, at) = (Position(1), Millis(wall_clock().0 - HOUR_MS));
-        let total = TotalUpdate { key: key.clone(), position, at, record: record(5), summed: None, first: true };
-        totals.publish(&[total]).await.unwrap();
+        totals.publish(&[total(&key, position, at, 5)]).await.unwrap();
         assert_eq!(totals.publish_heartbeats(&[heartbeat(partition, position, at)]).await.unwrap(), [true]);
         let api = place.api().await;
         let read = async |staleness_max_ms: Option<u64>| {

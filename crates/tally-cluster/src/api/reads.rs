@@ -197,8 +197,10 @@ impl Cluster {
             let served = self.served[partition as usize].least(key);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             let is_rolled_up = self.is_rolled_up(key);
-            // A predecessor may have died before it published what changed since an older one.
-            let total = total.filter(|total| total.position >= route.since).map(|total| {
+            // A predecessor may have died before it published what changed since an older one, and nobody keeps one current that
+            // Redis has for too long.
+            let is_current = |total: &Total| total.position >= route.since && total.is_valid(route.published_at);
+            let total = total.filter(is_current).map(|total| {
                 // What has not changed since is as current as everything that was published.
                 let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
                 let as_of = as_of.unwrap_or(total.at);
@@ -478,10 +480,11 @@ impl Cluster {
             return;
         }
         let mut unknown = Vec::new();
+        let published_at = self.routes.get(partition).published_at;
         match self.services.totals.get(&outdated).await {
             Ok(totals) => {
                 for (key, total) in outdated.into_iter().zip(totals) {
-                    match total {
+                    match total.filter(|total| total.is_valid(published_at)) {
                         Some(total) => {
                             let held = total.state.filter(|held| !held.is_expired(now));
                             let value = held.map_or(0, |held| held.counter.value());

@@ -95,7 +95,8 @@ impl WorkerShared {
             }
             let difference = value(state.as_ref()).abs_diff(value(held.flatten().as_ref()));
             let (position, at, summed) = (reading.position, reading.as_of, summed.clone());
-            let update = TotalUpdate { key, position, at, record, summed, first: false };
+            let valid_until = hosting.host.round().valid_until(&key);
+            let update = TotalUpdate { key, position, at, valid_until, record, summed, first: false };
             found.push((stored, update, difference));
         }
         Ok(found)
