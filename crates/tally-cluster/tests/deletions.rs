@@ -28,7 +28,7 @@ fn a_call_that_deletes_many_counters_knows_which_existed_and_makes_few_appends()
         let options = SubmitOptions::new(Consistency::BestEffort);
         let mut events = api.events();
         keys.iter().for_each(|key| events.add(key.as_ref(), 2));
-        api.submit(events, options.clone()).await.unwrap();
+        api.submit(events, options).await.unwrap();
         let exact = ReadOptions::new(Consistency::Exact);
         // Summed, so that the worker has nothing to append meanwhile.
         assert!(api.read(keys.clone(), exact.clone()).await.unwrap().iter().all(|reading| reading.value == 2));

@@ -83,7 +83,7 @@ impl WorkerShared {
             let round = host.round();
             keys.iter().map(|key| round.valid_until(key)).collect()
         };
-        // After the time that limits how long they are valid: whoever takes over later keeps current what is in Redis by then.
+        // After that time was taken: a worker that takes over later keeps every total current for longer than these are valid.
         if !first.is_empty() && self.is_superseded(hosting).await? {
             return Ok(RoundOutcome::Superseded);
         }
