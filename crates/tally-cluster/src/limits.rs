@@ -33,7 +33,7 @@ pub const STORE_READS_WAITING_MAX: usize = 1_024;
 pub const PUBLISHED_MEMORY_SHARE: usize = 8;
 /// Time to live of a total in Redis, from when it was first read.
 pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
-/// A worker keeps a total current for this long: its time to live in Redis, which begins later than the read, and some more for
+/// A worker keeps a total current for at least this long: its time to live in Redis, which begins later, and some more for
 /// clocks that differ.
 pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
 /// Most records of the journal that are applied with the partition locked once.
@@ -58,6 +58,10 @@ pub const ESTIMATE_WRITES_MAX: usize = 64;
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 /// Owners of partitions are looked up this often.
 pub const ROUTES_REFRESH_MS: u64 = 500;
+/// An API node that does not know the time of a partition tries again after this long to learn it from Kafka.
+pub const TIME_RETRY_MS: u64 = 500;
+/// Longest wait of a reading for the time of its partition, without which its age is not known.
+pub const TIME_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Longest wait for the journal's end before totals are published. Without it, they do not become more current.
 pub const END_WAIT_MS: u64 = 1_000;
 /// Standbys are planned this often.
@@ -70,8 +74,10 @@ pub const STANDBY_READS_MAX: usize = 5;
 pub const DRIFT_SLICE: usize = 256;
 /// Most standbys of a partition.
 pub const STANDBYS_MAX: u32 = 8;
-/// Most counters per partition whose last reading an API node remembers.
-pub const SERVED_MAX: usize = 1 << 16;
+/// Most counters whose last reading an API node remembers, all partitions together: about 50 MiB with keys of 40 bytes.
+pub const SERVED_MAX: usize = 1 << 19;
+// Each partition has an equal part, which must be enough for the counters that are read again and again.
+const _: () = assert!(SERVED_MAX / PARTITIONS_MAX as usize >= 512);
 /// Most counters for which concurrent reads share one request to a worker. Those beyond are requested by each caller.
 pub const SHARED_READS_MAX: usize = 1 << 16;
 /// Lag for metrics is asked for this often.

@@ -57,15 +57,20 @@ fn record(state: &CounterState) -> Option<Vec<u8>> {
 }
 
 /// A total whose value is its position, for counters that exist.
+/// Of all totals, unless a test says otherwise.
+const VALID_UNTIL: u64 = 1_000_000;
+
 fn update(key: &Key, position: u64, first: bool) -> TotalUpdate {
     let record = record(&state(position as i64));
-    TotalUpdate { key: key.clone(), position: Position(position), at: Millis(position), record, summed: None, first }
+    let (position, at, valid_until) = (Position(position), Millis(position), Millis(VALID_UNTIL));
+    TotalUpdate { key: key.clone(), position, at, valid_until, record, summed: None, first }
 }
 
 fn total(position: u64) -> Total {
     Total {
         position: Position(position),
         at: Millis(position),
+        valid_until: Millis(VALID_UNTIL),
         state: Some(state(position as i64)),
         summed: None,
         generation: 0,
@@ -201,6 +206,19 @@ async fn the_time_to_live_is_that_of_the_first_publication() {
     wait_for("the expiry", async || read(&totals, &key).await.map_or(Ok(()), Err)).await;
     assert_eq!(totals.publish(&[update(&key, 4, false)]).await.unwrap().gone, std::slice::from_ref(&key));
     assert_eq!(totals.publish(&[update(&key, 4, true)]).await.unwrap(), published(1));
+}
+
+#[tokio::test]
+async fn a_total_that_is_asked_for_again_is_valid_for_longer_also_if_nothing_has_changed() {
+    let totals = connect(&SHARED).await;
+    let key = key("asked again");
+    totals.publish(&[update(&key, 1, true)]).await.unwrap();
+    for first in [false, true] {
+        let again = TotalUpdate { valid_until: Millis(2 * VALID_UNTIL), ..update(&key, 1, first) };
+        assert_eq!(totals.publish(&[again]).await.unwrap(), published(1));
+        let valid_until = read(&totals, &key).await.unwrap().valid_until;
+        assert_eq!(valid_until, Millis(if first { 2 * VALID_UNTIL } else { VALID_UNTIL }));
+    }
 }
 
 /// Keys all over the slots, of all bytes, with and without the braces that Redis takes the slot from.

@@ -73,7 +73,7 @@ enum Way {
     Journal,
     /// Through the journal, after the sub-counters have been summed.
     SumFirst,
-    /// Read.
+    /// Read, but not through the journal.
     Read,
     /// Not at all: its answer would depend on the state.
     Refused,
@@ -100,6 +100,21 @@ fn way(event: &EventRef<'_>) -> Way {
     }
 }
 
+fn is_read(event: &EventRef<'_>) -> bool {
+    matches!(event.change, ChangeRef::Other(Change::Read(_)))
+}
+
+/// A read directly before the removal of the same counter goes with it: the journal knows what there was to remove, and one
+/// call can remove many counters.
+fn read_with_removals(events: &[EventRef<'_>], ways: &mut [Way]) {
+    let is_removal = |event: &EventRef<'_>| matches!(event.change, ChangeRef::Other(Change::Delete(_)));
+    for (place, pair) in events.windows(2).enumerate() {
+        if ways[place..place + 2] == [Way::Read, Way::SumFirst] && is_removal(&pair[1]) && pair[0].key == pair[1].key {
+            ways[place] = Way::SumFirst;
+        }
+    }
+}
+
 /// The sub-counters of a counter, as far as they can be reached.
 pub(super) struct LiveShards {
     /// Those that exist.
@@ -121,6 +136,7 @@ impl Cluster {
                 ways.fill(Way::Refused);
             }
         }
+        read_with_removals(&batch, &mut ways);
         let mut slots: Vec<Outcome> = Vec::with_capacity(batch.len());
         let mut token = Token::default();
         let mut has_written = false;
@@ -230,9 +246,12 @@ impl Cluster {
         let mut outcomes = Vec::with_capacity(events.len());
         // Sums make a call longer than it came, so it may have to be made in several.
         for events in events.chunks(JOURNALED_SUMS_MAX) {
-            let reports = events.iter().map(async |event| match sum_first {
-                true => self.reports(event.key).await,
-                false => Ok(None),
+            let reports = events.iter().enumerate().map(async |(place, event)| {
+                let is_summed = place > 0 && is_read(&events[place - 1]) && events[place - 1].key == event.key;
+                match sum_first && !is_summed {
+                    true => self.reports(event.key).await,
+                    false => Ok(None),
+                }
             });
             let written = match try_join_all(reports).await {
                 Ok(reports) => self.journal_once(events, reports).await,

@@ -1,41 +1,122 @@
 //! The time of each partition, by the clock of its broker.
 
-use tally_core::time::Millis;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use futures_util::future::join_all;
+use tally_core::batch::{Batch, encode};
+use tally_core::time::Millis;
+use tokio::sync::Notify;
+
+use crate::kafka::{Appended, Appender};
+use crate::limits::TIME_RETRY_MS;
 use crate::worker::BrokerClock;
 
 /// One clock for each partition: a broker whose clock is ahead must not make counters of other brokers expire.
-pub struct PartitionClocks(Vec<BrokerClock>);
+///
+/// What was read from a partition gives a bound: its time is at least that. The age of a reading can be told only once the
+/// time is known, because somebody has just appended.
+pub struct PartitionClocks {
+    clocks: Vec<PartitionClock>,
+    /// The time of another partition is known.
+    learned: Notify,
+}
+
+#[derive(Default)]
+struct PartitionClock {
+    time: BrokerClock,
+    is_known: AtomicBool,
+}
 
 impl PartitionClocks {
     /// Nothing is known yet.
     pub fn new(partitions: u32) -> PartitionClocks {
-        PartitionClocks((0..partitions).map(|_| BrokerClock::default()).collect())
+        let clocks = (0..partitions).map(|_| PartitionClock::default()).collect();
+        PartitionClocks { clocks, learned: Notify::new() }
     }
 
-    /// The partition has a record of this time.
+    /// The partition has reached this time, perhaps long ago.
     pub fn observe(&self, partition: u32, at: Millis) {
-        if let Some(clock) = self.0.get(partition as usize) {
-            clock.observe(at);
+        if let Some(clock) = self.clocks.get(partition as usize) {
+            clock.time.observe(at);
+        }
+    }
+
+    /// It is this time now: a broker has just said so.
+    pub fn learn(&self, partition: u32, now: Millis) {
+        self.observe(partition, now);
+        let Some(clock) = self.clocks.get(partition as usize) else { return };
+        if !clock.is_known.swap(true, Ordering::AcqRel) {
+            self.learned.notify_waiters();
+        }
+    }
+
+    /// Whether the time of a partition is known, and not only a bound.
+    pub fn is_known(&self, partition: u32) -> bool {
+        self.clocks.get(partition as usize).is_some_and(|clock| clock.is_known.load(Ordering::Acquire))
+    }
+
+    /// Resolves once the time of the partition is known.
+    pub async fn known(&self, partition: u32) {
+        loop {
+            let mut learned = std::pin::pin!(self.learned.notified());
+            // Before the question, so that nothing is missed between the two.
+            learned.as_mut().enable();
+            if self.is_known(partition) {
+                return;
+            }
+            learned.await;
         }
     }
 
     /// The partition's clock was set back to this time.
     pub fn reset(&self, partition: u32, at: Millis) {
-        if let Some(clock) = self.0.get(partition as usize) {
-            clock.reset(at);
+        if let Some(clock) = self.clocks.get(partition as usize) {
+            clock.time.reset(at);
         }
     }
 
     /// The time of a partition. While it has no record, the earliest time of the others, so that nothing expires too soon.
     pub fn now(&self, partition: u32) -> Millis {
-        let own = self.0.get(partition as usize).and_then(BrokerClock::now);
-        own.or_else(|| self.0.iter().filter_map(BrokerClock::now).min()).unwrap_or_default()
+        let own = self.clocks.get(partition as usize).and_then(|clock| clock.time.now());
+        own.or_else(|| self.clocks.iter().filter_map(|clock| clock.time.now()).min()).unwrap_or_default()
+    }
+
+    fn unknown(&self) -> Vec<u32> {
+        (0..self.clocks.len() as u32).filter(|partition| !self.is_known(*partition)).collect()
+    }
+}
+
+/// Learns the time of each partition by appending an empty batch, unless it is learned otherwise first. A heartbeat would not
+/// do: those of a worker that is gone stay in Redis.
+pub async fn learn_times(clocks: Weak<PartitionClocks>, appender: Arc<Appender>) {
+    let mut empty = Vec::new();
+    encode(&Batch::default(), Millis(0), &mut empty);
+    while let Some(unknown) = clocks.upgrade().map(|clocks| clocks.unknown()).filter(|unknown| !unknown.is_empty()) {
+        let appended = unknown.iter().map(|partition| learn_time(&clocks, &appender, *partition, &empty));
+        join_all(appended).await;
+        tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;
+    }
+}
+
+async fn learn_time(clocks: &Weak<PartitionClocks>, appender: &Appender, partition: u32, empty: &[u8]) {
+    let appended = match appender.append(partition, empty) {
+        Ok(appending) => appending.await,
+        Err(error) => Err(error),
+    };
+    match (appended, clocks.upgrade()) {
+        (Ok(Appended { at: Some(at), .. }), Some(clocks)) => clocks.learn(partition, at),
+        (Err(error), _) => tracing::debug!(partition, %error, "the time of the partition is not known yet"),
+        // The broker did not say.
+        (Ok(_), _) => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
@@ -47,5 +128,17 @@ mod tests {
         assert!(clocks.now(0) < Millis(2_000_000));
         assert!(clocks.now(1) >= Millis(9_000_000_000));
         assert!(clocks.now(2) < Millis(2_000_000), "it has no record yet");
+    }
+
+    #[test]
+    fn a_time_of_the_past_is_a_bound_and_not_the_time() {
+        let clocks = PartitionClocks::new(2);
+        let mut known = std::pin::pin!(clocks.known(1));
+        clocks.observe(1, Millis(1_000_000));
+        clocks.learn(0, Millis(1_000_000));
+        assert!(!clocks.is_known(1) && known.as_mut().now_or_never().is_none());
+        clocks.learn(1, Millis(1_000_001));
+        assert!(clocks.is_known(1) && known.now_or_never().is_some());
+        assert!(clocks.unknown().is_empty());
     }
 }

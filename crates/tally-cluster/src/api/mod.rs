@@ -114,6 +114,7 @@ impl Cluster {
         let partitions = checked_partitions(&services).await?;
         let appender = Arc::new(Appender::new(&services.kafka)?);
         let clocks = Arc::new(PartitionClocks::new(partitions));
+        tokio::spawn(clocks::learn_times(Arc::downgrade(&clocks), Arc::clone(&appender)));
         let broken = watch::Sender::new(None);
         let lanes = (0..partitions).map(|partition| Lane::start(partition, Arc::clone(&appender), broken.clone()));
         let lanes: Vec<Arc<Lane>> = lanes.collect();
@@ -135,7 +136,7 @@ impl Cluster {
             policies: Arc::new(policies),
             clocks,
             sources: ReadSources::default(),
-            served: (0..partitions).map(|_| ServedPositions::default()).collect(),
+            served: ServedPositions::of_partitions(partitions),
             shared_reads: SharedReads::default(),
             services,
             closing: AtomicBool::new(false),
@@ -189,9 +190,9 @@ pub async fn checked_partitions(services: &Services) -> Result<u32, ApiError> {
 }
 
 impl Cluster {
-    /// How long ago the worker of a partition has published; `None` if this node knows of no time.
+    /// How long ago the worker of a partition has published; `None` if that is not known.
     fn silence_ms(&self, partition: u32) -> Option<u64> {
-        let published_at = self.routes.get(partition).published_at?;
+        let published_at = self.routes.get(partition).published_at.filter(|_| self.clocks.is_known(partition))?;
         Some(self.clocks.now(partition).since(published_at))
     }
 

@@ -26,7 +26,7 @@ use tally_core::time::{Millis, Position};
 use super::Cluster;
 use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
-use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT};
+use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, TIME_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
 use crate::postgres::ListedCounter;
 use crate::redis::{ShardState, Total};
@@ -110,6 +110,7 @@ impl Cluster {
         if needs_end {
             shards = self.sum_for_read(keys).await?;
         } else {
+            self.known_times(keys.iter().map(|key| self.partition_of(key.as_ref())), options).await?;
             Box::pin(self.read_totals(keys, options, &mut found)).await?;
         }
         let mut missing: BTreeMap<u32, BTreeSet<&Key>> = BTreeMap::new();
@@ -137,7 +138,8 @@ impl Cluster {
         for (key, shards) in &shards {
             found.entry(key).and_modify(|counter| counter.tail.shards = *shards);
         }
-        for (key, counter) in found.iter().filter(|(_, counter)| !counter.exact) {
+        // Exact ones, too: the next reading may come from Redis, which has less.
+        for (key, counter) in &found {
             self.served[self.partition_of(key.as_ref()) as usize].served(key, counter.position);
         }
         let readings: Option<Vec<ReadCounter>> = keys.iter().map(|key| found.get(key).copied()).collect();
@@ -148,6 +150,23 @@ impl Cluster {
             return Err(EngineError::TooStale("the partition's worker is behind".to_owned()));
         }
         Ok(readings)
+    }
+
+    /// Waits until this node can tell how old readings of these partitions are. It can soon after it has started.
+    async fn known_times(
+        &self,
+        partitions: impl Iterator<Item = u32>,
+        options: &ReadOptions,
+    ) -> Result<(), EngineError> {
+        let unknown: BTreeSet<u32> = partitions.filter(|partition| !self.clocks.is_known(*partition)).collect();
+        let known = join_all(unknown.iter().map(|partition| self.clocks.known(*partition)));
+        if !unknown.is_empty() && tokio::time::timeout(TIME_WAIT, known).await.is_err() {
+            let why = "the age of the reading is not known, because Kafka has not answered since this node started; try again";
+            let too_stale = options.staleness_max_ms.is_some();
+            let error = if too_stale { EngineError::TooStale } else { EngineError::Unavailable };
+            return Err(error(why.to_owned()));
+        }
+        Ok(())
     }
 
     /// Takes from Redis what is fresh enough.
@@ -178,8 +197,10 @@ impl Cluster {
             let served = self.served[partition as usize].least(key);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             let is_rolled_up = self.is_rolled_up(key);
-            // A predecessor may have died before it published what changed since an older one.
-            let total = total.filter(|total| total.position >= route.since).map(|total| {
+            // A predecessor may have died before it published what changed since an older one, and nobody keeps one current that
+            // Redis has for too long.
+            let is_current = |total: &Total| total.position >= route.since && total.is_valid(route.published_at);
+            let total = total.filter(is_current).map(|total| {
                 // What has not changed since is as current as everything that was published.
                 let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
                 // Not beyond now, as totals of before a reset of the clock are.
@@ -460,10 +481,11 @@ impl Cluster {
             return;
         }
         let mut unknown = Vec::new();
+        let published_at = self.routes.get(partition).published_at;
         match self.services.totals.get(&outdated).await {
             Ok(totals) => {
                 for (key, total) in outdated.into_iter().zip(totals) {
-                    match total {
+                    match total.filter(|total| total.is_valid(published_at)) {
                         Some(total) => {
                             let held = total.state.filter(|held| !held.is_expired(now));
                             let value = held.map_or(0, |held| held.counter.value());
@@ -521,6 +543,8 @@ impl Cluster {
         let listed = self.services.pg.list(&page.prefix, page.after.as_ref(), limit + 1).await;
         let listed = listed.map_err(|error| EngineError::Unavailable(error.to_string()))?;
         let next = if listed.len() > limit { listed.get(limit - 1).map(|counter| counter.key.clone()) } else { None };
+        let options = ReadOptions::new(Consistency::Eventual);
+        self.known_times(listed.iter().map(|counter| counter.partition), &options).await?;
         let is_current = |counter: &ListedCounter| !counter.state.is_expired(self.clocks.now(counter.partition));
         let items = listed.into_iter().take(limit).filter(is_current).map(|counter| {
             let now = self.clocks.now(counter.partition);

@@ -95,7 +95,11 @@ impl PartitionRoutes {
                         route.published_at = None;
                         route.rolled_up_at = Millis(0);
                     }
-                    self.clocks.observe(partition, heartbeat.at);
+                    match route.published_at {
+                        Some(before) if before < heartbeat.at => self.clocks.learn(partition, heartbeat.at),
+                        // It may be of a worker that is long gone.
+                        _ => self.clocks.observe(partition, heartbeat.at),
+                    }
                     route.owner = Some(heartbeat.owner);
                     route.published = route.published.max(heartbeat.position);
                     route.published_at = route.published_at.max(Some(heartbeat.at));

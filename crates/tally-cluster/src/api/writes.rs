@@ -73,7 +73,7 @@ impl Cluster {
             let appended = call.batch.appended;
             self.append_time(partition, &appended);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
-            self.note_outcomes(events, &outcomes, appended.end, at);
+            self.note_outcomes(partition, events, &outcomes, appended.end, at);
             return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
         }
         // Before the append: if they cannot be read, nothing was changed.
@@ -91,7 +91,7 @@ impl Cluster {
     /// When a batch was appended, by the clock of its broker. If the broker did not say: what that clock should show now.
     fn append_time(&self, partition: u32, appended: &Appended) -> Millis {
         if let Some(at) = appended.at {
-            self.clocks.observe(partition, at);
+            self.clocks.learn(partition, at);
             return at;
         }
         self.clocks.now(partition)
@@ -109,14 +109,16 @@ impl Cluster {
         Ok(keys.into_iter().zip(counters).collect())
     }
 
-    /// Estimates begin at the values that are known now, not at totals of before.
-    fn note_outcomes(&self, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
+    /// Estimates begin at the values that are known now, not at totals of before, and readings are not older than them.
+    fn note_outcomes(&self, partition: u32, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
         let is_value = |event: &EventRef<'_>| {
             !matches!(event.change, ChangeRef::Other(Change::Read(Field::Expiry | Field::Version)))
         };
         for (event, outcome) in events.events_of_outcomes().zip(outcomes) {
+            let key = event.key.to_key();
+            self.served[partition as usize].served(&key, end);
             if outcome.refusal.is_none() && is_value(&event) {
-                self.estimates.refresh(&event.key.to_key(), outcome.value, end, at);
+                self.estimates.refresh(&key, outcome.value, end, at);
             }
         }
     }

@@ -1,8 +1,10 @@
 //! The keys and values in Redis.
 //!
 //! ```text
-//! <prefix>:t:<counter key> → version:u8, position:u64be, generation:u64be, time, counter record as in the store, or nothing
-//!                            version 4: length of the counter record and that, then what is summed of its sub-counters
+//! <prefix>:t:<counter key> → version:u8, position:u64be, generation:u64be, time, valid until, then
+//!                            version 5: counter record as in the store, or nothing
+//!                            version 6: length of the counter record and that, then what is summed of its sub-counters
+//!                            versions 3 and 4: the same without `valid until`, which then is zero
 //! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, rolled up:u64be, addresses
 //! ```
 //!
@@ -20,9 +22,12 @@ use tally_core::varint::{Cursor, put_bytes, put_u64};
 use super::limits::{ADDRESS_BYTES_MAX, TOTAL_RECORD_BYTES_MAX};
 use crate::limits::STANDBYS_MAX;
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 5;
 /// Version of a total of a counter that has sub-counters.
-const VERSION_SUMMED: u8 = 4;
+const VERSION_SUMMED: u8 = 6;
+/// The same two of earlier builds.
+const VERSION_UNLIMITED: u8 = 3;
+const VERSION_SUMMED_UNLIMITED: u8 = 4;
 /// Version of a heartbeat.
 const VERSION_HEARTBEAT: u8 = 4;
 
@@ -33,6 +38,9 @@ pub struct Total {
     pub position: Position,
     /// When it was published, by the partition's clock.
     pub at: Millis,
+    /// Its worker replaces it whenever the counter changes before this time of the partition's clock. Redis removes it at about
+    /// the same time, but by a clock of its own.
+    pub valid_until: Millis,
     /// The counter; `None` if it does not exist.
     pub state: Option<CounterState>,
     /// What is summed of its sub-counters, if it has any.
@@ -50,6 +58,8 @@ pub struct TotalUpdate {
     pub position: Position,
     /// The time by the partition's clock.
     pub at: Millis,
+    /// Changes before this time will be published, too.
+    pub valid_until: Millis,
     /// The value of the counter's record as in the store; `None` if the counter does not exist.
     pub record: Option<Vec<u8>>,
     /// What is summed of its sub-counters, if it has any.
@@ -92,11 +102,12 @@ pub(super) fn heartbeat_key(prefix: &str, partition: u32) -> Vec<u8> {
 impl TotalUpdate {
     pub(super) fn encode(&self, generation: u64) -> Vec<u8> {
         let record = self.record.as_deref().unwrap_or_default();
-        let mut value = Vec::with_capacity(28 + record.len());
+        let mut value = Vec::with_capacity(36 + record.len());
         value.push(if self.summed.is_some() { VERSION_SUMMED } else { VERSION });
         value.extend_from_slice(&self.position.0.to_be_bytes());
         value.extend_from_slice(&generation.to_be_bytes());
         put_u64(&mut value, self.at.0);
+        put_u64(&mut value, self.valid_until.0);
         match &self.summed {
             None => value.extend_from_slice(record),
             Some(summed) => {
@@ -115,16 +126,25 @@ impl Total {
         let position = Position(u64::from_be_bytes(cursor.array()?));
         let generation = u64::from_be_bytes(cursor.array()?);
         let at = Millis(cursor.u64()?);
+        let valid_until = match version {
+            VERSION_UNLIMITED | VERSION_SUMMED_UNLIMITED => Millis(0),
+            _ => Millis(cursor.u64()?),
+        };
         let (record, summed) = match version {
-            VERSION => (cursor.rest(), None),
-            VERSION_SUMMED => {
+            VERSION | VERSION_UNLIMITED => (cursor.rest(), None),
+            VERSION_SUMMED | VERSION_SUMMED_UNLIMITED => {
                 let record = cursor.bytes(TOTAL_RECORD_BYTES_MAX)?;
                 (record, Some(SummedShards::decode(&mut cursor).filter(|_| cursor.is_done())?))
             }
             _ => return None,
         };
         let state = if record.is_empty() { None } else { Some(read_counter(record)?) };
-        Some(Total { position, at, state, summed, generation })
+        Some(Total { position, at, valid_until, state, summed, generation })
+    }
+
+    /// Whether nothing has changed since but what is published, if everything is published that changed before this time.
+    pub fn is_valid(&self, published_at: Option<Millis>) -> bool {
+        published_at.unwrap_or(self.at) <= self.valid_until
     }
 }
 
@@ -165,11 +185,11 @@ mod tests {
         records.put_counter(b"k", &state);
         let record = records.iter().next().and_then(|(_, value)| value).map(<[u8]>::to_vec);
         let key = Key::new("k").unwrap();
-        let update =
-            TotalUpdate { key, position: Position(u64::MAX), at: Millis(1 << 40), record, summed: None, first: true };
+        let (position, at, valid_until) = (Position(u64::MAX), Millis(1 << 40), Millis(1 << 41));
+        let update = TotalUpdate { key, position, at, valid_until, record, summed: None, first: true };
         let value = update.encode(u64::MAX - 1);
-        let (position, at, generation) = (update.position, update.at, u64::MAX - 1);
-        let total = Total { position, at, state: Some(state), summed: None, generation };
+        let generation = u64::MAX - 1;
+        let total = Total { position, at, valid_until, state: Some(state), summed: None, generation };
         assert_eq!(Total::decode(&value), Some(total.clone()));
         let deleted = TotalUpdate { record: None, ..update }.encode(u64::MAX - 1);
         assert_eq!(Total::decode(&deleted), Some(Total { state: None, ..total }));
@@ -179,6 +199,21 @@ mod tests {
         }
         let other_version = [&[VERSION + 1], &value[1..]].concat();
         assert_eq!(Total::decode(&other_version), None);
+    }
+
+    #[test]
+    fn a_total_is_valid_as_long_as_its_worker_keeps_it_current_and_that_of_an_earlier_build_never_is() {
+        let (key, at, valid_until) = (Key::new("k").unwrap(), Millis(1), Millis(100));
+        let update =
+            TotalUpdate { key, position: Position(7), at, valid_until, record: None, summed: None, first: true };
+        let value = update.encode(9);
+        let total = Total::decode(&value).unwrap();
+        assert!(total.is_valid(None) && total.is_valid(Some(valid_until)) && !total.is_valid(Some(Millis(101))));
+        // The time of the last two bytes: now one, then until when it is valid.
+        let earlier = [&[VERSION_UNLIMITED], &value[1..value.len() - 1]].concat();
+        let total = Total::decode(&earlier).unwrap();
+        assert_eq!((total.position, total.at), (Position(7), at));
+        assert!(!total.is_valid(None) && !total.is_valid(Some(at)));
     }
 
     #[test]

@@ -30,5 +30,7 @@ pub const TOTAL_TTL_DEFAULT: Duration = Duration::from_millis(crate::limits::TOT
 pub const ACTIVE_COUNTERS_MAX: usize = 100_000;
 /// Counters that are listed at once.
 pub const SCAN_COUNT: usize = 1_000;
+/// A list is begun again this often because another master answered.
+pub const SCAN_RESTARTS_MAX: u32 = 3;
 /// Longest record of a counter in a total, in bytes.
 pub const TOTAL_RECORD_BYTES_MAX: usize = 1 << 10;

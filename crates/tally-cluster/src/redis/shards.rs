@@ -5,6 +5,7 @@
 //! may lack the latest writes, but it has a prefix of them: never sums without their incarnation.
 
 use redis::Value;
+use redis::cluster_routing::Slot;
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::SHARDS_MAX;
 use tally_core::sub_counters::SubCounter;
@@ -12,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::cluster::OnceError;
 use super::error::RedisError;
-use super::limits::{ACTIVE_COUNTERS_MAX, SCAN_COUNT};
+use super::limits::{ACTIVE_COUNTERS_MAX, SCAN_COUNT, SCAN_RESTARTS_MAX};
 use super::scripts::{KeyCommand, KeyVerb, ShardScript};
 use super::totals::{Totals, unexpected};
 
@@ -82,6 +83,45 @@ impl ActiveCounter {
         let mut numbers = text.split(':').skip(1);
         let (shards, peak) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
         Some(ActiveCounter { key: Key::new(key).ok()?, shards, peak, entry })
+    }
+}
+
+/// A list that is read page by page.
+///
+/// A cursor means something only to the node that gave it. Another one may continue it elsewhere, and leave entries out, so the
+/// list is read from the start again if another master answers.
+#[derive(Debug, Default)]
+struct ActiveScan {
+    cursor: u64,
+    /// Of the master that the cursor is of; `None` if it is not known.
+    generation: Option<u64>,
+    restarts: u32,
+    found: Vec<ActiveCounter>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum ScanStep {
+    Continue,
+    Done,
+    /// The masters changed too often.
+    Failed,
+}
+
+impl ActiveScan {
+    /// Adds what the page at the cursor has. `generation` is that of the master that answered, if it is known.
+    fn add_page(&mut self, generation: Option<u64>, next: u64, entries: ScannedFields) -> ScanStep {
+        let is_first = self.cursor == 0;
+        if !is_first && (generation.is_none() || generation != self.generation) {
+            if self.restarts == SCAN_RESTARTS_MAX {
+                return ScanStep::Failed;
+            }
+            *self = ActiveScan { restarts: self.restarts + 1, ..ActiveScan::default() };
+            return ScanStep::Continue;
+        }
+        self.found.extend(entries.into_iter().filter_map(|(key, entry)| ActiveCounter::parse(&key, entry)));
+        (self.cursor, self.generation) = (next, generation);
+        let is_done = next == 0 || self.found.len() >= 2 * ACTIVE_COUNTERS_MAX;
+        if is_done { ScanStep::Done } else { ScanStep::Continue }
     }
 }
 
@@ -157,20 +197,25 @@ impl Totals {
         Ok(u32::try_from(shards).ok().filter(|&shards| shards > 0).map(|shards| shards.min(SHARDS_MAX)))
     }
 
-    /// The counters of a partition whose sub-counters are in use.
+    /// The counters of a partition whose sub-counters are in use. Fails if the masters of Redis keep changing meanwhile.
     pub async fn active(&self, partition: u32) -> Result<Vec<ActiveCounter>, RedisError> {
-        let mut active = Vec::new();
-        let mut cursor = 0;
+        let mut scan = ActiveScan::default();
         loop {
-            let verb = KeyVerb::Scan { cursor, count: SCAN_COUNT };
-            let answer = self.run(&[KeyCommand { key: active_key(&self.prefix, partition), verb }]).await?.pop();
-            let answer = answer.unwrap_or(Value::Nil);
-            let (next, entries): (u64, ScannedFields) =
-                redis::from_redis_value(answer).map_err(|error| RedisError::Unexpected(error.to_string()))?;
-            active.extend(entries.into_iter().filter_map(|(key, entry)| ActiveCounter::parse(&key, entry)));
-            cursor = next;
-            if cursor == 0 || active.len() >= 2 * ACTIVE_COUNTERS_MAX {
-                return Ok(active);
+            let key = active_key(&self.prefix, partition);
+            let slot = Slot::for_key(&key);
+            let command = KeyCommand { key, verb: KeyVerb::Scan { cursor: scan.cursor, count: SCAN_COUNT } };
+            let sent = self.cluster.run(&[command], &self.hashes).await;
+            let (mut answers, topology) = sent.map_err(|error| self.failed(&error))?;
+            let (next, entries): (u64, ScannedFields) = redis::from_redis_value(answers.pop().unwrap_or(Value::Nil))
+                .map_err(|error| RedisError::Unexpected(error.to_string()))?;
+            let generation = topology.and_then(|topology| topology.generations.of(slot));
+            match scan.add_page(generation, next, entries) {
+                ScanStep::Continue => {}
+                ScanStep::Done => return Ok(scan.found),
+                ScanStep::Failed => {
+                    let why = "the masters of Redis changed while counters were listed";
+                    return Err(RedisError::Down(why.to_owned()));
+                }
             }
         }
     }
@@ -249,4 +294,45 @@ fn is_overflow(error: &redis::RedisError) -> bool {
     let said = error.to_string();
     // The second is about an amount that is too large by itself.
     said.contains("overflow") || said.contains("out of range")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(names: &[&str]) -> ScannedFields {
+        names.iter().map(|name| (name.as_bytes().to_vec(), b"7:1:1".to_vec())).collect()
+    }
+
+    fn found(scan: &ActiveScan) -> Vec<&[u8]> {
+        scan.found.iter().map(|active| active.key.as_bytes()).collect()
+    }
+
+    #[test]
+    fn a_list_that_another_master_continues_is_read_from_the_start_again() {
+        // Another one is known, or it is only known that the command was sent again.
+        for other in [Some(2), None] {
+            let mut scan = ActiveScan::default();
+            assert_eq!(scan.add_page(Some(1), 17, entries(&["a"])), ScanStep::Continue);
+            assert_eq!(scan.add_page(other, 0, entries(&["c"])), ScanStep::Continue);
+            assert_eq!((scan.cursor, found(&scan).len()), (0, 0));
+            assert_eq!(scan.add_page(Some(2), 5, entries(&["a", "b"])), ScanStep::Continue);
+            assert_eq!(scan.add_page(Some(2), 0, entries(&["c"])), ScanStep::Done);
+            assert_eq!(found(&scan), [b"a", b"b", b"c"]);
+        }
+    }
+
+    #[test]
+    fn a_list_of_one_page_is_complete_whoever_answers() {
+        let mut scan = ActiveScan::default();
+        assert_eq!(scan.add_page(None, 0, entries(&["a"])), ScanStep::Done);
+        assert_eq!(found(&scan), [b"a"]);
+    }
+
+    #[test]
+    fn a_list_whose_masters_keep_changing_fails() {
+        let mut scan = ActiveScan::default();
+        let mut steps = (0..100).map(|generation| scan.add_page(Some(generation), 9, entries(&["a"])));
+        assert!(steps.any(|step| step == ScanStep::Failed));
+    }
 }

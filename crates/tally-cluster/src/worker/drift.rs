@@ -9,13 +9,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tally_core::counter::CounterState;
 use tally_core::key::Key;
+use tally_core::time::Position;
 
 use super::WorkerShared;
 use super::hosting::Hosting;
-use crate::limits::DRIFT_SLICE;
+use crate::limits::{DRIFT_SLICE, END_WAIT_MS};
 use crate::redis::{StoredTotal, TotalUpdate};
 
 /// How far a pass over the totals of a partition is.
@@ -79,9 +81,11 @@ impl WorkerShared {
             let Some(stored) = stored.filter(|_| !hosting.host.round().is_due(&key)) else { continue };
             let total = stored.total.as_ref();
             if let Some(ahead) = total.filter(|total| total.position > reading.position) {
-                if end.is_none() {
-                    end = hosting.ends.reported().await.ok();
-                }
+                // Not the end that a broker reports: one that was replaced as the leader may not know what is acknowledged since.
+                let end = match end {
+                    Some(known) => known,
+                    None => *end.insert(journal_end(hosting).await),
+                };
                 // Somebody else has applied more, unless the journal does not go that far.
                 if end.is_none_or(|end| ahead.position <= end) {
                     continue;
@@ -95,11 +99,18 @@ impl WorkerShared {
             }
             let difference = value(state.as_ref()).abs_diff(value(held.flatten().as_ref()));
             let (position, at, summed) = (reading.position, reading.as_of, summed.clone());
-            let update = TotalUpdate { key, position, at, record, summed, first: false };
+            let valid_until = hosting.host.round().valid_until(&key);
+            let update = TotalUpdate { key, position, at, valid_until, record, summed, first: false };
             found.push((stored, update, difference));
         }
         Ok(found)
     }
+}
+
+/// A position after everything that is acknowledged by now; `None` if Kafka does not answer soon.
+async fn journal_end(hosting: &Hosting) -> Option<Position> {
+    let asked = tokio::time::timeout(Duration::from_millis(END_WAIT_MS), hosting.ends.barrier());
+    asked.await.ok()?.ok()
 }
 
 fn value(state: Option<&CounterState>) -> i64 {

@@ -24,7 +24,7 @@ use super::broker_clock::{self, BrokerClock, JumpWatch};
 use super::fail_on_panic::FailOnPanic;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
-use super::round::{Due, Round};
+use super::round::{Due, Moment, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
@@ -158,6 +158,8 @@ impl PartitionHost {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
             None => Partition::new(seed),
         };
+        let (now, current_at) = (state.clock(), state.clock());
+        let moment = Moment { elapsed_ms: elapsed_ms(), now, current_at };
         PartitionHost {
             partition,
             seed,
@@ -166,7 +168,7 @@ impl PartitionHost {
             state: ResidentPartition::new(Hosted { partition: state, applied: position, journal: () }),
             store: SharedStore(store),
             recent: Mutex::new(RecentOutcomes::default()),
-            round: Mutex::new(Round::new(elapsed_ms(), round_bytes)),
+            round: Mutex::new(Round::new(moment, round_bytes)),
             unpublished: LagClock::default(),
             unpersisted: LagClock::default(),
             duplicates,
@@ -186,7 +188,7 @@ impl PartitionHost {
     /// Changes are published from now on. Returns the position from which on that is so.
     pub fn begin_publishing(&self) -> Position {
         let hosted = self.state.lock();
-        *self.round.lock() = Round::new(elapsed_ms(), self.round_bytes);
+        *self.round.lock() = Round::new(self.moment(&hosted.partition), self.round_bytes);
         self.is_publishing.store(true, Ordering::Release);
         hosted.applied
     }
@@ -339,9 +341,9 @@ impl PartitionHost {
     }
 
     fn note_changes(&self, batch: &Batch) {
-        let (mut round, now) = (self.round.lock(), elapsed_ms());
+        let mut round = self.round.lock();
         for event in batch.iter().filter(|event| event.is_change()) {
-            round.changed(event.key.as_bytes(), now);
+            round.changed(event.key.as_bytes());
         }
     }
 
@@ -540,13 +542,18 @@ impl PartitionHost {
         self.now_at(&self.state.lock().partition)
     }
 
+    fn moment(&self, partition: &Partition) -> Moment {
+        Moment { elapsed_ms: elapsed_ms(), now: self.now_at(partition), current_at: self.current_at(partition) }
+    }
+
     /// Begins a round of publishing: what is applied, the time by which all that was acknowledged before it is applied, and what
     /// is due, which includes every change before that position.
     pub fn begin_round(&self) -> (Position, Millis, Due) {
         let hosted = self.state.lock();
         self.unpublished.begin();
-        let due = self.round.lock().take(elapsed_ms());
-        (hosted.applied, self.current_at(&hosted.partition), due)
+        let moment = self.moment(&hosted.partition);
+        let due = self.round.lock().take(moment);
+        (hosted.applied, moment.current_at, due)
     }
 
     /// The brokers' time, if it is known.
@@ -566,8 +573,8 @@ impl PartitionHost {
 
     /// A counter was read that Redis does not have.
     pub fn note_read(&self, keys: &[Key]) {
-        let (mut round, now) = (self.round.lock(), elapsed_ms());
-        keys.iter().for_each(|key| round.read(key, now));
+        let mut round = self.round.lock();
+        keys.iter().for_each(|key| round.read(key));
     }
 
     /// What is to be published. The state is locked before this, never after it: `apply` does both.

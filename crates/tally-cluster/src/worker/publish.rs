@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tally_core::time::Millis;
+
 use super::WorkerShared;
 use super::drift::DriftPass;
 use super::host::PartitionHost;
@@ -77,6 +79,14 @@ impl WorkerShared {
             hosting.distrust_before(position);
         }
         let mut guard = DueGuard { host, due: Some(due) };
+        let valid_until: Vec<Millis> = {
+            let round = host.round();
+            keys.iter().map(|key| round.valid_until(key)).collect()
+        };
+        // After that time was taken: a worker that takes over later keeps every total current for longer than these are valid.
+        if !first.is_empty() && self.is_superseded(hosting).await? {
+            return Ok(RoundOutcome::Superseded);
+        }
         if !keys.is_empty() {
             let reading = tokio::task::spawn_blocking({
                 let (hosting, keys) = (Arc::clone(hosting), keys.clone());
@@ -84,15 +94,16 @@ impl WorkerShared {
                 move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
             });
             let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-            let updates =
-                keys.iter().zip(reading.records()).zip(&reading.summed).map(|((key, record), summed)| TotalUpdate {
-                    key: key.clone(),
-                    position: reading.position,
-                    at: reading.as_of,
-                    record,
-                    summed: summed.clone(),
-                    first: first.contains(key),
-                });
+            let totals = keys.iter().zip(valid_until).zip(reading.records()).zip(&reading.summed);
+            let updates = totals.map(|(((key, valid_until), record), summed)| TotalUpdate {
+                key: key.clone(),
+                position: reading.position,
+                at: reading.as_of,
+                valid_until,
+                record,
+                summed: summed.clone(),
+                first: first.contains(key),
+            });
             let published = self.services.totals.publish(&updates.collect::<Vec<_>>()).await;
             host.round().gone(&published.map_err(|error| error.to_string())?.gone);
         }
@@ -112,5 +123,12 @@ impl WorkerShared {
         hosting.note_published(position);
         host.unpublished.saved();
         Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
+    }
+
+    /// Whether another worker has published a heartbeat of a newer epoch. It would not know of totals that are created now.
+    async fn is_superseded(&self, hosting: &Hosting) -> Result<bool, String> {
+        let heartbeats = self.services.totals.heartbeats(&[hosting.host.partition]).await;
+        let heartbeats = heartbeats.map_err(|error| error.to_string())?;
+        Ok(heartbeats.into_iter().flatten().any(|heartbeat| heartbeat.epoch > hosting.epoch()))
     }
 }

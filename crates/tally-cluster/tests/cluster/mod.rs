@@ -72,6 +72,7 @@ impl TestServices {
             redis: RedisSettings { prefix: name.clone(), ..RedisSettings::new(self.redis.addresses()) },
             policies: ShardPolicies::default(),
             shards_idle_s: 60,
+            rollup_every: Duration::from_millis(100),
         };
         self.runtime.block_on(async {
             let new = topic::NewJournal { partitions: PARTITIONS, replication, retention_ms: 3_600_000 };
@@ -98,6 +99,7 @@ pub struct TestPlace {
     pub redis: RedisSettings,
     pub policies: ShardPolicies,
     pub shards_idle_s: u64,
+    pub rollup_every: Duration,
 }
 
 impl TestPlace {
@@ -116,7 +118,7 @@ impl TestPlace {
             security: None.into(),
             memory_bytes: 64 << 20,
             partitions: PARTITIONS,
-            rollup_every: Duration::from_millis(100),
+            rollup_every: self.rollup_every,
             persist_every: Duration::from_millis(500),
             policies: self.policies.clone(),
             shards_idle: Duration::from_secs(self.shards_idle_s),
