@@ -56,10 +56,10 @@ fn record(state: &CounterState) -> Option<Vec<u8>> {
     records.iter().next().unwrap().1.map(<[u8]>::to_vec)
 }
 
-/// A total whose value is its position, for counters that exist.
 /// Of all totals, unless a test says otherwise.
 const VALID_UNTIL: u64 = 1_000_000;
 
+/// A total whose value is its position, for counters that exist.
 fn update(key: &Key, position: u64, first: bool) -> TotalUpdate {
     let record = record(&state(position as i64));
     let (position, at, valid_until) = (Position(position), Millis(position), Millis(VALID_UNTIL));

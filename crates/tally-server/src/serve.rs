@@ -131,8 +131,8 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
             }
         }
         reason = engine.poisoned() => {
-            tracing::error!(reason, "the engine stopped and the process exits; everything acknowledged is in the \
-                data directory");
+            tracing::error!(reason, "the engine stopped and the process exits; run `tally check` on the data \
+                directory before the next start");
             listeners.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }
@@ -201,7 +201,7 @@ async fn close(running: RunningEngine, listeners: Listeners) -> Result<ExitCode,
         Err(EngineError::Poisoned(reason)) => {
             tracing::error!(
                 reason,
-                "the engine stopped while closing; everything acknowledged is in the data directory"
+                "the engine stopped while closing; run `tally check` on the data directory before the next start"
             );
             Ok(ExitCode::from(EXIT_POISONED))
         }

@@ -74,6 +74,8 @@ impl PartitionClocks {
     pub fn reset(&self, partition: u32, at: Millis) {
         if let Some(clock) = self.clocks.get(partition as usize) {
             clock.time.reset(at);
+            // The time of the reset may be long ago.
+            clock.is_known.store(false, Ordering::Release);
         }
     }
 
@@ -93,7 +95,7 @@ impl PartitionClocks {
 pub async fn learn_times(clocks: Weak<PartitionClocks>, appender: Arc<Appender>) {
     let mut empty = Vec::new();
     encode(&Batch::default(), Millis(0), &mut empty);
-    while let Some(unknown) = clocks.upgrade().map(|clocks| clocks.unknown()).filter(|unknown| !unknown.is_empty()) {
+    while let Some(unknown) = clocks.upgrade().map(|clocks| clocks.unknown()) {
         let appended = unknown.iter().map(|partition| learn_time(&clocks, &appender, *partition, &empty));
         join_all(appended).await;
         tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;

@@ -412,8 +412,12 @@ impl Cluster {
         let request = RpcRequest::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
         let response = match need {
             // PostgreSQL can answer too, so a worker that is away is not waited for.
-            Need::Refill => match self.ask_within(ANY_WORKER_WAIT, partition, request).await {
-                Err(why) => return self.read_stored(partition, keys, &why).await,
+            Need::Refill => match self.ask_within(ANY_WORKER_WAIT, partition, request.clone()).await {
+                Err(why) => match self.read_stored(partition, keys, &why).await? {
+                    Some(stored) => return Ok(stored),
+                    // Only a worker has what was served before.
+                    None => self.ask(partition, request).await,
+                },
                 answered => answered,
             },
             Need::End | Need::Position(_) => self.ask(partition, request).await,
@@ -442,8 +446,13 @@ impl Cluster {
         counters.collect()
     }
 
-    /// Reads what is persisted, unless newer readings were served. It says how old it is.
-    async fn read_stored(&self, partition: u32, keys: &[&Key], why: &str) -> Result<Vec<ReadCounter>, EngineError> {
+    /// Reads what is persisted; `None` if newer readings were served. It says how old it is.
+    async fn read_stored(
+        &self,
+        partition: u32,
+        keys: &[&Key],
+        why: &str,
+    ) -> Result<Option<Vec<ReadCounter>>, EngineError> {
         let unavailable = |error: &dyn std::fmt::Display| EngineError::Unavailable(format!("{why}; {error}"));
         let mut wanted = MissingKeys::default();
         keys.iter().for_each(|key| wanted.push(&record::counter_key(key.as_bytes())));
@@ -453,7 +462,7 @@ impl Cluster {
         let fetched = pg.fetch(partition, &wanted).await.map_err(|error| unavailable(&error))?;
         let position = fetched.position;
         if keys.iter().any(|key| self.served[partition as usize].least(key) > position) {
-            return Err(unavailable(&"what is stored is older than what was read before"));
+            return Ok(None);
         }
         self.sources.count_postgres(keys.len());
         let row = rows.iter().find(|row| row.partition == partition);
@@ -470,7 +479,7 @@ impl Cluster {
             let held = held.transpose()?.filter(|held| !held.is_expired(now));
             Ok(ReadCounter { held, exact: false, as_of: self.complete_at(key, at, summed_at), now, tail, position })
         };
-        keys.iter().map(counter).collect()
+        keys.iter().map(counter).collect::<Result<_, _>>().map(Some)
     }
 
     /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.

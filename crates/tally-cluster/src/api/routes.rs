@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
 use tally_core::time::{Millis, Position};
 
 use super::clocks::PartitionClocks;
-use crate::limits::ROUTES_REFRESH_MS;
+use crate::limits::{CLOCK_RESET_MIN_MS, ROUTES_REFRESH_MS};
 use crate::postgres::Pg;
 use crate::redis::{Heartbeat, Totals};
 
@@ -33,7 +32,7 @@ impl PartitionRoute {
     /// Whether the partition's clock was reset before this heartbeat: it is of a later position and of an earlier time.
     /// Between brokers, clocks differ by less.
     fn was_reset(&self, heartbeat: &Heartbeat) -> bool {
-        let is_earlier = |known: Millis| known.since(heartbeat.at) > CLOCK_AHEAD_REPORTED_MS;
+        let is_earlier = |known: Millis| known.since(heartbeat.at) > CLOCK_RESET_MIN_MS;
         heartbeat.position > self.published && self.published_at.is_some_and(is_earlier)
     }
 }

@@ -27,7 +27,7 @@ pub struct Persist {
 
 const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
 
-/// A clock that goes back was reset: times of before say nothing.
+/// A clock that goes back was reset: earlier times no longer apply.
 const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3, clock), \
     counters = coalesce($4, counters), expiring = coalesce($5, expiring), \
     summed_at = CASE WHEN $3 < clock THEN $6 ELSE greatest(summed_at, $6) END, persisted_at = clock_timestamp() WHERE partition = $1";

@@ -6,7 +6,7 @@
 use redis::Cmd;
 
 /// Arguments: the total, and its time to live in milliseconds or nothing. One at the same position is replaced if it was
-/// published under another master, or if this one was asked for and is valid for longer. Answers one of the `TOTAL_` constants.
+/// published under another master, or if this one was asked for. Answers one of the `TOTAL_` constants.
 const PUBLISH_TOTAL: &str = "\
 local old = redis.pcall('GETRANGE', KEYS[1], 1, 8)
 if type(old) ~= 'string' or #old < 8 then

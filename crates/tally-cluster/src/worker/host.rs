@@ -316,6 +316,7 @@ impl PartitionHost {
             self.current_at.store(0, Ordering::Release);
             self.summed.reset();
             self.jumps.lock().reset();
+            self.round.lock().clock_reset();
             tracing::warn!(partition, position, "the partition's clock was reset to the brokers' time");
             return;
         }
@@ -360,8 +361,9 @@ impl PartitionHost {
 
     /// At `asked_at`, nothing beyond `end` was acknowledged.
     pub fn note_end(&self, end: Position, asked_at: Millis) {
-        // A time after now is from before the clock was reset.
-        if self.applied() >= end && asked_at <= self.now() {
+        // Locked, so that the clock is not reset in between. A time after now is from before a reset.
+        let hosted = self.state.lock();
+        if hosted.applied >= end && asked_at <= self.now_at(&hosted.partition) {
             self.is_current.store(true, Ordering::Release);
             self.current_at.fetch_max(asked_at.0, Ordering::AcqRel);
         }

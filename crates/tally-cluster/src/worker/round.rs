@@ -124,6 +124,17 @@ impl Round {
         }
     }
 
+    /// The partition's clock was set back, so nothing says any more until when totals are valid. All of them are distrusted,
+    /// and published again when they are read.
+    pub fn clock_reset(&mut self) {
+        self.published.clear();
+        self.changed.clear();
+        self.changed_bytes = 0;
+        self.published_bytes = self.first.iter().map(|key| 2 * entry_bytes(key)).sum();
+        self.is_inheriting = false;
+        self.is_incomplete = true;
+    }
+
     /// A counter was read that was not in Redis. It will be published, unless there are too many.
     pub fn read(&mut self, key: &Key) {
         if !self.published.contains_key(key) && !self.first.contains(key) {

@@ -432,7 +432,8 @@ const RESET_EXAMPLES: &str = "Examples:
 
 For a broker whose clock was ahead: correct that clock first. The time of a partition is that of its newest record, so
 without a reset it stands still until it is reached. Counters that had expired but were not removed yet exist again;
-expiries set meanwhile are too late by the difference. A partition whose clock was right is not harmed.";
+expiries set meanwhile are too late by the difference. A partition whose clock was right is not changed, as long as the
+clock of its broker is right; if that differs from this machine's by more than a minute, the command exits with 1.";
 
 #[derive(Args)]
 #[command(after_help = RESET_EXAMPLES)]

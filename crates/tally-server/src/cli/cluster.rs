@@ -196,6 +196,7 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
     let appender = Appender::new(&config.kafka).map_err(|error| error.to_string())?;
     let mut table = vec![["partition", "position", "clock before", "clock now", "result"].map(str::to_owned).to_vec()];
     let mut partitions = Vec::new();
+    let mut some_wrong = false;
     for row in rows {
         let partition = row.partition;
         let appended = appender.reset_clock(partition).await;
@@ -206,9 +207,16 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
         let position = appended.end.0.saturating_sub(1);
         let before = row.meta.map(|meta| meta.clock);
         let set_back_ms = before.zip(appended.at).map(|(before, now)| before.since(now));
-        let is_ahead = appended.at.is_some_and(|now| now.since(SystemClock.wall()) > CLOCK_AHEAD_REPORTED_MS);
+        let here = SystemClock.wall();
+        let differs = |now: Millis| now.since(here).max(here.since(now)) > CLOCK_AHEAD_REPORTED_MS;
+        let is_wrong = appended.at.is_some_and(differs);
+        some_wrong |= is_wrong;
         let result = match set_back_ms {
-            _ if is_ahead => "the broker's clock is ahead of this machine's".to_owned(),
+            _ if is_wrong => {
+                "the clocks of the broker and of this machine differ: correct the wrong one, and run it again"
+                    .to_owned()
+            }
+            _ if appended.at.is_none() => "reset; the broker did not say its time".to_owned(),
             Some(set_back_ms) if set_back_ms > 0 => {
                 format!("set back by {}", humantime::format_duration(Duration::from_millis(set_back_ms)))
             }
@@ -226,7 +234,7 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
         Output::Json => output::json(&json!({ "topic": config.kafka.topic, "partitions": partitions })),
         Output::Table => output::table(&table),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if some_wrong { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
 /// The journal's end. Asks again while a partition has no leader, which takes a moment after a broker is gone.

@@ -83,7 +83,7 @@ impl Gatherer {
             self.open.borrow_mut().connections.0.push(Rc::clone(connection));
             let gatherer = Rc::clone(self);
             if !self.server.service.joins_connections() {
-                let own = self.open.replace(self.spare.take());
+                let own = self.take_open();
                 spawn_local(async move { gatherer.run(own).await });
             } else if before == 0 {
                 spawn_local(async move { gatherer.submit().await });
@@ -95,12 +95,18 @@ impl Gatherer {
     async fn submit(&self) {
         // One more round: includes what arrived while the others were read.
         tokio::task::yield_now().await;
-        self.run(self.open.replace(self.spare.take())).await;
+        self.run(self.take_open()).await;
+    }
+
+    /// Takes the turn to run it. From now on its commands are in progress.
+    fn take_open(&self) -> OpenTurn {
+        let open = self.open.replace(self.spare.take());
+        self.under_way.set(self.under_way.get().plus(open.turn.load()));
+        open
     }
 
     async fn run(&self, mut open: OpenTurn) {
         let load = open.turn.load();
-        self.under_way.set(self.under_way.get().plus(load));
         let server = &self.server;
         open.turn.run(&server.service, (&server.metrics, &server.stats), &open.connections).await;
         open.connections.0.clear();
