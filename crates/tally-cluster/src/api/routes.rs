@@ -158,7 +158,7 @@ mod tests {
         };
         assert!(route.was_reset(&at(11, hour)));
         assert!(!route.was_reset(&at(10, hour)), "a new owner that has not caught up");
-        assert!(!route.was_reset(&at(11, 2 * hour - 60_000)), "brokers differ");
+        assert!(!route.was_reset(&at(11, 2 * hour - CLOCK_RESET_MIN_MS)), "brokers differ");
         assert!(!route.was_reset(&at(11, 3 * hour)));
         assert!(!PartitionRoute::default().was_reset(&at(11, 0)));
     }

@@ -159,6 +159,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::DefaultProducerContext;
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
@@ -179,9 +180,8 @@ mod tests {
         }
     }
 
-    /// As after an answer that was lost: the batch is sent again, and the broker has it already.
-    #[tokio::test]
-    async fn the_position_of_a_batch_that_the_broker_had_already_is_unknown() {
+    /// The client library's own mock of a broker, for errors that no broker gives that works.
+    fn mock() -> (MockCluster<'static, DefaultProducerContext>, Appender) {
         let brokers = MockCluster::new(1).unwrap();
         brokers.create_topic("journal", 1, 1).unwrap();
         let settings = KafkaSettings {
@@ -190,23 +190,22 @@ mod tests {
             ..KafkaSettings::default()
         };
         let appender = Appender::new(&settings).unwrap();
+        (brokers, appender)
+    }
+
+    /// As after an answer that was lost: the batch is sent again, and the broker has it already.
+    #[tokio::test]
+    async fn the_position_of_a_batch_that_the_broker_had_already_is_unknown() {
+        let (brokers, appender) = mock();
         let had = RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER;
         brokers.request_errors(RDKafkaApiKey::Produce, &[had]);
         let unknown = appender.append(0, b"batch").unwrap().await.unwrap_err();
         assert!(matches!(&unknown, AppendError::Unknown(why) if why.contains("request id")), "{unknown}");
     }
 
-    /// No broker that works gives this error, so it comes from the client library's own mock of one.
     #[tokio::test]
     async fn a_producer_that_stopped_for_good_is_replaced() {
-        let brokers = MockCluster::new(1).unwrap();
-        brokers.create_topic("journal", 1, 1).unwrap();
-        let settings = KafkaSettings {
-            brokers: brokers.bootstrap_servers(),
-            topic: "journal".to_owned(),
-            ..KafkaSettings::default()
-        };
-        let appender = Appender::new(&settings).unwrap();
+        let (brokers, appender) = mock();
         let append = async || appender.append(0, b"batch").unwrap().await;
         assert_eq!(append().await.unwrap().end, Position(1));
         let lost = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
