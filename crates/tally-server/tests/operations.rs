@@ -124,6 +124,7 @@ fn the_description_lists_exactly_the_calls_that_exist() {
         ("POST", "/api/v1/counters/k/reset"),
         ("POST", "/api/v1/counters/k/adjust"),
         ("GET", "/api/v1/export"),
+        ("GET", "/api/v1/backup"),
         ("POST", "/api/v1/import"),
         ("GET", "/livez"),
         ("GET", "/readyz"),

@@ -39,7 +39,7 @@ try {
   const calls = [];
   for (const block of await tab.$$(".opblock")) {
     await block.$eval(".opblock-summary-control", (control) => control.click());
-    const execute = await block.waitForSelector("button.execute");
+    await block.waitForSelector("button.execute");
     // The fields of the form appear one after the other.
     const isFilled = (node, fields, hasBody) => {
       const rows = [...node.querySelectorAll("tr[data-param-name]")];
@@ -56,7 +56,8 @@ try {
       id: node.id,
       requestId: node.querySelector("tr[data-param-name=Idempotency-Key] input")?.value ?? null,
     }));
-    await execute.evaluate((button) => button.click());
+    // Found only now: the page may have replaced the button while it filled the form.
+    await block.$eval("button.execute", (button) => button.click());
     const answered = (node) => node.querySelector(".live-responses-table tbody .response-col_status")?.innerText.trim();
     await tab.waitForFunction(answered, { polling: 50 }, block);
     const call = await block.evaluate((node) => ({
