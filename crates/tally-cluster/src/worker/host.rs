@@ -548,8 +548,7 @@ impl PartitionHost {
         Moment { elapsed_ms: elapsed_ms(), now: self.now_at(partition), current_at: self.current_at(partition) }
     }
 
-    /// Begins a round of publishing: what is applied, the time by which all that was acknowledged before it is applied, and what
-    /// is due, which includes every change before that position.
+    /// Begins a round of publishing: what is applied, up to when acknowledged writes are in it, and which totals are due.
     pub fn begin_round(&self) -> (Position, Millis, Due) {
         let hosted = self.state.lock();
         self.unpublished.begin();
