@@ -322,6 +322,23 @@ mod tests {
     }
 
     #[test]
+    fn after_a_reset_of_the_clock_all_totals_are_distrusted_and_published_again_when_they_are_read() {
+        let hour = 3_600_000;
+        let mut round = Round::new(at(hour), ROOM);
+        round.read(&Key::new("a").unwrap());
+        round.take(at(hour));
+        round.clock_reset();
+        // An hour back. What is in Redis says that it is valid for an hour longer.
+        let back = Moment { elapsed_ms: hour, now: Millis(1), current_at: Millis(1) };
+        assert!(round.take(back).is_incomplete);
+        round.changed(b"a");
+        assert_eq!(round.take(back), Due::default(), "nobody relies on it");
+        round.read(&Key::new("a").unwrap());
+        assert_eq!(round.take(back).first, keys(&["a"]));
+        assert_eq!(round.valid_until(&Key::new("a").unwrap()), Millis(1 + TOTAL_TTL_MS));
+    }
+
+    #[test]
     fn what_could_not_be_published_is_due_again() {
         let mut round = Round::new(at(0), ROOM);
         round.changed(b"a");
