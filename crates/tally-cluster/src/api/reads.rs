@@ -203,7 +203,7 @@ impl Cluster {
             let total = total.filter(is_current).map(|total| {
                 // What has not changed since is as current as everything that was published.
                 let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
-                // Not beyond now, as totals of before a reset of the clock are.
+                // Totals that were published before a clock reset may be ahead of now.
                 let as_of = as_of.map_or(total.at, |as_of| if now.0 == 0 { as_of } else { as_of.min(now) });
                 // It lacks what its sub-counters have counted since.
                 let as_of = if is_rolled_up { as_of.min(route.rolled_up_at) } else { as_of };

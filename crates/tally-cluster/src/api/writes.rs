@@ -109,7 +109,7 @@ impl Cluster {
         Ok(keys.into_iter().zip(counters).collect())
     }
 
-    /// Estimates begin at the values that are known now, not at totals of before, and readings are not older than them.
+    /// Estimates begin at the values that are known now, not at earlier totals, and later readings are not older.
     fn note_outcomes(&self, partition: u32, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
         let is_value = |event: &EventRef<'_>| {
             !matches!(event.change, ChangeRef::Other(Change::Read(Field::Expiry | Field::Version)))

@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// The client library's own mock of a broker, for errors that no broker gives that works.
+    /// The client library's own mock of a broker, for errors that a working broker never gives.
     fn mock() -> (MockCluster<'static, DefaultProducerContext>, Appender) {
         let brokers = MockCluster::new(1).unwrap();
         brokers.create_topic("journal", 1, 1).unwrap();
