@@ -119,10 +119,6 @@ pub const SUMS_BATCH_MAX: usize = 1_000;
 pub const BY_TIME_MS: u64 = 1_000;
 
 const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
-/// A partition whose time goes back by more than this was reset. Clocks of brokers should differ by less, and a worker's
-/// silence is noticed only later.
-pub const CLOCK_RESET_MIN_MS: u64 = 5_000;
-const _: () = assert!(CLOCK_RESET_MIN_MS < SILENT_AFTER_MS);
 /// Most events of a `best-effort` call, each with the sum of its sub-counters, that are appended at once.
 pub const JOURNALED_SUMS_MAX: usize = 500;
 const _: () =

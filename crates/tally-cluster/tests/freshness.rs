@@ -36,7 +36,7 @@ fn wall_clock() -> Millis {
 fn heartbeat(partition: u32, position: Position, at: Millis) -> Heartbeat {
     let owner = "127.0.0.1:1".to_owned();
     let (since, rolled_up_at, standbys) = (Position(0), Millis(0), Vec::new());
-    Heartbeat { partition, epoch: 1, position, at, since, rolled_up_at, owner, standbys }
+    Heartbeat { partition, epoch: 1, position, at, since, rolled_up_at, clock_reset: Position(0), owner, standbys }
 }
 
 fn record(value: i64) -> Option<Vec<u8>> {

@@ -221,8 +221,9 @@ fn an_idle_owner_that_was_superseded_claims_its_partition_again() {
             let claim = pg.claim(partition, &nobody).await.unwrap();
             let (position, since, standbys) = (claim.position, Position(0), Vec::new());
             let (epoch, at, owner) = (claim.epoch, Millis(1), nobody);
-            let rolled_up_at = Millis(0);
-            let heartbeat = Heartbeat { partition, epoch, position, at, since, rolled_up_at, owner, standbys };
+            let (rolled_up_at, clock_reset) = (Millis(0), Position(0));
+            let heartbeat =
+                Heartbeat { partition, epoch, position, at, since, rolled_up_at, clock_reset, owner, standbys };
             assert_eq!(totals.publish_heartbeats(&[heartbeat]).await.unwrap(), [true]);
         }
         wait_until("the owner to answer again", async || {

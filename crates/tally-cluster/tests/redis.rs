@@ -293,8 +293,9 @@ async fn a_value_that_is_not_a_total_counts_as_absent_and_is_replaced() {
 
 fn heartbeat(partition: u32, epoch: u64, position: u64, at: u64) -> Heartbeat {
     let owner = format!("worker-{epoch}:7400");
-    let (position, since, rolled_up_at) = (Position(position), Position(0), Millis(at));
-    Heartbeat { partition, epoch, position, at: Millis(at), since, rolled_up_at, owner, standbys: Vec::new() }
+    let (position, at, standbys) = (Position(position), Millis(at), Vec::new());
+    let (since, rolled_up_at, clock_reset) = (Position(0), at, Position(0));
+    Heartbeat { partition, epoch, position, at, since, rolled_up_at, clock_reset, owner, standbys }
 }
 
 #[tokio::test]

@@ -117,6 +117,7 @@ async fn use_redis(settings: &RedisSettings) -> Result<(), RedisError> {
             owner: "worker:1".to_owned(),
             since: Position(0),
             rolled_up_at: Millis(0),
+            clock_reset: Position(0),
             standbys: Vec::new(),
         })
         .collect();

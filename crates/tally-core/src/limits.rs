@@ -1,4 +1,4 @@
-//! Every bound of the system, in one place, with the relations between them checked at compile time.
+//! Bounds that users or several crates depend on, with the relations between them checked at compile time.
 //!
 //! Units and direction stand last in a name: `KEY_BYTES_MAX`, `CHECKPOINT_EVERY_MS`.
 

@@ -167,7 +167,7 @@ pub enum EngineError {
     /// The submission exceeds the limits of a call. Nothing changed.
     #[error("the call is too large; nothing was changed: send it in several parts")]
     TooLarge,
-    /// The engine did not reach the token or the freshness that a read asked for in time.
+    /// The engine did not reach the token or the freshness that a read asked for in time. Nothing changed.
     #[error("the requested reading is not available yet: {0}")]
     TooStale(String),
     /// The engine is shutting down. Nothing changed.
@@ -176,7 +176,7 @@ pub enum EngineError {
     /// A service that the engine needs does not answer, or its queue is full. Nothing changed.
     #[error("the service is not available: {0}; nothing was changed")]
     Unavailable(String),
-    /// The store could not be read.
+    /// The store could not be read. Nothing changed.
     #[error("the store could not be read: {0}")]
     Unreadable(String),
 }

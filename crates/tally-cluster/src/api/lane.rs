@@ -189,12 +189,14 @@ impl Lane {
         appended: Result<Appended, AppendError>,
     ) {
         self.appending.fetch_sub(combiner.batch().len(), Ordering::Relaxed);
-        let was_failing = self.failing.swap(appended.is_err(), Ordering::AcqRel);
+        // One without a position is appended: Kafka takes writes.
+        let is_failing = matches!(appended, Err(AppendError::NotSent(_) | AppendError::Unknown(_)));
+        let was_failing = self.failing.swap(is_failing, Ordering::AcqRel);
         match &appended {
-            Err(error) if !was_failing => {
+            Err(error) if is_failing && !was_failing => {
                 tracing::warn!(partition = self.partition, %error, "Kafka does not take writes");
             }
-            Ok(_) if was_failing => tracing::info!(partition = self.partition, "Kafka takes writes again"),
+            _ if was_failing && !is_failing => tracing::info!(partition = self.partition, "Kafka takes writes again"),
             _ => {}
         }
         self.probing.store(false, Ordering::Release);
@@ -204,7 +206,9 @@ impl Lane {
                 ticket.reach(LaneStage::Appended, &Arc::new(batch));
             }
             Err(AppendError::NotSent(why)) => ticket.fail(EngineError::Unavailable(why)),
-            Err(AppendError::Unknown(why)) => ticket.fail(EngineError::OutcomeUnknown(why)),
+            Err(error @ (AppendError::Unknown(_) | AppendError::NoPosition)) => {
+                ticket.fail(EngineError::OutcomeUnknown(error.to_string()));
+            }
         }
     }
 }
@@ -212,5 +216,32 @@ impl Lane {
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lane").field("partition", &self.partition).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+    use tally_core::event::Change;
+    use tally_core::key::Key;
+
+    use super::*;
+    use crate::kafka::mock;
+
+    /// As after an answer of Kafka that was lost.
+    #[tokio::test]
+    async fn a_batch_that_kafka_has_without_saying_where_does_not_stop_other_writes() {
+        let (brokers, appender) = mock();
+        let lane = Lane::start(0, Arc::new(appender), watch::Sender::new(None));
+        let mut events = Events::new(1);
+        events.push(Key::new("k").unwrap().as_ref(), Change::Add(1), None, None);
+        let had = RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER;
+        brokers.request_errors(RDKafkaApiKey::Produce, &[had]);
+        let unknown = lane.append(&events).await.err().unwrap();
+        assert!(matches!(unknown, EngineError::OutcomeUnknown(_)), "{unknown}");
+        assert!(!lane.is_failing());
+        assert!(lane.append(&events).await.is_ok());
     }
 }

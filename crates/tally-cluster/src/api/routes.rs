@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tally_core::time::{Millis, Position};
 
 use super::clocks::PartitionClocks;
-use crate::limits::{CLOCK_RESET_MIN_MS, ROUTES_REFRESH_MS};
+use crate::limits::ROUTES_REFRESH_MS;
 use crate::postgres::Pg;
 use crate::redis::{Heartbeat, Totals};
 
@@ -24,16 +24,37 @@ pub struct PartitionRoute {
     pub since: Position,
     /// Everything that sub-counters with a rollup had counted before this time is published; zero if that is not known.
     pub rolled_up_at: Millis,
+    /// The position after the last reset of its clock.
+    pub clock_reset: Position,
     /// Others that apply the partition.
     pub standbys: Vec<String>,
 }
 
 impl PartitionRoute {
-    /// Whether the partition's clock was reset before this heartbeat: it is of a later position and of an earlier time.
-    /// Between brokers, clocks differ by less.
-    fn was_reset(&self, heartbeat: &Heartbeat) -> bool {
-        let is_earlier = |known: Millis| known.since(heartbeat.at) > CLOCK_RESET_MIN_MS;
-        heartbeat.position > self.published && self.published_at.is_some_and(is_earlier)
+    /// Takes over what a heartbeat says. Nothing goes back, also if Redis has lost the newest heartbeat, except for times that
+    /// are from before a reset of the partition's clock.
+    fn observe(&mut self, partition: u32, heartbeat: Heartbeat, clocks: &PartitionClocks) {
+        if heartbeat.clock_reset > self.clock_reset {
+            tracing::warn!(partition, "the partition's clock was reset");
+            clocks.reset(partition, heartbeat.at);
+            self.clock_reset = heartbeat.clock_reset;
+            self.published_at = None;
+            self.rolled_up_at = Millis(0);
+        }
+        // One that Redis kept from before the reset has times of the wrong clock.
+        if heartbeat.clock_reset == self.clock_reset {
+            match self.published_at {
+                Some(before) if before < heartbeat.at => clocks.learn(partition, heartbeat.at),
+                // It may be of a worker that is long gone.
+                _ => clocks.observe(partition, heartbeat.at),
+            }
+            self.published_at = self.published_at.max(Some(heartbeat.at));
+            self.rolled_up_at = self.rolled_up_at.max(heartbeat.rolled_up_at);
+        }
+        self.owner = Some(heartbeat.owner);
+        self.published = self.published.max(heartbeat.position);
+        self.since = self.since.max(heartbeat.since);
+        self.standbys = heartbeat.standbys;
     }
 }
 
@@ -87,25 +108,9 @@ impl PartitionRoutes {
             Ok(heartbeats) => {
                 let mut routes = self.routes.lock();
                 for ((route, heartbeat), partition) in routes.iter_mut().zip(heartbeats).zip(partitions) {
-                    let Some(heartbeat) = heartbeat else { continue };
-                    if route.was_reset(&heartbeat) {
-                        tracing::warn!(partition, "the partition's clock was reset");
-                        self.clocks.reset(partition, heartbeat.at);
-                        route.published_at = None;
-                        route.rolled_up_at = Millis(0);
+                    if let Some(heartbeat) = heartbeat {
+                        route.observe(partition, heartbeat, &self.clocks);
                     }
-                    match route.published_at {
-                        Some(before) if before < heartbeat.at => self.clocks.learn(partition, heartbeat.at),
-                        // It may be of a worker that is long gone.
-                        _ => self.clocks.observe(partition, heartbeat.at),
-                    }
-                    route.owner = Some(heartbeat.owner);
-                    route.published = route.published.max(heartbeat.position);
-                    route.published_at = route.published_at.max(Some(heartbeat.at));
-                    // It never goes back, also if Redis has lost the newest heartbeat.
-                    route.since = route.since.max(heartbeat.since);
-                    route.rolled_up_at = route.rolled_up_at.max(heartbeat.rolled_up_at);
-                    route.standbys = heartbeat.standbys;
                 }
             }
             Err(error) => tracing::debug!(%error, "heartbeats cannot be read"),
@@ -138,28 +143,54 @@ impl PartitionRoutes {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_later_position_with_a_much_earlier_time_means_that_the_clock_was_reset() {
-        let at = |position, at| Heartbeat {
+    const HOUR: u64 = 3_600_000;
+
+    fn heartbeat(position: u64, at: u64, clock_reset: u64) -> Heartbeat {
+        Heartbeat {
             partition: 0,
             epoch: 1,
             position: Position(position),
             at: Millis(at),
             since: Position(0),
-            rolled_up_at: Millis(0),
+            rolled_up_at: Millis(at),
+            clock_reset: Position(clock_reset),
             owner: String::new(),
             standbys: Vec::new(),
-        };
-        let hour = 3_600_000;
-        let route = PartitionRoute {
-            published: Position(10),
-            published_at: Some(Millis(2 * hour)),
-            ..PartitionRoute::default()
-        };
-        assert!(route.was_reset(&at(11, hour)));
-        assert!(!route.was_reset(&at(10, hour)), "a new owner that has not caught up");
-        assert!(!route.was_reset(&at(11, 2 * hour - CLOCK_RESET_MIN_MS)), "brokers differ");
-        assert!(!route.was_reset(&at(11, 3 * hour)));
-        assert!(!PartitionRoute::default().was_reset(&at(11, 0)));
+        }
+    }
+
+    #[test]
+    fn a_reset_of_the_clock_is_noticed_however_small_and_whoever_told_the_time() {
+        let (clocks, mut route) = (PartitionClocks::new(1), PartitionRoute::default());
+        // By an append of this node: no heartbeat has that time.
+        clocks.learn(0, Millis(10 * HOUR));
+        route.observe(0, heartbeat(10, HOUR, 0), &clocks);
+        assert!(clocks.now(0) >= Millis(10 * HOUR), "a heartbeat may be old");
+        route.observe(0, heartbeat(11, HOUR, 11), &clocks);
+        assert!(clocks.now(0) < Millis(2 * HOUR) && !clocks.is_known(0));
+        assert_eq!((route.published_at, route.rolled_up_at), (Some(Millis(HOUR)), Millis(HOUR)));
+        // By a second.
+        route.observe(0, heartbeat(12, HOUR + 2_000, 11), &clocks);
+        route.observe(0, heartbeat(13, HOUR + 1_000, 13), &clocks);
+        assert_eq!(route.published_at, Some(Millis(HOUR + 1_000)));
+    }
+
+    #[test]
+    fn a_heartbeat_from_before_the_reset_does_not_bring_its_time_back() {
+        let (clocks, mut route) = (PartitionClocks::new(1), PartitionRoute::default());
+        route.observe(0, heartbeat(11, HOUR, 11), &clocks);
+        // Redis has failed over to a replica that lacks the last heartbeats.
+        route.observe(0, heartbeat(10, 10 * HOUR, 0), &clocks);
+        assert!(clocks.now(0) < Millis(2 * HOUR));
+        assert_eq!((route.published_at, route.rolled_up_at), (Some(Millis(HOUR)), Millis(HOUR)));
+    }
+
+    #[test]
+    fn what_a_route_knows_does_not_go_back() {
+        let (clocks, mut route) = (PartitionClocks::new(1), PartitionRoute::default());
+        route.observe(0, heartbeat(10, 2 * HOUR, 0), &clocks);
+        route.observe(0, heartbeat(9, HOUR, 0), &clocks);
+        assert_eq!((route.published, route.published_at), (Position(10), Some(Millis(2 * HOUR))));
+        assert!(clocks.now(0) >= Millis(2 * HOUR) && !clocks.is_known(0));
     }
 }

@@ -39,6 +39,12 @@ pub enum AppendError {
     /// It may have been appended.
     #[error("{0}")]
     Unknown(String),
+    /// It was appended, and Kafka did not say where. The client library acknowledges a batch that it had to send again like this
+    /// if the broker says that it has it already, or has a later one.
+    #[error(
+        "Kafka has the batch, but did not say at which position. With a request id, a retry settles what came of it"
+    )]
+    NoPosition,
 }
 
 impl Appender {
@@ -98,15 +104,9 @@ impl Appender {
     }
 }
 
-/// What an acknowledgement says. The client library also acknowledges a batch that it had to send again if the broker says
-/// that it has it already, or has a later one. It is in the journal then, but nobody knows where.
+/// What an acknowledgement says.
 fn appended(offset: i64, timestamp: Timestamp) -> Result<Appended, AppendError> {
-    let Ok(offset) = u64::try_from(offset) else {
-        return Err(AppendError::Unknown(
-            "Kafka has the batch, but did not say at which position. With a request id, a retry settles what came of it"
-                .to_owned(),
-        ));
-    };
+    let offset = u64::try_from(offset).map_err(|_| AppendError::NoPosition)?;
     let at = match timestamp {
         Timestamp::LogAppendTime(at) => u64::try_from(at).ok().map(Millis),
         // The clock of this host.
@@ -155,7 +155,7 @@ fn is_refused(error: &KafkaError) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use rdkafka::mocking::MockCluster;
@@ -169,7 +169,7 @@ mod tests {
         let at = Timestamp::LogAppendTime(1_700_000_000_000);
         assert_eq!(appended(7, at).unwrap(), Appended { end: Position(8), at: Some(Millis(1_700_000_000_000)) });
         for offset in [-1, -1001] {
-            assert!(matches!(appended(offset, at), Err(AppendError::Unknown(_))), "{offset}");
+            assert!(matches!(appended(offset, at), Err(AppendError::NoPosition)), "{offset}");
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     /// The client library's own mock of a broker, for errors that a working broker never gives.
-    fn mock() -> (MockCluster<'static, DefaultProducerContext>, Appender) {
+    pub(crate) fn mock() -> (MockCluster<'static, DefaultProducerContext>, Appender) {
         let brokers = MockCluster::new(1).unwrap();
         brokers.create_topic("journal", 1, 1).unwrap();
         let settings = KafkaSettings {
@@ -200,7 +200,7 @@ mod tests {
         let had = RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER;
         brokers.request_errors(RDKafkaApiKey::Produce, &[had]);
         let unknown = appender.append(0, b"batch").unwrap().await.unwrap_err();
-        assert!(matches!(&unknown, AppendError::Unknown(why) if why.contains("request id")), "{unknown}");
+        assert!(matches!(unknown, AppendError::NoPosition) && unknown.to_string().contains("request id"), "{unknown}");
     }
 
     #[tokio::test]

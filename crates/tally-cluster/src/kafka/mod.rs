@@ -11,6 +11,8 @@ pub mod topic;
 
 use std::time::Duration;
 
+#[cfg(test)]
+pub(crate) use append::tests::mock;
 pub use append::{AppendError, Appended, Appender};
 pub use group::GroupWorker;
 pub use membership::{Membership, MembershipEvent};

@@ -22,6 +22,8 @@ pub struct Claim {
     pub meta: Option<Meta>,
     /// Everything that sub-counters had counted before this time is before the position. Zero if that is not known.
     pub summed_at: Millis,
+    /// The position after the last reset of the partition's clock. Zero if there was none.
+    pub clock_reset: Position,
 }
 
 /// A partition as the store knows it.
@@ -39,21 +41,31 @@ pub struct PartitionRow {
     pub meta: Option<Meta>,
     /// Everything that sub-counters had counted before this time is before the position. Zero if that is not known.
     pub summed_at: Millis,
+    /// The position after the last reset of the partition's clock. Zero if there was none.
+    pub clock_reset: Position,
     /// When it was last persisted, by PostgreSQL's clock.
     pub persisted_at: Option<Millis>,
     /// When it was last claimed, by PostgreSQL's clock.
     pub owned_at: Option<Millis>,
 }
 
+impl PartitionRow {
+    /// What its next owner continues from.
+    pub fn claimed(&self) -> Claim {
+        let PartitionRow { epoch, position, meta, summed_at, clock_reset, .. } = *self;
+        Claim { epoch, position, meta, summed_at, clock_reset }
+    }
+}
+
 /// Never inserts: the number of rows is the number of partitions, which decides where keys live.
 const CLAIM: &str = "UPDATE partitions SET epoch = epoch + 1, owner = $2, owned_at = clock_timestamp() \
-    WHERE partition = $1 RETURNING position, epoch, clock, counters, expiring, summed_at";
+    WHERE partition = $1 RETURNING position, epoch, clock, counters, expiring, summed_at, clock_reset";
 
 const CREATE: &str = "INSERT INTO partitions (partition, position, epoch) \
     SELECT number, 0, 0 FROM generate_series(0, $1::int - 1) AS number ON CONFLICT (partition) DO NOTHING";
 
-const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, summed_at, partition, owner, persisted_at, owned_at \
-    FROM partitions ORDER BY partition";
+const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, summed_at, clock_reset, partition, owner, \
+    persisted_at, owned_at FROM partitions ORDER BY partition";
 
 /// `ARRAY` runs the inner query once, whatever the plan: a join may run it again and again, each time for other rows.
 /// Locked rows are skipped, because a persist is about to write an id again that had expired. The outer condition on the
@@ -112,21 +124,22 @@ impl Pg {
 }
 
 fn partition_row(row: &Row) -> Result<PartitionRow, PgError> {
-    let Claim { epoch, position, meta, summed_at } = standing(row)?;
+    let Claim { epoch, position, meta, summed_at, clock_reset } = standing(row)?;
     let time = |index| Ok::<_, PgError>(column::<Option<SystemTime>>(row, index)?.map(millis));
     Ok(PartitionRow {
-        partition: columns::partition(column(row, 6)?)?,
+        partition: columns::partition(column(row, 7)?)?,
         position,
         epoch,
-        owner: column(row, 7)?,
+        owner: column(row, 8)?,
         meta,
         summed_at,
-        persisted_at: time(8)?,
-        owned_at: time(9)?,
+        clock_reset,
+        persisted_at: time(9)?,
+        owned_at: time(10)?,
     })
 }
 
-/// From the first six columns.
+/// From the first seven columns.
 fn standing(row: &Row) -> Result<Claim, PgError> {
     let (position, epoch) = (columns::position(column(row, 0)?)?, number(column(row, 1)?)?);
     let meta = match (column(row, 2)?, column(row, 3)?, column(row, 4)?) {
@@ -135,5 +148,6 @@ fn standing(row: &Row) -> Result<Claim, PgError> {
         }
         _ => None,
     };
-    Ok(Claim { epoch, position, meta, summed_at: Millis(number(column(row, 5)?)?) })
+    let (summed_at, clock_reset) = (Millis(number(column(row, 5)?)?), columns::position(column(row, 6)?)?);
+    Ok(Claim { epoch, position, meta, summed_at, clock_reset })
 }

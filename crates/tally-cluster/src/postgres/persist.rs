@@ -19,6 +19,7 @@ pub struct Persist {
     partition: u32,
     meta: Option<Meta>,
     summed_at: Millis,
+    clock_reset: Position,
     /// Whether the transaction has not ended.
     is_open: bool,
     /// Whether every write was completed. One that failed or whose future was dropped may have written some of its rows.
@@ -27,10 +28,11 @@ pub struct Persist {
 
 const LOCK: &str = "SELECT position, epoch FROM partitions WHERE partition = $1 FOR UPDATE";
 
-/// A clock that goes back was reset: earlier times no longer apply.
+/// After a reset of the clock, earlier times no longer apply.
 const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3, clock), \
     counters = coalesce($4, counters), expiring = coalesce($5, expiring), \
-    summed_at = CASE WHEN $3 < clock THEN $6 ELSE greatest(summed_at, $6) END, persisted_at = clock_timestamp() WHERE partition = $1";
+    summed_at = CASE WHEN $7 > clock_reset THEN $6 ELSE greatest(summed_at, $6) END, \
+    clock_reset = greatest(clock_reset, $7), persisted_at = clock_timestamp() WHERE partition = $1";
 
 impl Pg {
     /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist of
@@ -42,8 +44,9 @@ impl Pg {
             *connection = Some(self.connector.connect().await?);
         }
         // `is_open` from the start: if this future is dropped or fails, so is the transaction.
-        let (meta, summed_at) = (None, Millis(0));
-        let mut persist = Persist { connection, partition, meta, summed_at, is_open: true, is_whole: true };
+        let (meta, summed_at, clock_reset) = (None, Millis(0), Position(0));
+        let mut persist =
+            Persist { connection, partition, meta, summed_at, clock_reset, is_open: true, is_whole: true };
         let (stored, stored_epoch) = persist.begin().await?;
         if (stored, stored_epoch) == (from, epoch) {
             return Ok(persist);
@@ -96,6 +99,11 @@ impl Persist {
         self.summed_at = self.summed_at.max(before);
     }
 
+    /// The last reset of the partition's clock ends at this position, which is not after the one to be committed.
+    pub fn note_clock_reset(&mut self, end: Position) {
+        self.clock_reset = self.clock_reset.max(end);
+    }
+
     /// Moves the partition to `to`, together with everything written. Its metadata is that of the record written last;
     /// without one, it stays.
     pub async fn commit(mut self, to: Position) -> Result<(), PersistError> {
@@ -106,8 +114,9 @@ impl Persist {
         let counters = self.meta.map(|meta| bigint(meta.counters));
         let expiring = self.meta.map(|meta| bigint(meta.expiring));
         let connection = self.connection()?;
-        let (moved, summed_at) = (bigint(to.0), bigint(self.summed_at.0));
-        let values = [&int(self.partition) as &(dyn ToSql + Sync), &moved, &clock, &counters, &expiring, &summed_at];
+        let (moved, summed_at, clock_reset) = (bigint(to.0), bigint(self.summed_at.0), bigint(self.clock_reset.0));
+        let partition: &(dyn ToSql + Sync) = &int(self.partition);
+        let values = [partition, &moved, &clock, &counters, &expiring, &summed_at, &clock_reset];
         connection.execute(ADVANCE, &values).await?;
         match connection.commit().await {
             Ok(()) => {

@@ -5,7 +5,8 @@ use super::connection::Connection;
 use super::error::{PgError, column};
 
 /// What brings the tables from each version to the next, from none on. Released ones never change.
-const MIGRATIONS: [&str; 2] = [include_str!("schema/0001.sql"), include_str!("schema/0002.sql")];
+const MIGRATIONS: [&str; 3] =
+    [include_str!("schema/0001.sql"), include_str!("schema/0002.sql"), include_str!("schema/0003.sql")];
 
 /// The version of the tables that this program needs.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;

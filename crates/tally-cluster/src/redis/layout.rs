@@ -5,7 +5,8 @@
 //!                            version 5: counter record as in the store, or nothing
 //!                            version 6: length of the counter record and that, then what is summed of its sub-counters
 //!                            versions 3 and 4: the same without `valid until`, which then is zero
-//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, rolled up:u64be, addresses
+//! <prefix>:p:<partition>   → version:u8, epoch:u64be, position:u64be, time:u64be, since:u64be, rolled up:u64be,
+//!                            clock reset:u64be, addresses
 //! ```
 //!
 //! The generation is that of the slot (`generation.rs`). The addresses are those of the owner and then of its standbys,
@@ -29,7 +30,7 @@ const VERSION_SUMMED: u8 = 6;
 const VERSION_UNLIMITED: u8 = 3;
 const VERSION_SUMMED_UNLIMITED: u8 = 4;
 /// Version of a heartbeat.
-const VERSION_HEARTBEAT: u8 = 4;
+const VERSION_HEARTBEAT: u8 = 5;
 
 /// The state of a counter at a position of its partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +86,9 @@ pub struct Heartbeat {
     /// Everything that sub-counters with a rollup had counted before this time is before that position, too. Zero if that is
     /// not known.
     pub rolled_up_at: Millis,
+    /// The position after the last reset of the partition's clock. Times of earlier heartbeats may be in the future. Zero if
+    /// there was none.
+    pub clock_reset: Position,
     /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
     pub owner: String,
     /// Where others answer that apply the partition, too.
@@ -150,8 +154,8 @@ impl Total {
 
 impl Heartbeat {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let numbers =
-            [self.epoch, self.position.0, self.at.0, self.since.0, self.rolled_up_at.0].map(u64::to_be_bytes).concat();
+        let Heartbeat { epoch, position, at, since, rolled_up_at, clock_reset, .. } = self;
+        let numbers = [*epoch, position.0, at.0, since.0, rolled_up_at.0, clock_reset.0].map(u64::to_be_bytes).concat();
         let addresses = std::iter::once(&self.owner).chain(&self.standbys).map(String::as_str).collect::<Vec<_>>();
         [&[VERSION_HEARTBEAT], &numbers[..], addresses.join(" ").as_bytes()].concat()
     }
@@ -163,12 +167,13 @@ impl Heartbeat {
         }
         let mut number = || cursor.array().map(u64::from_be_bytes);
         let (epoch, position, at) = (number()?, Position(number()?), Millis(number()?));
-        let (since, rolled_up_at) = (Position(number()?), Millis(number()?));
+        let (since, rolled_up_at, clock_reset) = (Position(number()?), Millis(number()?), Position(number()?));
         let mut addresses = std::str::from_utf8(cursor.rest()).ok()?.split(' ').map(str::to_owned);
         let (owner, standbys) = (addresses.next()?, addresses.collect::<Vec<_>>());
         let are_valid = standbys.len() <= STANDBYS_MAX as usize
             && standbys.iter().chain([&owner]).all(|address| address.len() <= ADDRESS_BYTES_MAX);
-        are_valid.then_some(Heartbeat { partition, epoch, position, at, since, rolled_up_at, owner, standbys })
+        let heartbeat = Heartbeat { partition, epoch, position, at, since, rolled_up_at, clock_reset, owner, standbys };
+        are_valid.then_some(heartbeat)
     }
 }
 
@@ -219,17 +224,18 @@ mod tests {
     #[test]
     fn a_heartbeat_survives_encoding_and_a_malformed_one_is_refused() {
         let owner = "worker-1.example:7400".to_owned();
-        let (since, rolled_up_at) = (Position(9), Millis(6));
+        let (since, rolled_up_at, clock_reset) = (Position(9), Millis(6), Position(3));
         let standbys = vec!["worker-2:7400".to_owned(), "worker-3:7400".to_owned()];
         let (position, at) = (Position(1 << 60), Millis(7));
-        let heartbeat = Heartbeat { partition: 3, epoch: 1, position, at, since, rolled_up_at, owner, standbys };
+        let (partition, epoch) = (3, 1);
+        let heartbeat = Heartbeat { partition, epoch, position, at, since, rolled_up_at, clock_reset, owner, standbys };
         for heartbeat in [Heartbeat { standbys: Vec::new(), ..heartbeat.clone() }, heartbeat.clone()] {
             assert_eq!(Heartbeat::decode(3, &heartbeat.encode()), Some(heartbeat));
         }
         let value = heartbeat.encode();
-        assert_eq!(Heartbeat::decode(3, &value[..40]), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[0xff]].concat()), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
-        assert_eq!(Heartbeat::decode(3, &[&value[..41], &[b' '; STANDBYS_MAX as usize + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &value[..48]), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..49], &[0xff]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..49], &[b'a'; ADDRESS_BYTES_MAX + 1]].concat()), None);
+        assert_eq!(Heartbeat::decode(3, &[&value[..49], &[b' '; STANDBYS_MAX as usize + 1]].concat()), None);
     }
 }

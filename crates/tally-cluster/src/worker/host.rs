@@ -12,7 +12,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::Outcomes;
 use tally_core::partition::{Headroom, Partition};
-use tally_core::record::{Meta, write_counter};
+use tally_core::record::write_counter;
 use tally_core::sub_counters::SummedShards;
 use tally_core::surface::CounterSnapshot;
 use tally_core::time::{Millis, Position};
@@ -20,15 +20,16 @@ use tally_engine::clock::{Clock, SystemClock};
 use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
-use super::broker_clock::{self, BrokerClock, JumpWatch};
 use super::fail_on_panic::FailOnPanic;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
+use super::partition_time::PartitionTime;
 use super::round::{Due, Moment, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
 use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
+use crate::postgres::Claim;
 
 /// How long the applying thread waits for a record before it looks whether it should stop.
 const TAIL_WAIT: Duration = Duration::from_millis(100);
@@ -82,13 +83,7 @@ pub struct PartitionHost {
     /// The same for PostgreSQL.
     pub unpersisted: LagClock,
     duplicates: Arc<AtomicU64>,
-    clock: BrokerClock,
-    /// For a warning.
-    jumps: Mutex<JumpWatch>,
-    /// Whether the journal's end was applied once: records arrive when they are appended since.
-    is_current: AtomicBool,
-    /// Everything that was acknowledged before this time is applied.
-    current_at: AtomicU64,
+    time: PartitionTime,
     /// Up to which time sub-counters are summed.
     pub summed: SummedTimes,
     /// What is applied.
@@ -121,6 +116,18 @@ pub enum ExpiryBy {
     Journal,
 }
 
+/// What a round of publishing has to publish.
+pub struct RoundStart {
+    /// What is applied.
+    pub position: Position,
+    /// Everything that was acknowledged before this time is applied.
+    pub at: Millis,
+    /// The position after the last reset of the clock.
+    pub clock_reset: Position,
+    /// The totals.
+    pub due: Due,
+}
+
 /// Counters as of one position.
 #[derive(Clone, Debug)]
 pub struct HostReading {
@@ -149,12 +156,12 @@ impl HostReading {
 
 impl PartitionHost {
     /// Hosts the partition from what is stored.
-    pub fn new(store: Arc<PartitionStore>, partition: u32, meta: Option<Meta>, settings: HostSettings) -> Self {
+    pub fn new(store: Arc<PartitionStore>, partition: u32, stored: &Claim, settings: HostSettings) -> Self {
         let HostSettings { budget_bytes, seed, duplicates } = settings;
         let round_bytes = budget_bytes / PUBLISHED_MEMORY_SHARE;
         let budget_bytes = budget_bytes - round_bytes;
         let position = store.base();
-        let state = match meta {
+        let state = match stored.meta {
             Some(meta) => Partition::with_store(seed, meta, budget_bytes),
             None => Partition::new(seed),
         };
@@ -172,11 +179,8 @@ impl PartitionHost {
             unpublished: LagClock::default(),
             unpersisted: LagClock::default(),
             duplicates,
-            clock: BrokerClock::default(),
-            jumps: Mutex::default(),
-            is_current: AtomicBool::new(false),
+            time: PartitionTime::new(stored.clock_reset),
             summed: SummedTimes::default(),
-            current_at: AtomicU64::new(0),
             applied: watch::Sender::new(position),
             failure: watch::Sender::new(None),
             persist_wanted: tokio::sync::Notify::new(),
@@ -310,27 +314,12 @@ impl PartitionHost {
 
     /// Follows the brokers' time. Only a batch that says so sets it back; what was found out by the wrong time is forgotten then.
     fn note_time(&self, record: &JournalRecord, batch: &Batch) {
-        let (partition, position) = (self.partition, record.start.0);
         if batch.resets_clock() {
-            self.clock.reset(record.at);
-            self.current_at.store(0, Ordering::Release);
+            self.time.reset(self.partition, record);
             self.summed.reset();
-            self.jumps.lock().reset();
             self.round.lock().clock_reset();
-            tracing::warn!(partition, position, "the partition's clock was reset to the brokers' time");
-            return;
-        }
-        self.clock.observe(record.at);
-        let is_current = self.is_current.load(Ordering::Acquire);
-        if let Some(ahead_ms) = self.jumps.lock().observe(record.at, broker_clock::elapsed_ms(), is_current) {
-            tracing::warn!(
-                partition,
-                position,
-                ahead_ms,
-                "a record is from the future: the clock of its broker is ahead. Counters with an expiry expire too early, and the \
-                 partition's time stands still until it is reached. Correct that clock, then run `tally cluster reset-clock \
-                 --partition {partition}`"
-            );
+        } else {
+            self.time.observe(self.partition, record);
         }
     }
 
@@ -348,25 +337,26 @@ impl PartitionHost {
         }
     }
 
-    /// The time by which expiry is decided: the brokers', but not before that of the last batch.
     fn now_at(&self, partition: &Partition) -> Millis {
-        self.clock.now().map_or(partition.clock(), |now| now.max(partition.clock()))
+        self.time.now(partition.clock())
     }
 
-    /// Everything that was acknowledged before this time is applied: all before the last record, and more if the journal's
-    /// end was found to be applied.
     fn current_at(&self, partition: &Partition) -> Millis {
-        partition.clock().max(Millis(self.current_at.load(Ordering::Acquire)))
+        self.time.current_at(partition.clock())
     }
 
     /// At `asked_at`, nothing beyond `end` was acknowledged.
     pub fn note_end(&self, end: Position, asked_at: Millis) {
-        // Locked, so that the clock is not reset in between. A time after now is from before a reset.
+        // Locked, so that the clock is not reset in between.
         let hosted = self.state.lock();
-        if hosted.applied >= end && asked_at <= self.now_at(&hosted.partition) {
-            self.is_current.store(true, Ordering::Release);
-            self.current_at.fetch_max(asked_at.0, Ordering::AcqRel);
+        if hosted.applied >= end {
+            self.time.note_current(asked_at, hosted.partition.clock());
         }
+    }
+
+    /// The position after the last reset of the clock; zero if there was none.
+    pub fn clock_reset(&self) -> Position {
+        self.time.last_reset()
     }
 
     /// What is applied.
@@ -548,28 +538,23 @@ impl PartitionHost {
         Moment { elapsed_ms: elapsed_ms(), now: self.now_at(partition), current_at: self.current_at(partition) }
     }
 
-    /// Begins a round of publishing: what is applied, up to when acknowledged writes are in it, and which totals are due.
-    pub fn begin_round(&self) -> (Position, Millis, Due) {
+    /// Begins a round of publishing.
+    pub fn begin_round(&self) -> RoundStart {
         let hosted = self.state.lock();
         self.unpublished.begin();
         let moment = self.moment(&hosted.partition);
         let due = self.round.lock().take(moment);
-        (hosted.applied, moment.current_at, due)
+        RoundStart { position: hosted.applied, at: moment.current_at, clock_reset: self.clock_reset(), due }
     }
 
     /// The brokers' time, if it is known.
     pub fn broker_time(&self) -> Option<Millis> {
-        self.clock.now()
+        self.time.brokers()
     }
 
     /// Whether any counter expires.
     pub fn has_expiring(&self) -> bool {
         self.state.lock().partition.expiring() > 0
-    }
-
-    /// Whether the brokers' time is known, because a record has arrived.
-    pub fn has_time(&self) -> bool {
-        self.clock.now().is_some()
     }
 
     /// A counter was read that Redis does not have.

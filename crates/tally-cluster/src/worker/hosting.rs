@@ -8,7 +8,6 @@ use std::time::Duration;
 use tally_core::batch::{Batch, Events, encode};
 use tally_core::event::Change;
 use tally_core::limits::SWEEP_SLICE;
-use tally_core::record::Meta;
 use tally_core::time::{Millis, Position};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -20,7 +19,7 @@ use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
 use super::store::{PartitionStore, StoreFailure};
 use crate::limits::{END_WAIT_MS, IDLE_TICK_MS, SWEEP_EVERY_MS};
-use crate::postgres::PgError;
+use crate::postgres::{Claim, PgError};
 use crate::rpc::Role;
 
 /// Pause before a partition that failed is hosted again.
@@ -214,7 +213,7 @@ async fn stand_by(
     listed: &mut Option<Arc<Hosting>>,
 ) -> Result<StopOnDrop, HostFailure> {
     let row = shared.stored(partition).await.map_err(|error| HostFailure::transient(&error))?;
-    let standby = open(shared, partition, row.position, row.meta, row.summed_at).await?;
+    let standby = open(shared, partition, row.claimed()).await?;
     shared.list(&standby.0, listed);
     tracing::info!(partition, position = row.position.0, "standing by");
     let hosting = &standby.0;
@@ -257,7 +256,7 @@ async fn own(
             }
             standby
         }
-        None => match open(shared, partition, claim.position, claim.meta, claim.summed_at).await {
+        None => match open(shared, partition, claim).await {
             Ok(opened) => opened,
             Err(failure) => return failure,
         },
@@ -285,13 +284,8 @@ async fn own(
 }
 
 /// Begins to apply the journal from what is stored.
-async fn open(
-    shared: &Arc<WorkerShared>,
-    partition: u32,
-    position: Position,
-    meta: Option<Meta>,
-    summed_at: Millis,
-) -> Result<StopOnDrop, HostFailure> {
+async fn open(shared: &Arc<WorkerShared>, partition: u32, stored: Claim) -> Result<StopOnDrop, HostFailure> {
+    let Claim { position, summed_at, .. } = stored;
     let turn = Arc::clone(shared.tails.lock().entry(partition).or_default());
     let turn = turn.lock_owned().await;
     let tailer = shared.tailer.clone();
@@ -310,7 +304,7 @@ async fn open(
         duplicates: Arc::clone(&shared.meters.duplicates),
     };
     let hosting = Arc::new(Hosting {
-        host: PartitionHost::new(store, partition, meta, settings),
+        host: PartitionHost::new(store, partition, &stored, settings),
         epoch: AtomicU64::new(0),
         since: AtomicU64::new(0),
         published: AtomicU64::new(0),
@@ -417,6 +411,8 @@ impl WorkerShared {
         let mut tick = tokio::time::interval(Duration::from_millis(IDLE_TICK_MS));
         let mut last = None;
         let mut swept = Position(0);
+        // Records that were replayed are of the past. One of its own tells the owner the time.
+        let mut knows_time = false;
         loop {
             tokio::select! {
                 // PostgreSQL lists what was swept until that is persisted.
@@ -424,8 +420,8 @@ impl WorkerShared {
                 _ = tick.tick() => {
                     let applied = hosting.host.applied();
                     let is_idle = last.replace(applied) == Some(applied);
-                    if is_idle && hosting.host.has_expiring() || !hosting.host.has_time() {
-                        self.append(hosting.host.partition, &Batch::default()).await;
+                    if is_idle && hosting.host.has_expiring() || !knows_time {
+                        knows_time |= self.append(hosting.host.partition, &Batch::default()).await.is_some();
                     }
                 }
             }

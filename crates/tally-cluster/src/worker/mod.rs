@@ -11,6 +11,7 @@ mod hosting;
 mod lag;
 mod meters;
 mod outcomes;
+mod partition_time;
 mod persist;
 mod plan;
 mod publish;

@@ -50,19 +50,20 @@ impl WorkerShared {
             let persist = runtime.block_on(pg.persist(partition, hosting.epoch(), from))?;
             // Before the capture: what is summed by now is in it.
             let summed_at = hosting.summed_at();
-            let (mut driver, to) = {
+            let (mut driver, to, clock_reset) = {
                 let mut hosted = host.state().lock();
                 if host.is_torn() {
                     return Err(PersistFailure::Failed(HostError::Panicked.to_string()));
                 }
                 host.unpersisted.begin();
-                (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied)
+                (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied, host.clock_reset())
             };
             let written = (|| {
                 let mut sink = PersistSink::new(persist, runtime.clone());
                 while driver.step(host.state(), &mut sink)? != CaptureProgress::Done {}
                 let mut persist = sink.into_persist();
                 persist.note_summed(summed_at);
+                persist.note_clock_reset(clock_reset);
                 runtime.block_on(persist.commit(to))
             })();
             let mut hosted = host.state().lock();

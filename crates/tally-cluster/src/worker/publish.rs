@@ -6,7 +6,7 @@ use tally_core::time::Millis;
 
 use super::WorkerShared;
 use super::drift::DriftPass;
-use super::host::PartitionHost;
+use super::host::{PartitionHost, RoundStart};
 use super::hosting::Hosting;
 use super::round::Due;
 use crate::redis::{Heartbeat, TotalUpdate};
@@ -72,7 +72,7 @@ impl WorkerShared {
         let host = &hosting.host;
         // First: what is summed by now is applied at the position of the round.
         let rolled_up_at = hosting.rolled_up_at();
-        let (position, at, due) = host.begin_round();
+        let RoundStart { position, at, clock_reset, due } = host.begin_round();
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         let first = due.first.clone();
         if due.is_incomplete {
@@ -113,6 +113,7 @@ impl WorkerShared {
             at,
             since: hosting.since(),
             rolled_up_at,
+            clock_reset,
             owner: self.address().to_owned(),
             standbys: self.standbys.lock().get(&host.partition).cloned().unwrap_or_default(),
             epoch: hosting.epoch(),

@@ -26,7 +26,7 @@ async fn a_claim_waits_for_a_persist_in_progress_and_a_dropped_persist_lets_it_g
     drop(persist);
     assert_eq!(
         successor.await.unwrap(),
-        Ok(Claim { epoch: 2, position: Position(0), meta: None, summed_at: Millis(0) })
+        Ok(Claim { epoch: 2, position: Position(0), meta: None, summed_at: Millis(0), clock_reset: Position(0) })
     );
     assert_eq!(pg.count().await, Ok(0));
     write(&pg, 2, 0, 1, &all_families()).await.unwrap();

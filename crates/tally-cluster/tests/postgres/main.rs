@@ -161,7 +161,10 @@ async fn a_database_of_the_first_version_is_brought_up_to_date_with_its_content(
     assert!(older.to_string().contains("`tally cluster init`"), "{older}");
     assert_eq!(pg.migrate().await, Ok(Migration { from: 1, to: SCHEMA_VERSION }));
     let claim = pg.claim(0, "a").await.unwrap();
-    assert_eq!(claim, Claim { epoch: 4, position: Position(7), meta: None, summed_at: Millis(0) });
+    assert_eq!(
+        claim,
+        Claim { epoch: 4, position: Position(7), meta: None, summed_at: Millis(0), clock_reset: Position(0) }
+    );
 }
 
 #[tokio::test]
@@ -180,6 +183,25 @@ async fn the_time_up_to_which_sub_counters_are_summed_is_stored_with_the_positio
         assert_eq!(pg.claim(1, "a").await.unwrap().summed_at, Millis(stored));
         let listed = pg.list(b"", None, 1).await.unwrap();
         assert_eq!(listed[0].summed_at, Millis(stored));
+    }
+}
+
+#[tokio::test]
+async fn a_reset_of_the_clock_is_stored_with_the_position_and_ends_what_was_known_by_the_earlier_time() {
+    let pg = new_store().await;
+    let mut from = Position(0);
+    for (to, reset, summed_at, stored) in [(10, 0, 500, 500), (20, 15, 300, 300), (30, 15, 200, 300), (40, 0, 400, 400)]
+    {
+        let claim = pg.claim(1, "a").await.unwrap();
+        let mut persist = pg.persist(1, claim.epoch, from).await.unwrap();
+        persist.note_summed(Millis(summed_at));
+        persist.note_clock_reset(Position(reset));
+        from = Position(to);
+        persist.commit(from).await.unwrap();
+        let claim = pg.claim(1, "b").await.unwrap();
+        assert_eq!(claim.summed_at, Millis(stored));
+        assert_eq!(claim.clock_reset, Position(if to < 20 { 0 } else { 15 }), "it never goes back");
+        assert_eq!(pg.partitions().await.unwrap()[1].claimed(), claim);
     }
 }
 
@@ -214,11 +236,20 @@ async fn a_database_with_a_table_of_another_program_is_left_alone() {
 #[tokio::test]
 async fn each_claim_starts_a_new_epoch_at_the_stored_position() {
     let pg = new_store().await;
-    assert_eq!(pg.claim(3, "a").await, Ok(Claim { epoch: 1, position: Position(0), meta: None, summed_at: Millis(0) }));
+    assert_eq!(
+        pg.claim(3, "a").await,
+        Ok(Claim { epoch: 1, position: Position(0), meta: None, summed_at: Millis(0), clock_reset: Position(0) })
+    );
     write(&pg, 3, 0, 17, &all_families()).await.unwrap();
     assert_eq!(
         pg.claim(3, "b").await,
-        Ok(Claim { epoch: 2, position: Position(17), meta: Some(META), summed_at: Millis(0) })
+        Ok(Claim {
+            epoch: 2,
+            position: Position(17),
+            meta: Some(META),
+            summed_at: Millis(0),
+            clock_reset: Position(0)
+        })
     );
     assert_eq!(pg.claim(0, "b\0c").await.map(|claim| claim.epoch), Ok(1));
     let rows = pg.partitions().await.unwrap();

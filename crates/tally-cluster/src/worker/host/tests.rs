@@ -12,7 +12,8 @@ fn host() -> PartitionHost {
     let pg = Arc::new(Pg::new(&PgSettings::new("postgres://nobody@127.0.0.1:1/none")).unwrap());
     let store = PartitionStore::new(pg, 0, Position(0), tokio::runtime::Handle::current());
     let settings = HostSettings { budget_bytes: 1 << 20, seed: 7, duplicates: Arc::default() };
-    PartitionHost::new(store, 0, None, settings)
+    let stored = Claim { epoch: 1, position: Position(0), meta: None, summed_at: Millis(0), clock_reset: Position(0) };
+    PartitionHost::new(store, 0, &stored, settings)
 }
 
 fn key() -> Key {
