@@ -119,6 +119,8 @@ pub const SUMS_BATCH_MAX: usize = 1_000;
 pub const BY_TIME_MS: u64 = 1_000;
 
 const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
+/// The time of a partition follows what its brokers' clocks have shown for this long, and at most for twice as long.
+pub const CLOCK_WINDOW_MS: i64 = 60_000;
 /// Most events of a `best-effort` call, each with the sum of its sub-counters, that are appended at once.
 pub const JOURNALED_SUMS_MAX: usize = 500;
 const _: () =

@@ -5,8 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tally_core::batch::{Batch, encode};
-use tally_core::time::Millis;
+use tally_core::time::{Millis, Position};
 use tokio::sync::Notify;
 
 use crate::kafka::{Appended, Appender};
@@ -27,6 +28,28 @@ pub struct PartitionClocks {
 struct PartitionClock {
     time: BrokerClock,
     is_known: AtomicBool,
+    /// Held while the time is changed.
+    positions: Mutex<ClockPositions>,
+}
+
+/// Where the times came from.
+#[derive(Default)]
+struct ClockPositions {
+    /// The position after the last reset of the partition's clock.
+    reset: Position,
+    /// The first position that a time was taken from since then.
+    first: Option<Position>,
+}
+
+impl PartitionClock {
+    /// Takes a time that came with this position, unless it is from before a reset: it may have arrived late.
+    fn take(&self, position: Position, take: impl FnOnce(&PartitionClock)) {
+        let mut positions = self.positions.lock();
+        if position >= positions.reset {
+            positions.first = Some(positions.first.map_or(position, |first| first.min(position)));
+            take(self);
+        }
+    }
 }
 
 impl PartitionClocks {
@@ -36,20 +59,22 @@ impl PartitionClocks {
         PartitionClocks { clocks, learned: Notify::new() }
     }
 
-    /// The partition has reached this time, perhaps long ago.
-    pub fn observe(&self, partition: u32, at: Millis) {
+    /// The partition had reached this time at this position, perhaps long ago.
+    pub fn observe(&self, partition: u32, at: Millis, position: Position) {
         if let Some(clock) = self.clocks.get(partition as usize) {
-            clock.time.observe(at);
+            clock.take(position, |clock| clock.time.observe(at));
         }
     }
 
-    /// It is this time now: a broker has just said so.
-    pub fn learn(&self, partition: u32, now: Millis) {
-        self.observe(partition, now);
+    /// It is this time now: a broker has just said so, at this position.
+    pub fn learn(&self, partition: u32, now: Millis, position: Position) {
         let Some(clock) = self.clocks.get(partition as usize) else { return };
-        if !clock.is_known.swap(true, Ordering::AcqRel) {
-            self.learned.notify_waiters();
-        }
+        clock.take(position, |clock| {
+            clock.time.learn(now);
+            if !clock.is_known.swap(true, Ordering::AcqRel) {
+                self.learned.notify_waiters();
+            }
+        });
     }
 
     /// Whether the time of a partition is known, and not only a bound.
@@ -70,13 +95,23 @@ impl PartitionClocks {
         }
     }
 
-    /// The partition's clock was set back to this time.
-    pub fn reset(&self, partition: u32, at: Millis) {
-        if let Some(clock) = self.clocks.get(partition as usize) {
-            clock.time.reset(at);
-            // The time of the reset may be long ago.
-            clock.is_known.store(false, Ordering::Release);
+    /// The partition's clock was reset before this position, and has reached this time since. Returns whether anything that was
+    /// known of it is from before.
+    pub fn reset(&self, partition: u32, at: Millis, position: Position) -> bool {
+        let Some(clock) = self.clocks.get(partition as usize) else { return false };
+        let mut positions = clock.positions.lock();
+        if position <= positions.reset {
+            return false;
         }
+        positions.reset = position;
+        if positions.first.is_none_or(|first| first >= position) {
+            return false;
+        }
+        positions.first = Some(position);
+        clock.time.reset(at);
+        // The time of the reset may be long ago.
+        clock.is_known.store(false, Ordering::Release);
+        true
     }
 
     /// The time of a partition. While it has no record, the earliest time of the others, so that nothing expires too soon.
@@ -108,7 +143,7 @@ async fn learn_time(clocks: &Weak<PartitionClocks>, appender: &Appender, partiti
         Err(error) => Err(error),
     };
     match (appended, clocks.upgrade()) {
-        (Ok(Appended { at: Some(at), .. }), Some(clocks)) => clocks.learn(partition, at),
+        (Ok(Appended { at: Some(at), end }), Some(clocks)) => clocks.learn(partition, at, end),
         (Err(error), _) => tracing::debug!(partition, %error, "the time of the partition is not known yet"),
         // The broker did not say.
         (Ok(_), _) => {}
@@ -125,8 +160,8 @@ mod tests {
     fn a_broker_that_is_ahead_changes_only_the_time_of_its_own_partitions() {
         let clocks = PartitionClocks::new(3);
         assert_eq!(clocks.now(0), Millis(0));
-        clocks.observe(0, Millis(1_000_000));
-        clocks.observe(1, Millis(9_000_000_000));
+        clocks.observe(0, Millis(1_000_000), Position(1));
+        clocks.observe(1, Millis(9_000_000_000), Position(1));
         assert!(clocks.now(0) < Millis(2_000_000));
         assert!(clocks.now(1) >= Millis(9_000_000_000));
         assert!(clocks.now(2) < Millis(2_000_000), "it has no record yet");
@@ -136,11 +171,34 @@ mod tests {
     fn a_time_of_the_past_is_a_bound_and_not_the_time() {
         let clocks = PartitionClocks::new(2);
         let mut known = std::pin::pin!(clocks.known(1));
-        clocks.observe(1, Millis(1_000_000));
-        clocks.learn(0, Millis(1_000_000));
+        clocks.observe(1, Millis(1_000_000), Position(1));
+        clocks.learn(0, Millis(1_000_000), Position(1));
         assert!(!clocks.is_known(1) && known.as_mut().now_or_never().is_none());
-        clocks.learn(1, Millis(1_000_001));
+        clocks.learn(1, Millis(1_000_001), Position(2));
         assert!(clocks.is_known(1) && known.now_or_never().is_some());
         assert!(clocks.unknown().is_empty());
+    }
+
+    #[test]
+    fn a_time_from_before_a_reset_that_arrives_after_it_is_ignored() {
+        const HOUR: u64 = 3_600_000;
+        let clocks = PartitionClocks::new(1);
+        clocks.learn(0, Millis(10 * HOUR), Position(9));
+        assert!(clocks.reset(0, Millis(HOUR), Position(11)));
+        assert!(!clocks.is_known(0));
+        clocks.learn(0, Millis(10 * HOUR), Position(10));
+        clocks.observe(0, Millis(10 * HOUR), Position(10));
+        assert!(clocks.now(0) < Millis(2 * HOUR) && !clocks.is_known(0));
+        clocks.learn(0, Millis(HOUR + 1_000), Position(12));
+        assert!(clocks.is_known(0));
+        assert!(!clocks.reset(0, Millis(HOUR), Position(11)), "it is known already");
+    }
+
+    #[test]
+    fn a_reset_changes_nothing_for_a_node_that_knows_only_later_times() {
+        let clocks = PartitionClocks::new(1);
+        clocks.learn(0, Millis(1_000_000), Position(20));
+        assert!(!clocks.reset(0, Millis(900_000), Position(11)));
+        assert!(clocks.is_known(0) && clocks.now(0) >= Millis(1_000_000));
     }
 }

@@ -432,7 +432,7 @@ impl Cluster {
         if need == Need::Refill {
             self.sources.count_worker(keys.len());
         }
-        self.clocks.observe(partition, at);
+        self.clocks.observe(partition, at, position);
         let (now, tail) = (self.clocks.now(partition).max(at), UnsummedTail::default());
         let counters = keys.iter().zip(&records).map(|(key, bytes)| {
             let held = bytes.as_deref().map(|bytes| {

@@ -35,8 +35,9 @@ impl PartitionRoute {
     /// are from before a reset of the partition's clock.
     fn observe(&mut self, partition: u32, heartbeat: Heartbeat, clocks: &PartitionClocks) {
         if heartbeat.clock_reset > self.clock_reset {
-            tracing::warn!(partition, "the partition's clock was reset");
-            clocks.reset(partition, heartbeat.at);
+            if clocks.reset(partition, heartbeat.at, heartbeat.clock_reset) {
+                tracing::warn!(partition, "the partition's clock was reset");
+            }
             self.clock_reset = heartbeat.clock_reset;
             self.published_at = None;
             self.rolled_up_at = Millis(0);
@@ -44,9 +45,9 @@ impl PartitionRoute {
         // One that Redis kept from before the reset has times of the wrong clock.
         if heartbeat.clock_reset == self.clock_reset {
             match self.published_at {
-                Some(before) if before < heartbeat.at => clocks.learn(partition, heartbeat.at),
+                Some(before) if before < heartbeat.at => clocks.learn(partition, heartbeat.at, heartbeat.position),
                 // It may be of a worker that is long gone.
-                _ => clocks.observe(partition, heartbeat.at),
+                _ => clocks.observe(partition, heartbeat.at, heartbeat.position),
             }
             self.published_at = self.published_at.max(Some(heartbeat.at));
             self.rolled_up_at = self.rolled_up_at.max(heartbeat.rolled_up_at);
@@ -163,7 +164,7 @@ mod tests {
     fn a_reset_of_the_clock_is_noticed_however_small_and_whoever_told_the_time() {
         let (clocks, mut route) = (PartitionClocks::new(1), PartitionRoute::default());
         // By an append of this node: no heartbeat has that time.
-        clocks.learn(0, Millis(10 * HOUR));
+        clocks.learn(0, Millis(10 * HOUR), Position(9));
         route.observe(0, heartbeat(10, HOUR, 0), &clocks);
         assert!(clocks.now(0) >= Millis(10 * HOUR), "a heartbeat may be old");
         route.observe(0, heartbeat(11, HOUR, 11), &clocks);

@@ -91,7 +91,7 @@ impl Cluster {
     /// When a batch was appended, by the clock of its broker. If the broker did not say: what that clock should show now.
     fn append_time(&self, partition: u32, appended: &Appended) -> Millis {
         if let Some(at) = appended.at {
-            self.clocks.learn(partition, at);
+            self.clocks.learn(partition, at, appended.end);
             return at;
         }
         self.clocks.now(partition)

@@ -136,21 +136,13 @@ fn say(settings: &KafkaSettings, error: &KafkaError) -> String {
     TopicError::new(settings, error).to_string()
 }
 
-/// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal.
+/// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal. Not if the topic
+/// is unknown or may not be written to: the batch may have been appended before, and its acknowledgement lost.
 fn is_refused(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
         error.rdkafka_error_code(),
-        Some(
-            Code::MessageSizeTooLarge
-                | Code::InvalidMessageSize
-                | Code::TopicAuthorizationFailed
-                | Code::UnknownTopicOrPartition
-                | Code::UnknownTopic
-                | Code::UnknownPartition
-                | Code::QueueFull
-                | Code::InvalidTimestamp
-        )
+        Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize | Code::QueueFull | Code::InvalidTimestamp)
     )
 }
 
@@ -201,6 +193,16 @@ pub(crate) mod tests {
         brokers.request_errors(RDKafkaApiKey::Produce, &[had]);
         let unknown = appender.append(0, b"batch").unwrap().await.unwrap_err();
         assert!(matches!(unknown, AppendError::NoPosition) && unknown.to_string().contains("request id"), "{unknown}");
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_may_have_been_appended_before_its_retry_was_denied_is_not_called_refused() {
+        let (brokers, appender) = mock();
+        let lost = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT;
+        let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+        brokers.request_errors(RDKafkaApiKey::Produce, &[lost, denied]);
+        let unknown = appender.append(0, b"batch").unwrap().await.unwrap_err();
+        assert!(matches!(unknown, AppendError::Unknown(_)), "{unknown}");
     }
 
     #[tokio::test]

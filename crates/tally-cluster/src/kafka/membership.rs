@@ -107,9 +107,14 @@ impl Membership {
         let polling = std::thread::Builder::new().name("tally-group".to_owned()).spawn({
             let (consumer, stopping) = (Arc::clone(&consumer), Arc::clone(&stopping));
             move || {
+                let mut last = String::new();
                 while !stopping.load(Ordering::Acquire) {
-                    if let Some(Err(error)) = consumer.poll(POLL_EVERY) {
-                        tracing::debug!(%error, "Kafka group");
+                    let Some(Err(error)) = consumer.poll(POLL_EVERY) else { continue };
+                    let error = error.to_string();
+                    // It comes again and again while the group cannot be joined.
+                    if error != last {
+                        tracing::warn!(%error, "Kafka does not let this worker join the group of workers");
+                        last = error;
                     }
                 }
             }

@@ -182,7 +182,7 @@ impl ClusterRouter {
         let count = if asking { 2 } else { 1 };
         let mut answers = link.send(&pipeline, count).await.map_err(OnceError::Unknown)?;
         let answer = answers.pop().ok_or_else(|| OnceError::Unknown((ErrorKind::Client, "no answer").into()))?;
-        answer.extract_error().map_err(OnceError::NotRun)
+        answer.extract_error().inspect_err(|error| note_down(&link, error)).map_err(OnceError::NotRun)
     }
 
     /// Runs a command on the first node that answers.
@@ -320,7 +320,8 @@ impl ClusterRouter {
             form = ScriptForm::Hash(hashes);
         }
         let per_command = if asking { 2 } else { 1 };
-        let answered = match self.link(&address)?.send(&pipeline, per_command * pending.len()).await {
+        let link = self.link(&address)?;
+        let answered = match link.send(&pipeline, per_command * pending.len()).await {
             Ok(answered) => answered,
             Err(error) => {
                 pending.iter_mut().for_each(|command| command.redirect = None);
@@ -331,7 +332,7 @@ impl ClusterRouter {
         for (command, answer) in
             pending.into_iter().zip(answered.into_iter().skip(per_command - 1).step_by(per_command))
         {
-            match answer.extract_error() {
+            match answer.extract_error().inspect_err(|error| note_down(&link, error)) {
                 Ok(answer) => sent.answers.push((command.place, answer)),
                 Err(error) if is_temporary(error.kind()) => {
                     sent.pending.push(PendingCommand { redirect: Redirect::of(&error, &address), ..command });
@@ -375,6 +376,13 @@ impl Redirect {
     }
 }
 
+/// A node that says that the cluster is down is the last to be asked who owns what.
+fn note_down(link: &NodeLink, error: &redis::RedisError) {
+    if error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown) {
+        link.note_down();
+    }
+}
+
 /// Whether a command that was not run may be run later or elsewhere: the node refused it for now, or could not be reached.
 fn may_pass(error: &redis::RedisError) -> bool {
     is_temporary(error.kind()) || error.kind() == ErrorKind::Io
@@ -387,4 +395,79 @@ fn is_temporary(kind: ErrorKind) -> bool {
         kind,
         ErrorKind::Server(Ask | BusyLoading | ClusterDown | MasterDown | Moved | NoScript | ReadOnly | TryAgain)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::redis::scripts::KeyVerb;
+
+    /// A node that answers each command as this says. It stands for one that the others have lost: a real one is hard to cut off.
+    async fn node(listener: TcpListener, answer: impl Fn(&[String]) -> String + Clone + Send + 'static) {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let (read, mut write) = socket.split();
+                let mut read = BufReader::new(read);
+                let mut line = String::new();
+                while read.read_line(&mut line).await.is_ok_and(|len| len > 0) {
+                    let count: usize = line.trim()[1..].parse().unwrap();
+                    let mut command = Vec::new();
+                    for _ in 0..count {
+                        line.clear();
+                        read.read_line(&mut line).await.unwrap();
+                        let mut bytes = vec![0; line.trim()[1..].parse::<usize>().unwrap() + 2];
+                        read.read_exact(&mut bytes).await.unwrap();
+                        command.push(String::from_utf8_lossy(&bytes[..bytes.len() - 2]).into_owned());
+                    }
+                    line.clear();
+                    write.write_all(answer(&command).as_bytes()).await.unwrap();
+                }
+            });
+        }
+    }
+
+    fn bulk(text: &str) -> String {
+        format!("${}\r\n{text}\r\n", text.len())
+    }
+
+    /// Every slot belongs to this node.
+    fn owner_of_all(what: &str, port: u16) -> String {
+        match what {
+            "SLOTS" => format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n{}:{port}\r\n{}", bulk("127.0.0.1"), bulk("id")),
+            _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 1 connected 0-16383\n")),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_cut_off_from_the_others_is_not_asked_again_who_owns_what() {
+        let (first, second) =
+            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let mut listeners = [first, second];
+        // The one that is cut off is asked first.
+        listeners.sort_by_key(|listener| listener.local_addr().unwrap().to_string());
+        let [cut_off, serving] = listeners;
+        let ports = [&cut_off, &serving].map(|listener| listener.local_addr().unwrap().port());
+        let serve = move |port: u16, value: &'static str| {
+            move |command: &[String]| match command[0].to_uppercase().as_str() {
+                "CLUSTER" => owner_of_all(&command[1].to_uppercase(), port),
+                "GET" | "MGET" => value.to_owned(),
+                _ => "+OK\r\n".to_owned(),
+            }
+        };
+        tokio::spawn(node(cut_off, serve(ports[0], "-CLUSTERDOWN The cluster is down\r\n")));
+        tokio::spawn(node(serving, serve(ports[1], "$1\r\n7\r\n")));
+        let seeds = ports.map(|port| format!("127.0.0.1:{port}")).to_vec();
+        let security = NodeSecurity { login: redis::RedisConnectionInfo::default(), tls: None };
+        let router = ClusterRouter::new(seeds, security);
+        let commands = [KeyCommand { key: b"k".to_vec(), verb: KeyVerb::Get }];
+        let hashes = ScriptHashes::load(async |_| Ok::<_, String>(String::new())).await.unwrap();
+        let (answers, _) = router.run(&commands, &hashes).await.unwrap();
+        assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+    }
 }

@@ -170,11 +170,20 @@ impl Heartbeat {
         let (since, rolled_up_at, clock_reset) = (Position(number()?), Millis(number()?), Position(number()?));
         let mut addresses = std::str::from_utf8(cursor.rest()).ok()?.split(' ').map(str::to_owned);
         let (owner, standbys) = (addresses.next()?, addresses.collect::<Vec<_>>());
-        let are_valid = standbys.len() <= STANDBYS_MAX as usize
-            && standbys.iter().chain([&owner]).all(|address| address.len() <= ADDRESS_BYTES_MAX);
         let heartbeat = Heartbeat { partition, epoch, position, at, since, rolled_up_at, clock_reset, owner, standbys };
-        are_valid.then_some(heartbeat)
+        heartbeat.is_readable().then_some(heartbeat)
     }
+
+    /// Whether its addresses can be read again.
+    pub(super) fn is_readable(&self) -> bool {
+        let mut addresses = self.standbys.iter().chain([&self.owner]);
+        self.standbys.len() <= STANDBYS_MAX as usize && addresses.all(|address| is_address(address))
+    }
+}
+
+/// Whether heartbeats can carry an address.
+pub fn is_address(text: &str) -> bool {
+    (1..=ADDRESS_BYTES_MAX).contains(&text.len()) && !text.contains(' ')
 }
 
 #[cfg(test)]

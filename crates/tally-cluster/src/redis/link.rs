@@ -67,6 +67,11 @@ impl NodeLink {
         sent
     }
 
+    /// The node answers, but does not serve its keys: it may be cut off from the others, and others may know more.
+    pub fn note_down(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the last attempt failed.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)

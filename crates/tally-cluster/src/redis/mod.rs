@@ -23,6 +23,6 @@ mod topology;
 mod totals;
 
 pub use error::RedisError;
-pub use layout::{Heartbeat, Total, TotalUpdate};
+pub use layout::{Heartbeat, Total, TotalUpdate, is_address};
 pub use shards::{ActiveCounter, AddError, ShardAdd, ShardState};
 pub use totals::{PublishReport, RedisSettings, StoredTotal, Totals};

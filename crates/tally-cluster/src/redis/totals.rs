@@ -181,10 +181,11 @@ impl Totals {
     /// Publishes heartbeats, each unless the one there is newer by epoch, position and time, in this order. Answers for
     /// each whether it was published. Call it after the totals of these positions are published.
     pub async fn publish_heartbeats(&self, heartbeats: &[Heartbeat]) -> Result<Vec<bool>, RedisError> {
-        if let Some(long) = heartbeats.iter().find(|heartbeat| heartbeat.owner.len() > ADDRESS_BYTES_MAX) {
-            let owner = &long.owner;
+        if let Some(wrong) = heartbeats.iter().find(|heartbeat| !heartbeat.is_readable()) {
             return Err(RedisError::Settings(format!(
-                "the worker's address `{owner}` is longer than {ADDRESS_BYTES_MAX} bytes"
+                "the addresses of the workers `{}` and {:?} do not fit a heartbeat: each can have {ADDRESS_BYTES_MAX} bytes, and \
+                 no spaces",
+                wrong.owner, wrong.standbys
             )));
         }
         let command = |heartbeat: &Heartbeat| KeyCommand {

@@ -196,7 +196,7 @@ fn unknown_end(error: EndError) -> RpcError {
 }
 
 /// Waits for everything that is acknowledged by now.
-async fn reach_end(hosting: &Hosting) -> Result<(), RpcError> {
+pub(super) async fn reach_end(hosting: &Hosting) -> Result<(), RpcError> {
     reach_asked(hosting, hosting.ends.barrier()).await
 }
 

@@ -1,47 +1,113 @@
 //! The time by the brokers' clocks, between records.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
+use parking_lot::Mutex;
 use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
 use tally_core::time::Millis;
 use tally_engine::clock::{Clock, SystemClock};
 
-/// Follows the time of the brokers: the newest record's, plus what has passed since by the monotonic clock. Never ahead of
-/// the brokers, because records arrive after they were appended.
+use crate::limits::CLOCK_WINDOW_MS;
+
+/// Follows the time of the brokers: the newest record's, plus what has passed since by the monotonic clock.
+///
+/// Records arrive after they were appended, so the largest difference between the two clocks is the best. Only recent ones count:
+/// a broker whose clock was ahead for a moment, or a monotonic clock that is too fast, must not leave the time ahead for good. If
+/// the difference becomes smaller, time goes on at half the speed until it is right again.
+#[derive(Default)]
 pub struct BrokerClock {
-    /// Brokers' time minus the monotonic clock, in milliseconds; the largest seen.
-    offset: AtomicI64,
+    state: Mutex<ClockState>,
 }
 
-impl Default for BrokerClock {
-    fn default() -> Self {
-        BrokerClock { offset: AtomicI64::new(i64::MIN) }
-    }
+#[derive(Debug, Default)]
+struct ClockState {
+    /// Brokers' time minus the monotonic clock, in milliseconds.
+    offset: RecentMax,
+    /// The one that the time shown is made of, and since when it is.
+    shown: Option<(i64, i64)>,
 }
 
 impl BrokerClock {
-    /// A record of this time has just arrived.
+    /// It is this time now, or later: something of this time has arrived, which may be old.
     pub fn observe(&self, at: Millis) {
-        self.offset.fetch_max(at.0 as i64 - elapsed_ms(), Ordering::AcqRel);
+        self.state.lock().observe(at, elapsed_ms());
     }
 
-    /// A record of this time has just arrived, and the time before it was wrong.
+    /// It is this time now: something of this time was appended just before.
+    pub fn learn(&self, now: Millis) {
+        self.state.lock().learn(now, elapsed_ms());
+    }
+
+    /// The time before was wrong, and it is this time now, or later.
     pub fn reset(&self, at: Millis) {
-        self.offset.store(at.0 as i64 - elapsed_ms(), Ordering::Release);
+        let mut state = self.state.lock();
+        *state = ClockState::default();
+        state.observe(at, elapsed_ms());
     }
 
-    /// The time, if a record has arrived yet.
+    /// The time, if any was observed yet.
     pub fn now(&self) -> Option<Millis> {
-        let offset = self.offset.load(Ordering::Acquire);
-        (offset != i64::MIN).then(|| Millis((elapsed_ms() + offset).max(0) as u64))
+        self.state.lock().now(elapsed_ms())
+    }
+}
+
+impl ClockState {
+    fn observe(&mut self, at: Millis, elapsed_ms: i64) {
+        self.offset.raise(at.0 as i64 - elapsed_ms, elapsed_ms);
+    }
+
+    fn learn(&mut self, now: Millis, elapsed_ms: i64) {
+        self.offset.observe(now.0 as i64 - elapsed_ms, elapsed_ms);
+    }
+
+    fn now(&mut self, elapsed_ms: i64) -> Option<Millis> {
+        let offset = self.offset.get()?;
+        let shown = match self.shown {
+            // Kept until at least a millisecond is due.
+            Some((shown, since)) if shown > offset && elapsed_ms - since < 2 => (shown, since),
+            Some((shown, since)) if shown > offset => ((shown - (elapsed_ms - since) / 2).max(offset), elapsed_ms),
+            _ => (offset, elapsed_ms),
+        };
+        self.shown = Some(shown);
+        Some(Millis((elapsed_ms + shown.0).max(0) as u64))
+    }
+}
+
+/// The largest of recent numbers: of this window of time and of the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecentMax {
+    this_window: Option<i64>,
+    window_before: Option<i64>,
+    began_ms: i64,
+}
+
+impl RecentMax {
+    fn get(&self) -> Option<i64> {
+        self.this_window.max(self.window_before)
+    }
+
+    /// A number that may be too small. It does not replace earlier ones, however old they are.
+    fn raise(&mut self, number: i64, elapsed_ms: i64) {
+        if self.get().is_none() {
+            self.began_ms = elapsed_ms;
+        }
+        self.this_window = self.this_window.max(Some(number));
+    }
+
+    /// A number that is right now.
+    fn observe(&mut self, number: i64, elapsed_ms: i64) {
+        let window = elapsed_ms - self.began_ms;
+        if self.get().is_some() && window >= CLOCK_WINDOW_MS {
+            self.window_before = self.this_window.take().filter(|_| window < 2 * CLOCK_WINDOW_MS);
+            self.began_ms = elapsed_ms;
+        }
+        self.raise(number, elapsed_ms);
     }
 }
 
 /// Notices records from the future: those whose time is further ahead of the last ones than time has passed since.
 #[derive(Debug, Default)]
 pub struct JumpWatch {
-    /// Brokers' time minus the monotonic clock, in milliseconds, of a record that arrived when it was appended.
-    offset: Option<i64>,
+    /// Brokers' time minus the monotonic clock, in milliseconds, of records that arrived when they were appended.
+    offset: RecentMax,
 }
 
 impl JumpWatch {
@@ -50,16 +116,16 @@ impl JumpWatch {
     /// behind it are not.
     pub fn observe(&mut self, at: Millis, elapsed_ms: i64, is_current: bool) -> Option<u64> {
         let offset = at.0 as i64 - elapsed_ms;
-        let ahead = self.offset.map_or(0, |known| offset - known);
+        let ahead = self.offset.get().map_or(0, |known| offset - known);
         if is_current {
-            self.offset = self.offset.max(Some(offset));
+            self.offset.observe(offset, elapsed_ms);
         }
         u64::try_from(ahead).ok().filter(|ahead| *ahead > CLOCK_AHEAD_REPORTED_MS)
     }
 
     /// The time before was wrong. The next record that is current says which is right.
     pub fn reset(&mut self) {
-        self.offset = None;
+        self.offset = RecentMax::default();
     }
 }
 
@@ -79,6 +145,54 @@ mod tests {
         clock.observe(Millis(1_000_000));
         clock.observe(Millis(5));
         assert!(clock.now() >= Some(Millis(1_000_000)));
+    }
+
+    /// The time shown after ten minutes of records, one every second, by a clock that was ahead at first.
+    fn after_a_step(ahead_ms: i64, start: i64) -> i64 {
+        let mut clock = ClockState::default();
+        clock.learn(Millis((1_000_000_000 + ahead_ms) as u64), start);
+        let mut last = Millis(0);
+        for second in 1..600 {
+            let (time, elapsed) = (1_000_000_000 + second * 1_000, start + second * 1_000);
+            clock.learn(Millis(time as u64), elapsed);
+            // Between records, too, and often.
+            for ms in 0..5 {
+                let now = clock.now(elapsed + ms).unwrap();
+                assert!(now >= last, "time does not go back");
+                last = now;
+            }
+        }
+        last.0 as i64 - 1_000_599_000
+    }
+
+    #[test]
+    fn a_broker_that_was_ahead_for_a_moment_does_not_leave_the_time_ahead() {
+        assert!((0..1_000).contains(&after_a_step(0, 0)));
+        for start in [0, 5_000, 10_000_000] {
+            assert!((0..1_000).contains(&after_a_step(55_000, start)), "{}", after_a_step(55_000, start));
+        }
+    }
+
+    #[test]
+    fn old_times_that_are_observed_again_and_again_do_not_stop_the_clock() {
+        let mut clock = ClockState::default();
+        clock.learn(Millis(1_000_000), 0);
+        let hour = 3_600_000;
+        // The heartbeats of a worker that is gone.
+        (0..3_600).for_each(|second| clock.observe(Millis(1_000_000), second * 1_000));
+        assert_eq!(clock.now(hour), Some(Millis(1_000_000 + hour as u64)));
+    }
+
+    #[test]
+    fn after_a_pause_the_next_time_that_is_known_counts() {
+        let mut clock = ClockState::default();
+        clock.learn(Millis(1_000_000), 0);
+        assert_eq!(clock.now(0), Some(Millis(1_000_000)));
+        // The monotonic clock has gained a second in an hour.
+        let hour = 3_600_000;
+        assert_eq!(clock.now(hour), Some(Millis(1_000_000 + hour as u64)));
+        clock.learn(Millis(999_000 + hour as u64), hour);
+        assert_eq!(clock.now(hour + 2_000), Some(Millis(1_001_000 + hour as u64)));
     }
 
     #[test]
@@ -106,5 +220,16 @@ mod tests {
         watch.reset();
         assert_eq!(watch.observe(Millis(now + hour), 20 + hour as i64, true), None);
         assert_eq!(watch.observe(ahead, 20 + hour as i64, true), Some(2 * hour), "and again after a reset");
+    }
+
+    #[test]
+    fn a_second_record_from_the_future_is_noticed_when_the_first_is_long_ago() {
+        let (mut watch, minute) = (JumpWatch::default(), 60_000);
+        assert_eq!(watch.observe(Millis(1 << 40), 0, true), None);
+        assert!(watch.observe(Millis((1 << 40) + 10 * minute), 0, true).is_some());
+        for passed in 1..10 {
+            watch.observe(Millis((1 << 40) + passed * minute), (passed * minute) as i64, true);
+        }
+        assert!(watch.observe(Millis((1 << 40) + 20 * minute), 10 * minute as i64, true).is_some());
     }
 }

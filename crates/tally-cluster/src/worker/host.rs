@@ -317,7 +317,8 @@ impl PartitionHost {
         if batch.resets_clock() {
             self.time.reset(self.partition, record);
             self.summed.reset();
-            self.round.lock().clock_reset();
+            let (now, current_at) = (record.at, record.at);
+            self.round.lock().clock_reset(Moment { elapsed_ms: elapsed_ms(), now, current_at });
         } else {
             self.time.observe(self.partition, record);
         }

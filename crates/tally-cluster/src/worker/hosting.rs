@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::WorkerShared;
 use super::aggregate::AggregatorGauges;
+use super::answer::reach_end;
 use super::ends::Ends;
 use super::host::{HostError, HostSettings, PartitionHost};
 use super::persist::PersistFailure;
@@ -144,7 +145,7 @@ pub async fn host(
         let mut retry_after = RETRY_AFTER;
         match &failure {
             HostFailure::Host(HostError::Store(StoreFailure::Overtaken { .. })) | HostFailure::Superseded => {
-                tracing::warn!(partition, "another worker has persisted more; continuing from there");
+                tracing::warn!(partition, "PostgreSQL has another position than expected; continuing from there");
             }
             HostFailure::Host(HostError::Store(error @ StoreFailure::WentBack { .. })) => {
                 tracing::warn!(partition, %error, "starting over from what PostgreSQL has; the journal has the rest");
@@ -393,7 +394,9 @@ impl WorkerShared {
                 _ = every.tick() => {}
                 () = hosting.host.persist_wanted() => {}
             }
-            match self.persist(hosting).await {
+            let is_idle = hosting.host.applied() == hosting.host.persisted();
+            let persisted = if is_idle { self.check_stored(hosting).await } else { self.persist(hosting).await };
+            match persisted {
                 Ok(()) => {}
                 Err(PersistFailure::Superseded) => return,
                 Err(error) => {
@@ -411,7 +414,7 @@ impl WorkerShared {
         let mut tick = tokio::time::interval(Duration::from_millis(IDLE_TICK_MS));
         let mut last = None;
         let mut swept = Position(0);
-        // Records that were replayed are of the past. One of its own tells the owner the time.
+        // Records that were replayed are of the past. One that is appended now tells the owner the time.
         let mut knows_time = false;
         loop {
             tokio::select! {
@@ -420,8 +423,10 @@ impl WorkerShared {
                 _ = tick.tick() => {
                     let applied = hosting.host.applied();
                     let is_idle = last.replace(applied) == Some(applied);
-                    if is_idle && hosting.host.has_expiring() || !knows_time {
-                        knows_time |= self.append(hosting.host.partition, &Batch::default()).await.is_some();
+                    if !knows_time {
+                        knows_time = reach_end(hosting).await.is_ok();
+                    } else if is_idle && hosting.host.has_expiring() {
+                        self.append(hosting.host.partition, &Batch::default()).await;
                     }
                 }
             }

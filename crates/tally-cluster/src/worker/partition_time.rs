@@ -36,8 +36,11 @@ impl PartitionTime {
 
     /// A record is about to be applied.
     pub fn observe(&self, partition: u32, record: &JournalRecord) {
-        self.clock.observe(record.at);
         let is_current = self.is_current.load(Ordering::Acquire);
+        match is_current {
+            true => self.clock.learn(record.at),
+            false => self.clock.observe(record.at),
+        }
         if let Some(ahead_ms) = self.jumps.lock().observe(record.at, broker_clock::elapsed_ms(), is_current) {
             tracing::warn!(
                 partition,

@@ -32,6 +32,16 @@ impl From<PersistError> for PersistFailure {
 }
 
 impl WorkerShared {
+    /// Notices that PostgreSQL went back or that another worker took over, also while there is nothing to persist. Kafka may
+    /// remove what PostgreSQL lost before there is.
+    pub async fn check_stored(&self, hosting: &Hosting) -> Result<(), PersistFailure> {
+        let _turn = hosting.persisting.lock().await;
+        let host = &hosting.host;
+        let persist = self.services.pg.persist(host.partition, hosting.epoch(), host.persisted()).await?;
+        persist.rollback().await;
+        Ok(())
+    }
+
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
         // Goes with the work: that continues even if nobody waits for it any more.

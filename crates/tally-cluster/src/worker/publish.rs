@@ -9,7 +9,8 @@ use super::drift::DriftPass;
 use super::host::{PartitionHost, RoundStart};
 use super::hosting::Hosting;
 use super::round::Due;
-use crate::redis::{Heartbeat, TotalUpdate};
+use crate::limits::STANDBYS_MAX;
+use crate::redis::{Heartbeat, TotalUpdate, is_address};
 
 /// What became of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,10 @@ impl WorkerShared {
                 move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
             });
             let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+            // It says by the wrong clock until when totals are valid.
+            if host.clock_reset() != clock_reset {
+                return Err("the partition's clock was reset meanwhile".to_owned());
+            }
             let totals = keys.iter().zip(valid_until).zip(reading.records()).zip(&reading.summed);
             let updates = totals.map(|(((key, valid_until), record), summed)| TotalUpdate {
                 key: key.clone(),
@@ -115,7 +120,7 @@ impl WorkerShared {
             rolled_up_at,
             clock_reset,
             owner: self.address().to_owned(),
-            standbys: self.standbys.lock().get(&host.partition).cloned().unwrap_or_default(),
+            standbys: self.published_standbys(host.partition),
             epoch: hosting.epoch(),
         };
         let published =
@@ -124,6 +129,12 @@ impl WorkerShared {
         hosting.note_published(position);
         host.unpublished.saved();
         Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
+    }
+
+    /// The standbys of a partition, without those whose addresses are not fit for a heartbeat: nobody could read it.
+    fn published_standbys(&self, partition: u32) -> Vec<String> {
+        let standbys = self.standbys.lock().get(&partition).cloned().unwrap_or_default();
+        standbys.into_iter().filter(|address| is_address(address)).take(STANDBYS_MAX as usize).collect()
     }
 
     /// Whether another worker has published a heartbeat of a newer epoch. It would not know of totals that are created now.

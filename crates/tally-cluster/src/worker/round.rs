@@ -124,14 +124,16 @@ impl Round {
         }
     }
 
-    /// The partition's clock was set back, so nothing says any more until when totals are valid. All of them are distrusted,
-    /// and published again when they are read.
-    pub fn clock_reset(&mut self) {
+    /// The partition's clock was set back to this moment, so nothing says any more until when totals are valid. All of earlier
+    /// positions are distrusted, and published again when they are read. There may be some of later positions: a predecessor
+    /// applied the same reset. So every change is published again, as after a takeover.
+    pub fn clock_reset(&mut self, moment: Moment) {
         self.published.clear();
         self.changed.clear();
         self.changed_bytes = 0;
         self.published_bytes = self.first.iter().map(|key| 2 * entry_bytes(key)).sum();
-        self.is_inheriting = false;
+        self.inherited = Kept::from(moment);
+        self.is_inheriting = true;
         self.is_incomplete = true;
     }
 
@@ -327,12 +329,12 @@ mod tests {
         let mut round = Round::new(at(hour), ROOM);
         round.read(&Key::new("a").unwrap());
         round.take(at(hour));
-        round.clock_reset();
         // An hour back. What is in Redis says that it is valid for an hour longer.
         let back = Moment { elapsed_ms: hour, now: Millis(1), current_at: Millis(1) };
+        round.clock_reset(back);
         assert!(round.take(back).is_incomplete);
         round.changed(b"a");
-        assert_eq!(round.take(back), Due::default(), "nobody relies on it");
+        assert_eq!(round.take(back).changed, keys(&["a"]), "a predecessor may have published it after the reset");
         round.read(&Key::new("a").unwrap());
         assert_eq!(round.take(back).first, keys(&["a"]));
         assert_eq!(round.valid_until(&Key::new("a").unwrap()), Millis(1 + TOTAL_TTL_MS));

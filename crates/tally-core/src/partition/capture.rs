@@ -164,8 +164,9 @@ impl Partition {
     }
 
     /// Fixes the point in time of a checkpoint. Only one capture may be in progress: end it with `capture_committed`
-    /// or `capture_abandoned`.
+    /// or `capture_abandoned`. One that was not ended, because its thread panicked, is abandoned.
     pub fn begin_capture(&mut self) -> Capture {
+        self.capture_abandoned();
         let cells = std::mem::take(&mut self.dirty);
         let removed = Arc::new(std::mem::take(&mut self.removed));
         let outdated_bytes = self.outdated.memory_bytes();

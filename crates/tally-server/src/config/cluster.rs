@@ -8,6 +8,8 @@ use std::time::Duration;
 use tally_cluster::kafka::{KafkaLogin, KafkaSettings, KafkaTls};
 use tally_cluster::limits::{PARTITIONS_MAX, RETENTION_MS_MIN, STANDBYS_MAX};
 use tally_cluster::postgres::PgSettings;
+use tally_cluster::redis::is_address;
+use tally_cluster::redis::limits::ADDRESS_BYTES_MAX;
 use tally_cluster::rpc::{LinkSecurity, Secret};
 use tally_cluster::tls::{TlsClient, TlsServer};
 
@@ -238,7 +240,7 @@ pub fn validate(given: &[(String, Setting)], roles: &[Setting]) -> Result<Option
         redis_tls: tls::redis(given)?,
         postgres: tls::postgres(given)?,
         worker,
-        advertise: given.optional("advertise"),
+        advertise: advertised(given)?,
         to_workers: LinkSecurity { secret: secret.clone(), tls: client_tls },
         from_api_nodes: LinkSecurity { secret, tls: server_tls },
         rollup_every: given.duration("rollup_every", Duration::from_secs(1), Duration::from_millis(10))?,
@@ -294,6 +296,19 @@ fn address(given: Given<'_>) -> Result<SocketAddr, ConfigError> {
             "`cluster.worker`: `{text}` is not an address; use a host and a port such as {WORKER_DEFAULT}"
         ))
     })
+}
+
+/// The address that API nodes are given: as long as heartbeats can carry it, and without the space that separates it there.
+fn advertised(given: Given<'_>) -> Result<Option<String>, ConfigError> {
+    let Some(text) = given.optional("advertise") else { return Ok(None) };
+    let has_port = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    if !has_port || text.contains(char::is_whitespace) || !is_address(&text) {
+        return Err(ConfigError(format!(
+            "`cluster.advertise`: `{text}` is not an address of at most {ADDRESS_BYTES_MAX} bytes; use a host and a port such as \
+             worker-1.example:7400"
+        )));
+    }
+    Ok(Some(text))
 }
 
 fn validate_roles(given: &[Setting]) -> Result<Roles, ConfigError> {
@@ -376,6 +391,11 @@ mod tests {
         assert!(
             refused(&[("worker", "0.0.0.0:7400")]).contains("`cluster.secret` (`TALLY_CLUSTER_SECRET`) is missing")
         );
+        let long = format!("{}:7400", "a".repeat(ADDRESS_BYTES_MAX));
+        for wrong in ["worker-1", " worker-1:7400", "worker 1:7400", ":7400", "worker-1:port", &long] {
+            assert!(refused(&[("advertise", wrong)]).contains("`cluster.advertise`"), "{wrong}");
+        }
+        assert_eq!(accepted(&[("advertise", "worker-1:7400")]).advertise.as_deref(), Some("worker-1:7400"));
         assert!(refused(&[("partitions", "0")]).contains("is not a number from 1 to"));
         assert!(refused(&[("standbys", "9")]).contains("is not a number from 0 to 8"));
         assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));
