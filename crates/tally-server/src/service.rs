@@ -344,6 +344,12 @@ impl<E: Engine> Writes<'_, E> {
         self.events.push(key, intent.change, intent.request_id, intent.details);
     }
 
+    /// Adds an intent that is a plain add. Most are, and an intent with all it can have is large.
+    pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
+        self.consistencies.push(self.policies.consistency(key));
+        self.events.add(key, delta);
+    }
+
     /// Applies them with the strongest consistency of their namespaces; one result per intent, in order.
     pub async fn submit(self) -> Result<impl Iterator<Item = WriteResult>, Failure> {
         let receipt = match self.consistencies.iter().max() {

@@ -1,6 +1,6 @@
 //! Calls to `best-effort` counters: increments go to sub-counters in Redis, which workers sum into the journal.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -183,11 +183,9 @@ impl Cluster {
             None => self.register(partition, &key, &policy, 1).await.map_err(|error| error.refused())?,
         };
         let shard = self.shard_for(&policy, shards, at);
-        let keys = std::collections::BTreeSet::from([key.clone()]);
-        let (added, ()) = tokio::join!(
-            self.services.totals.add_to_shard(event.key, shard, add),
-            self.refresh_estimates(partition, &keys)
-        );
+        let estimated = BTreeMap::from([(partition, BTreeSet::from([key.clone()]))]);
+        let (added, ()) =
+            tokio::join!(self.services.totals.add_to_shard(event.key, shard, add), self.refresh_estimates(&estimated));
         match added {
             Ok(()) => {}
             Err(AddError::Overflow) => {

@@ -483,36 +483,40 @@ impl Cluster {
     }
 
     /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.
-    pub(super) async fn refresh_estimates(&self, partition: u32, keys: &BTreeSet<Key>) {
-        let now = self.clocks.now(partition);
-        let outdated = self.estimates.outdated(keys.iter(), now);
+    pub(super) async fn refresh_estimates(&self, keys: &BTreeMap<u32, BTreeSet<Key>>) {
+        let outdated = keys.iter().map(|(partition, keys)| {
+            let now = self.clocks.now(*partition);
+            (*partition, now, self.estimates.outdated(keys.iter(), now))
+        });
+        let outdated: Vec<(u32, Millis, Vec<Key>)> = outdated.filter(|(_, _, keys)| !keys.is_empty()).collect();
         if outdated.is_empty() {
             return;
         }
-        let mut unknown = Vec::new();
-        let published_at = self.routes.get(partition).published_at;
-        match self.services.totals.get(&outdated).await {
-            Ok(totals) => {
-                for (key, total) in outdated.into_iter().zip(totals) {
-                    match total.filter(|total| total.is_valid(published_at)) {
-                        Some(total) => {
-                            let held = total.state.filter(|held| !held.is_expired(now));
-                            let value = held.map_or(0, |held| held.counter.value());
-                            self.estimates.refresh(&key, value, total.position, now);
-                        }
-                        None => unknown.push(key),
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%error, "estimates cannot be refreshed");
-                unknown = outdated;
-            }
-        }
-        if unknown.is_empty() {
-            return;
-        }
-        let Some(owner) = self.routes.get(partition).owner else { return };
+        let all: Vec<Key> = outdated.iter().flat_map(|(_, _, keys)| keys.clone()).collect();
+        let totals = self.services.totals.get(&all).await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "estimates cannot be refreshed");
+            vec![None; all.len()]
+        });
+        let mut totals = totals.into_iter();
+        let unknown = outdated.into_iter().map(|(partition, now, keys)| {
+            let published_at = self.routes.get(partition).published_at;
+            let unknown = keys.into_iter().zip(totals.by_ref()).filter_map(|(key, total)| {
+                let Some(total) = total.filter(|total| total.is_valid(published_at)) else { return Some(key) };
+                let held = total.state.filter(|held| !held.is_expired(now));
+                let value = held.map_or(0, |held| held.counter.value());
+                self.estimates.refresh(&key, value, total.position, now);
+                None
+            });
+            (partition, now, unknown.collect::<Vec<Key>>())
+        });
+        let unknown: Vec<_> = unknown.collect();
+        let asked = unknown.iter().map(|(partition, now, keys)| self.ask_for_estimates(*partition, *now, keys));
+        join_all(asked).await;
+    }
+
+    /// The same, from the worker of one partition.
+    async fn ask_for_estimates(&self, partition: u32, now: Millis, unknown: &[Key]) {
+        let Some(owner) = self.routes.get(partition).owner.filter(|_| !unknown.is_empty()) else { return };
         let deadline = tokio::time::Instant::now() + ESTIMATE_WAIT;
         for keys in unknown.chunks(CALL_KEYS_MAX) {
             // Position zero: as it is, and not to be published.

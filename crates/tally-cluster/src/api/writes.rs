@@ -15,6 +15,21 @@ use super::Cluster;
 use super::reads::ReadCounter;
 use crate::kafka::Appended;
 
+/// The part of a call that is in one partition.
+enum WrittenPart {
+    /// With its outcomes.
+    Applied(Receipt),
+    /// Its outcomes are to be estimated.
+    Appended {
+        /// The position after it.
+        end: Position,
+        /// When it was appended.
+        at: Millis,
+        /// The counters that it reads between its increments.
+        reads: BTreeMap<Key, ReadCounter>,
+    },
+}
+
 impl Cluster {
     pub(super) async fn write(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
         if !events.batch().fits_call() {
@@ -61,12 +76,25 @@ impl Cluster {
             Consistency::Accurate => events.batch().iter().any(|event| !event.is_change()) || events.depend_on_state(),
             Consistency::Eventual | Consistency::BestEffort => events.depend_on_state(),
         };
+        let estimated = call.parts().iter().filter(|(_, events)| !waits(events)).map(|(partition, events)| {
+            let changes = events.batch().iter().filter(EventRef::is_change);
+            (*partition, changes.map(|event| event.key.to_key()).collect())
+        });
+        let estimated: BTreeMap<u32, BTreeSet<Key>> = estimated.collect();
         let parts = call.parts().iter().map(|(partition, events)| self.write_part(*partition, events, waits(events)));
-        let parts = all_or_unknown(join_all(parts).await)?;
-        joined(&call, parts)
+        // Totals for the estimates are fetched meanwhile, those of all partitions at once.
+        let (parts, ()) = tokio::join!(join_all(parts), self.refresh_estimates(&estimated));
+        let parts = call.parts().iter().zip(all_or_unknown(parts)?).map(|((partition, events), part)| match part {
+            WrittenPart::Applied(receipt) => receipt,
+            WrittenPart::Appended { end, at, reads } => {
+                let outcomes = self.estimate(events, &reads, end, at);
+                Receipt { outcomes, as_of: at, token: Token::new(*partition, end) }
+            }
+        });
+        joined(&call, parts.collect())
     }
 
-    async fn write_part(&self, partition: u32, events: &Events, waits: bool) -> Result<Receipt, EngineError> {
+    async fn write_part(&self, partition: u32, events: &Events, waits: bool) -> Result<WrittenPart, EngineError> {
         let lane = &self.lanes[partition as usize];
         if waits {
             let call = lane.append(events).await?;
@@ -74,18 +102,14 @@ impl Cluster {
             self.append_time(partition, &appended);
             let (outcomes, at) = call.outcomes(events, self.ask_outcomes(partition, appended.end)).await?;
             self.note_outcomes(partition, events, &outcomes, appended.end, at);
-            return Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) });
+            let token = Token::new(partition, appended.end);
+            return Ok(WrittenPart::Applied(Receipt { outcomes, as_of: at, token }));
         }
         // Before the append: if they cannot be read, nothing was changed.
         let reads = self.read_before(events).await?;
-        // Totals for the estimates are fetched meanwhile.
-        let keys: BTreeSet<Key> =
-            events.batch().iter().filter(EventRef::is_change).map(|event| event.key.to_key()).collect();
-        let (call, ()) = tokio::join!(lane.append(events), self.refresh_estimates(partition, &keys));
-        let appended = call?.batch.appended;
+        let appended = lane.append(events).await?.batch.appended;
         let at = self.append_time(partition, &appended);
-        let outcomes = self.estimate(events, &reads, appended.end, at);
-        Ok(Receipt { outcomes, as_of: at, token: Token::new(partition, appended.end) })
+        Ok(WrittenPart::Appended { end: appended.end, at, reads })
     }
 
     /// When a batch was appended, by the clock of its broker. If the broker did not say: what that clock should show now.

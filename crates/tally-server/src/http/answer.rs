@@ -9,7 +9,7 @@ use axum::response::Response;
 use data_encoding::HEXLOWER;
 use serde::{Serialize, Serializer};
 use tally_core::ledger::{CorrectionKind, LedgerEntry};
-use tally_core::outcome::Token;
+use tally_core::outcome::{Outcome, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::time::Millis;
 use utoipa::ToSchema;
@@ -110,7 +110,7 @@ pub struct WriteAnswers {
     body: Vec<u8>,
     /// The end of the previous answer, from `duplicate` on.
     end: Vec<u8>,
-    end_of: Option<(Option<bool>, bool, bool, Millis, Token, Consistency)>,
+    end_of: Option<WriteResult>,
 }
 
 impl WriteAnswers {
@@ -131,12 +131,11 @@ impl WriteAnswers {
 
     /// Appends the [`WriteAnswer`] of a write of `key`.
     pub fn written(&mut self, key: &str, written: &WriteResult) {
-        let WriteResult { outcome, as_of, token, consistency } = written.clone();
-        let end_of = Some((outcome.duplicate, outcome.exact, outcome.exists, as_of, token, consistency));
-        if self.end_of != end_of {
-            self.end_of = end_of;
+        if !self.end_of.as_ref().is_some_and(|last| has_same_end(last, written)) {
+            self.end_of = Some(written.clone());
             self.render_end(written);
         }
+        let outcome = &written.outcome;
         self.raw(b"{\"key\":");
         self.value(&key);
         self.raw(b",\"value\":");
@@ -158,6 +157,13 @@ impl WriteAnswers {
     pub fn into_response(self) -> Response {
         respond(StatusCode::OK, self.body)
     }
+}
+
+/// Whether the answers to two writes are the same from `duplicate` on.
+fn has_same_end(one: &WriteResult, other: &WriteResult) -> bool {
+    let flags = |outcome: &Outcome| (outcome.duplicate, outcome.exact, outcome.exists);
+    let end = |written: &WriteResult| (flags(&written.outcome), written.as_of, written.consistency);
+    end(one) == end(other) && one.token == other.token
 }
 
 /// A reading of a counter.

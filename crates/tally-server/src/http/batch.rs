@@ -229,6 +229,15 @@ impl BatchAdmission<'_, '_> {
             Ok(key) => key,
             Err(denied) => return Verdict::Denied(None, denied.into()),
         };
+        if item.is_plain() {
+            return match admission::amount(item.amount.map_or(1, |amount| amount.0)) {
+                Ok(delta) => {
+                    self.writes.add(key, delta);
+                    Verdict::Admitted(item.key, RequestedChange::add(delta))
+                }
+                Err(denied) => Verdict::Denied(Some(item.key), denied.into()),
+            };
+        }
         match admit(&item, key) {
             Ok(intent) => {
                 let requested = RequestedChange::of(&intent);
@@ -237,6 +246,13 @@ impl BatchAdmission<'_, '_> {
             }
             Err(problem) => Verdict::Denied(Some(item.key), problem),
         }
+    }
+}
+
+impl Item<'_> {
+    /// Whether it has nothing but a key and an amount.
+    fn is_plain(&self) -> bool {
+        self.request_id.is_none() && self.floor.is_none() && self.ceiling.is_none() && self.on_bound.is_none()
     }
 }
 

@@ -263,6 +263,11 @@ pub struct RequestedChange {
 }
 
 impl RequestedChange {
+    /// A plain add.
+    pub fn add(delta: i64) -> Self {
+        RequestedChange { delta, bounds: None, expected: None }
+    }
+
     /// The parts of an intent.
     pub fn of(intent: &Intent) -> Self {
         let (delta, expected) = match &intent.change {
