@@ -60,6 +60,8 @@ pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
 pub const ROUTES_REFRESH_MS: u64 = 500;
 /// An API node that does not know the time of a partition tries again after this long to learn it from Kafka.
 pub const TIME_RETRY_MS: u64 = 500;
+/// An API node that has not appended to a partition for this long appends an empty batch, to learn the time again.
+pub const TIME_LEARNED_EVERY_MS: i64 = 5 * 60_000;
 /// Longest wait of a reading for the time of its partition, without which its age is not known.
 pub const TIME_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Longest wait for the journal's end before totals are published. Without it, they do not become more current.

@@ -1,6 +1,6 @@
 //! The time of each partition, by the clock of its broker.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tally_core::time::{Millis, Position};
 use tokio::sync::Notify;
 
 use crate::kafka::{Appended, Appender};
-use crate::limits::TIME_RETRY_MS;
-use crate::worker::BrokerClock;
+use crate::limits::{TIME_LEARNED_EVERY_MS, TIME_RETRY_MS};
+use crate::worker::{BrokerClock, elapsed_ms};
 
 /// One clock for each partition: a broker whose clock is ahead must not make counters of other brokers expire.
 ///
@@ -24,12 +24,24 @@ pub struct PartitionClocks {
     learned: Notify,
 }
 
-#[derive(Default)]
 struct PartitionClock {
     time: BrokerClock,
     is_known: AtomicBool,
+    /// When a broker last said it, by the monotonic clock.
+    learned_at_ms: AtomicI64,
     /// Held while the time is changed.
     positions: Mutex<ClockPositions>,
+}
+
+impl Default for PartitionClock {
+    fn default() -> PartitionClock {
+        PartitionClock {
+            time: BrokerClock::default(),
+            is_known: AtomicBool::new(false),
+            learned_at_ms: AtomicI64::new(i64::MIN),
+            positions: Mutex::default(),
+        }
+    }
 }
 
 /// Where the times came from.
@@ -68,9 +80,22 @@ impl PartitionClocks {
 
     /// It is this time now: a broker has just said so, at this position.
     pub fn learn(&self, partition: u32, now: Millis, position: Position) {
+        self.know(partition, position, |clock| {
+            clock.time.learn(now);
+            clock.learned_at_ms.store(elapsed_ms(), Ordering::Release);
+        });
+    }
+
+    /// It is about this time now, or later: the partition has got there since it was last asked about. Its worker may be
+    /// behind, so this does not correct a later time.
+    pub fn confirm(&self, partition: u32, at: Millis, position: Position) {
+        self.know(partition, position, |clock| clock.time.observe(at));
+    }
+
+    fn know(&self, partition: u32, position: Position, take: impl FnOnce(&PartitionClock)) {
         let Some(clock) = self.clocks.get(partition as usize) else { return };
         clock.take(position, |clock| {
-            clock.time.learn(now);
+            take(clock);
             if !clock.is_known.swap(true, Ordering::AcqRel) {
                 self.learned.notify_waiters();
             }
@@ -120,18 +145,22 @@ impl PartitionClocks {
         own.or_else(|| self.clocks.iter().filter_map(|clock| clock.time.now()).min()).unwrap_or_default()
     }
 
-    fn unknown(&self) -> Vec<u32> {
-        (0..self.clocks.len() as u32).filter(|partition| !self.is_known(*partition)).collect()
+    /// Partitions whose time is not known, or was not learned for long: a clock that was ahead is corrected only then.
+    fn to_learn(&self) -> Vec<u32> {
+        let learned_before = elapsed_ms() - TIME_LEARNED_EVERY_MS;
+        let is_old = |clock: &PartitionClock| clock.learned_at_ms.load(Ordering::Acquire) < learned_before;
+        let is_due = |clock: &PartitionClock| !clock.is_known.load(Ordering::Acquire) || is_old(clock);
+        (0..).zip(&self.clocks).filter(|(_, clock)| is_due(clock)).map(|(partition, _)| partition).collect()
     }
 }
 
-/// Learns the time of each partition by appending an empty batch, unless it is learned otherwise first. A heartbeat would not
-/// do: those of a worker that is gone stay in Redis.
+/// Learns the time of each partition by appending an empty batch, unless it is learned otherwise first, and from time to time
+/// again. A heartbeat would not do: those of a worker that is gone stay in Redis.
 pub async fn learn_times(clocks: Weak<PartitionClocks>, appender: Arc<Appender>) {
     let mut empty = Vec::new();
     encode(&Batch::default(), Millis(0), &mut empty);
-    while let Some(unknown) = clocks.upgrade().map(|clocks| clocks.unknown()) {
-        let appended = unknown.iter().map(|partition| learn_time(&clocks, &appender, *partition, &empty));
+    while let Some(due) = clocks.upgrade().map(|clocks| clocks.to_learn()) {
+        let appended = due.iter().map(|partition| learn_time(&clocks, &appender, *partition, &empty));
         join_all(appended).await;
         tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;
     }
@@ -176,7 +205,7 @@ mod tests {
         assert!(!clocks.is_known(1) && known.as_mut().now_or_never().is_none());
         clocks.learn(1, Millis(1_000_001), Position(2));
         assert!(clocks.is_known(1) && known.now_or_never().is_some());
-        assert!(clocks.unknown().is_empty());
+        assert!(clocks.to_learn().is_empty(), "both were learned just before");
     }
 
     #[test]
@@ -200,5 +229,23 @@ mod tests {
         clocks.learn(0, Millis(1_000_000), Position(20));
         assert!(!clocks.reset(0, Millis(900_000), Position(11)));
         assert!(clocks.is_known(0) && clocks.now(0) >= Millis(1_000_000));
+    }
+
+    #[test]
+    fn the_time_that_a_worker_is_at_does_not_set_the_clock_back() {
+        let clocks = PartitionClocks::new(1);
+        clocks.learn(0, Millis(10_000_000), Position(1));
+        // It was stopped for an hour, and catches up.
+        (2..100).for_each(|n| clocks.confirm(0, Millis(6_000_000 + n), Position(n)));
+        assert!(clocks.now(0) >= Millis(10_000_000));
+    }
+
+    #[test]
+    fn a_time_that_only_heartbeats_have_told_is_learned_from_a_broker_too() {
+        let clocks = PartitionClocks::new(2);
+        clocks.confirm(0, Millis(1_000_000), Position(1));
+        clocks.learn(1, Millis(1_000_000), Position(1));
+        assert!(clocks.is_known(0) && clocks.is_known(1));
+        assert_eq!(clocks.to_learn(), [0]);
     }
 }

@@ -45,7 +45,7 @@ impl PartitionRoute {
         // One that Redis kept from before the reset has times of the wrong clock.
         if heartbeat.clock_reset == self.clock_reset {
             match self.published_at {
-                Some(before) if before < heartbeat.at => clocks.learn(partition, heartbeat.at, heartbeat.position),
+                Some(before) if before < heartbeat.at => clocks.confirm(partition, heartbeat.at, heartbeat.position),
                 // It may be of a worker that is long gone.
                 _ => clocks.observe(partition, heartbeat.at, heartbeat.position),
             }

@@ -30,7 +30,7 @@ use tally_core::surface::Measure;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use answer::StoreReads;
-pub use broker_clock::BrokerClock;
+pub use broker_clock::{BrokerClock, elapsed_ms};
 pub use host::HostError;
 use hosting::{Hosting, Letting};
 use meters::WorkerMeters;
