@@ -52,8 +52,10 @@ fn a_standby_answers_for_a_killed_owner_at_once_and_takes_over_without_replay() 
         other => Err(format!("{other:?}")),
     });
     println!("taken over after {:?}", killed.elapsed());
-    let log = survivor.log();
-    assert_eq!(log.matches("took over from memory").count(), owned, "{log}");
+    wait_for("takeovers from memory in the log", || {
+        let log = survivor.log();
+        if log.matches("took over from memory").count() == owned { Ok(()) } else { Err(log.to_owned()) }
+    });
     assert!((0..KEYS).map(increment).skip(1).all(|value| value == before + 1));
     let first = before + 2;
     wait_for("PostgreSQL to have all", || {
