@@ -95,14 +95,14 @@ help: ## Show this list
 
 test: test-tools lint ## Everything that must pass before a change goes in
 	$(call say,tests)
-	@cargo test --workspace --locked
+	@.ci/test-programs
 	$(call say,tests: Kafka over TLS)
 	@cargo test -p tally-cluster --features kafka-tls --test kafka_tls --locked
 
 test-long: test-tools ## The same tests with 100 kill -9 cycles, thousands of crash seeds and a million Redis commands
 	$(call say,tests: $(KILL_CYCLES) kill cycles$(comma) $(SEEDS) seeds and $(REDIS_COMMANDS) Redis commands)
 	@TALLY_KILL_CYCLES=$(KILL_CYCLES) TALLY_SEEDS=$(SEEDS) TALLY_REDIS_COMMANDS=$(REDIS_COMMANDS) \
-		cargo test --workspace --locked
+		.ci/test-programs
 	$(call say,tests: cargo install)
 	@cargo install --path crates/tally-server --locked --offline --profile test --quiet \
 		--target-dir $(or $(CARGO_TARGET_DIR),target) --root $(or $(CARGO_TARGET_DIR),target)/installed

@@ -27,7 +27,8 @@ for shell in bash zsh fish; do
 done
 mkdir -p "$stage/man/man1"
 "$binary" man >"$stage/man/man1/tally.1"
-for command in serve incr decr get stats list set delete ledger export import check cluster; do
+for command in $("$binary" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]\+\) .*/\1/p'); do
+	if [ "$command" = help ]; then continue; fi
 	"$binary" man $command >"$stage/man/man1/tally-$command.1"
 done
 for unit in tally tally-api tally-worker; do

@@ -25,6 +25,10 @@ fn a_binary_is_packed_with_units_manual_pages_and_completions() {
     for file in ["README.md", "LICENSE", "CHANGELOG.md", "systemd/tally.service", "completions/tally.bash"] {
         assert!(!read(&unpacked.join(file)).is_empty(), "{file}");
     }
+    for command in ["serve", "backup", "cluster", "version"] {
+        let page = read(&unpacked.join(format!("man/man1/tally-{command}.1")));
+        assert!(page.contains(&format!("tally-{command}")) && page.contains(".TH"), "{page}");
+    }
     let page = read(&unpacked.join("man/man1/tally-serve.1"));
     assert!(page.contains(".TH") && page.contains("Data directory"), "{page}");
 
