@@ -133,14 +133,25 @@ impl Slot {
         }
     }
 
+    /// The sum of an open slot, which always fits 64 bits.
+    fn open_sum(&self) -> i64 {
+        debug_assert!(self.has(OPEN) && i64::try_from(self.sum()).is_ok());
+        match self.shape {
+            Shape::Run => self.delta.wrapping_mul(i64::from(self.times)),
+            Shape::Mixed | Shape::Single => self.delta,
+        }
+    }
+
     /// The sum so far, if adds with this `sum` may be combined into the slot. They must have the same sign, so that the
     /// intermediate values are monotonic and combining cannot be observed. The total must fit 64 bits, so that every
     /// offset within it does.
-    fn joinable(&self, sum: i128) -> Option<i64> {
-        let before = self.sum();
+    fn joinable(&self, sum: i64) -> Option<i64> {
+        if !self.has(OPEN) {
+            return None;
+        }
+        let before = self.open_sum();
         let same_direction = (before < 0) == (sum < 0);
-        let fits = i64::try_from(before + sum).is_ok();
-        (self.has(OPEN) && same_direction && fits).then_some(before as i64)
+        (same_direction && before.checked_add(sum).is_some()).then_some(before)
     }
 }
 
@@ -362,6 +373,7 @@ impl Batch {
     }
 
     /// Combines a run into a slot that allows it; see [`Slot::joinable`].
+    #[inline]
     fn join_run(&mut self, at: usize, (delta, times): (i64, u32)) {
         let slot = &mut self.slots[at];
         if slot.shape == Shape::Run {

@@ -276,7 +276,7 @@ fn read_runs(cursor: &mut Cursor<'_>, key: KeyRef<'_>, hash: u64, batch: &mut Ba
     }
     for _ in 1..count {
         let (delta, times) = run()?;
-        batch.slots[at].joinable(i128::from(delta) * i128::from(times))?;
+        batch.slots[at].joinable(delta.checked_mul(i64::from(times))?)?;
         batch.push_part(at, (delta, times));
         if batch.parts.len() > BATCH_PARTS_MAX {
             return None;

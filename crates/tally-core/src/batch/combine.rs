@@ -46,7 +46,7 @@ impl Combiner {
                 Entry::Occupied(mut entry) => {
                     let at = *entry.get();
                     if incoming.has(OPEN)
-                        && let Some(base) = batch.slots[at as usize].joinable(incoming.sum())
+                        && let Some(base) = batch.slots[at as usize].joinable(incoming.open_sum())
                     {
                         placed.push(Placed { slot: at, base });
                         events.batch.runs(incoming).for_each(|run| batch.join_run(at as usize, run));

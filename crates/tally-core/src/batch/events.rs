@@ -82,6 +82,7 @@ impl Events {
     }
 
     /// Adds `delta` to `key`: the hot path.
+    #[inline]
     pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
         self.add_times(key, delta, 1);
     }
@@ -93,25 +94,39 @@ impl Events {
             return;
         }
         self.len += times as usize;
-        let hash = key_hash(self.seed, key.as_bytes());
-        let recent = &mut self.recent[hash as usize % RECENT];
-        let sum = i128::from(delta) * i128::from(times);
-        if self.combining == Combining::Allowed
-            && let Some(slot) = self.batch.slots.get(*recent as usize)
-            && slot.hash == hash
-            && let Some(prior) = slot.joinable(sum)
-            && self.batch.key(slot) == key.as_bytes()
+        // Offsets within an open slot must fit 64 bits.
+        let sum = delta.checked_mul(i64::from(times)).filter(|_| self.combining == Combining::Allowed);
+        // A hot key often comes several times in a row, and needs no hash then.
+        if let (Some(sum), Some(&Mark { slot, .. })) = (sum, self.marks.last())
+            && self.join(slot, key, (delta, times), sum)
         {
-            self.marks.push(Mark { slot: *recent, times, delta, prior });
-            self.batch.join_run(*recent as usize, (delta, times));
+            return;
+        }
+        let hash = key_hash(self.seed, key.as_bytes());
+        let recent = self.recent[hash as usize % RECENT];
+        if let Some(sum) = sum
+            && self.batch.slots.get(recent as usize).is_some_and(|slot| slot.hash == hash)
+            && self.join(recent, key, (delta, times), sum)
+        {
             return;
         }
         let slot = self.batch.slots.len() as u32;
-        *recent = slot;
+        self.recent[hash as usize % RECENT] = slot;
         self.marks.push(Mark { slot, times, delta, prior: 0 });
-        // Offsets within an open slot must fit 64 bits.
-        let is_open = self.combining == Combining::Allowed && i64::try_from(sum).is_ok();
-        self.batch.push_run(key, hash, (delta, times), if is_open { OPEN } else { 0 });
+        self.batch.push_run(key, hash, (delta, times), if sum.is_some() { OPEN } else { 0 });
+    }
+
+    /// Combines adds with this `sum` into a slot, if it has the same key and allows it; returns whether it did.
+    #[inline]
+    fn join(&mut self, slot: u32, key: KeyRef<'_>, (delta, times): (i64, u32), sum: i64) -> bool {
+        let at = slot as usize;
+        let Some(prior) = self.batch.slots.get(at).and_then(|slot| slot.joinable(sum)) else { return false };
+        if self.batch.key(&self.batch.slots[at]) != key.as_bytes() {
+            return false;
+        }
+        self.marks.push(Mark { slot, times, delta, prior });
+        self.batch.join_run(at, (delta, times));
+        true
     }
 
     /// Adds any event.
@@ -304,6 +319,7 @@ pub struct SlotOutcome<'o> {
 
 impl SlotOutcome<'_> {
     /// The outcome of `times` adds of `delta` that follow `prior` of the same call.
+    #[inline]
     fn of_run(&self, prior: i64, delta: i64, times: u32) -> Outcome {
         let offset = self.base.wrapping_add(prior);
         match self.split {
