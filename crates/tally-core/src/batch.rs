@@ -44,7 +44,7 @@ pub struct Batch {
     mixes: Vec<Mix>,
     parts: Vec<Part>,
     reads: usize,
-    /// The format that its events need, if it is a later one than usual.
+    /// The lowest codec version that can encode its events.
     needs_version: u8,
     resets_clock: bool,
     /// The position of the store that slots marked `UNSTORED` were checked against.
@@ -246,7 +246,7 @@ impl Batch {
         const PER_EVENT: usize = 48;
         /// A delta and a number of times.
         const PER_PART: usize = 16;
-        // Joining another event never takes more bytes than being one, so the bounds of calls add up.
+        // An event that joins another takes no more bytes than a separate one, so the bounds of calls add up.
         const _: () = assert!(JOIN_PARTS_MAX * PER_PART <= PER_EVENT);
         self.keys.len() + (self.slots.len() + 1) * PER_EVENT + self.parts.len() * PER_PART + self.extra_bytes
     }

@@ -132,7 +132,7 @@ impl Counter {
         let value = i64::try_from(plus as i128 - minus as i128).ok().filter(|_| sums_fit)?;
         let is_possible = min <= value.min(0) && max >= value.max(0) && created <= updated && updated.0 <= TIME_MAX;
         let counter = Counter { plus, minus, min, max, created, updated, rates: Rates::from_sums(rates) };
-        // Sums of rates have fewer bits than their type.
+        // Rates are stored in fewer bits than `i64` has: check that packing loses none.
         let mut packed = [0; PACKED_BYTES];
         counter.pack(&mut packed);
         (is_possible && Counter::unpack(&packed) == counter).then_some(counter)
@@ -154,7 +154,7 @@ impl Counter {
     pub fn add_both(&mut self, now: Millis, increments: u128, decrements: u128) -> Result<(), Overflow> {
         let delta = |sum: u128| i128::try_from(sum).map_err(|_| Overflow);
         let mut counter = *self;
-        // Together they may fit where one of them does not: take the smaller off both first.
+        // The net change may fit even if one of the sums does not, so subtract what they have in common first.
         let common = increments.min(decrements);
         let (more, less) = (delta(increments - common)?, delta(decrements - common)?);
         counter.add(now, more - less)?;
@@ -189,8 +189,8 @@ impl Counter {
         Ok(())
     }
 
-    /// Reduces both sums by the same amount, so that the smaller one becomes 64 bits. They differ only by the value, so
-    /// both are large when one overflows.
+    /// Reduces both sums by the same amount, so that the smaller one becomes `u64::MAX`. They differ only by the value,
+    /// so both are large when one overflows.
     fn reduce_sums(&mut self) {
         let excess = self.plus.min(self.minus) - u128::from(u64::MAX);
         self.plus -= excess;

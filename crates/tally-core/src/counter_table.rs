@@ -1,8 +1,8 @@
 //! The resident counters: fixed-size cells in chunks, indexed by sharded hash tables.
 //!
 //! A counter with a key of up to 21 bytes costs one 102-byte cell and about eight bytes of index. Longer keys are
-//! stored out of line, and so are expiries, because few counters have one. The index is sharded so that growing it never
-//! blocks the partition for long: rehashing a hundred thousand entries takes milliseconds, ten million a second.
+//! stored out of line, and so are expiries, because few counters have one. The index is sharded so that growing it
+//! never blocks the partition for long: rehashing a hundred thousand entries takes milliseconds, ten million a second.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub(crate) struct CounterTable {
     seed: u64,
     index: Vec<HashTable<CellId>>,
     chunks: Vec<Box<[Cell]>>,
-    /// Cells that were ever used; those of them that are not live are in `free`.
+    /// Number of cells ever used. Those that are no longer live are in `free`.
     used: usize,
     free: Vec<CellId>,
     long_keys: Vec<Box<[u8]>>,
@@ -80,7 +80,7 @@ pub fn counter_memory_bytes(key: KeyRef<'_>, expires_at: Option<Millis>) -> usiz
     COUNTER_BYTES + long_key + if expires_at.is_some() { EXPIRY_BYTES } else { 0 }
 }
 
-/// A number that looks random, for each `number` and `attempt`.
+/// A pseudo-random number determined by `number` and `attempt`.
 #[must_use]
 pub fn scramble(number: u64, attempt: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), attempt)
@@ -223,9 +223,10 @@ impl CounterTable {
         self.live.next(from).map(|at| at as CellId)
     }
 
-    /// A live cell chosen by `number`, each as likely as any other; `None` if there is none.
+    /// A live cell, chosen uniformly by `number`; `None` if there is none.
     pub(crate) fn sample(&self, number: u64) -> Option<CellId> {
-        /// Random cells to try. Only if more than 19 of 20 are free, the live ones have to be counted.
+        /// Random cells to try before counting the live ones, which is rarely needed unless over 19 in 20 cells are
+        /// free.
         const TRIES: u64 = 64;
         let used = self.used as u64;
         let chosen = (0..TRIES).map(|attempt| scramble(number, attempt).checked_rem(used).unwrap_or(0) as usize);

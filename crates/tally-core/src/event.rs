@@ -48,31 +48,32 @@ pub enum Change {
     },
     /// Reads the counter at this point in the submission. Changes nothing, and ignores a request id.
     Read(Field),
-    /// Removes the counter if it has expired, and deletes this expiry record from the store. Submitted by engines to free
-    /// memory and storage: the counter stopped existing when it expired. Writes no ledger entry. `applied` is 1 if the
-    /// counter was removed.
+    /// Removes the counter if it has expired, and deletes this expiry record from the store. Submitted by engines to
+    /// free memory and storage: the counter stopped existing when it expired. Writes no ledger entry. `applied` is 1 if
+    /// the counter was removed.
     Sweep {
         /// The expiry record's time. The counter may have another expiry by now.
         expires_at: Millis,
     },
-    /// Adds what sub-counters have counted since they were last summed. Submitted by engines that keep sub-counters outside
-    /// the journal. Writes no ledger entry. `applied` is the change of the value. If the value would leave its range, the
-    /// event is refused and a later sum adds it.
+    /// Adds what sub-counters have counted since they were last summed. Submitted by engines that keep sub-counters
+    /// outside the journal. Writes no ledger entry. `applied` is the change of the value. What would take the value out
+    /// of its range is dropped.
     Sum(ShardReports),
-    /// Puts a counter of another server here, with its ledger. `applied` is 1 if anything changed, and 0 if everything
-    /// was here already.
+    /// Imports a counter of another server, with its ledger. `applied` is 1 if anything changed, and 0 if everything
+    /// was already here.
     Import(Box<ImportedCounter>),
     /// Protects the changes that follow it: if the counter is not at this version, the event is refused with
-    /// [`Refusal::NotExpected`](crate::outcome::Refusal::NotExpected), and so are the next `covers` changes of the batch. Reads
-    /// between them are answered. Belongs into a group with them.
+    /// [`Refusal::NotExpected`](crate::outcome::Refusal::NotExpected), and so are the next `covers` changes of the
+    /// batch. Reads among them are answered. Must be in the same group as these changes.
     Guard {
-        /// The version, as [`Field::Version`] was read.
+        /// The version, as read with [`Field::Version`].
         version: i64,
         /// How many changes it protects, other guards included.
         covers: u32,
     },
-    /// Remembers a request that another server answered: the event's request id gets this first outcome, unless it is
-    /// known here. The key only says in which partition. `applied` is 1 if it was not known.
+    /// Imports a request that another server answered: records this first outcome for the event's request id, unless
+    /// the id is known here or has expired. The key only selects the partition. `applied` is 1 if the outcome was
+    /// recorded.
     ImportRequest(FirstOutcome),
 }
 
@@ -144,7 +145,8 @@ pub enum Field {
     Value,
     /// The expiry, as the outcome's value: milliseconds since the epoch, or -1 for never.
     Expiry,
-    /// A digest of everything that changes it, for [`Change::Guard`]; [`VERSION_ABSENT`] if there is no counter.
+    /// A digest that changes whenever the counter does, for [`Change::Guard`]; [`VERSION_ABSENT`] if there is no
+    /// counter.
     Version,
 }
 

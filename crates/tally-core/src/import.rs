@@ -1,10 +1,10 @@
-//! A counter of another server, with its ledger, as an event that puts it here.
+//! Imported counters: a counter of another server, with its ledger, as an event.
 //!
-//! A ledger may be longer than an event. Then it takes several events in order; the counter comes with the last entries. An
-//! import that stops between two of them leaves a ledger that a second one continues.
+//! A ledger that is too long for one event takes several, in order; the last one has the counter. An import that stops
+//! halfway leaves part of the ledger, which a second import continues.
 //!
-//! A ledger here is only ever extended. The hash of an entry covers all entries before it, so the head of the chain here
-//! is enough to tell whether it is the beginning of the imported one.
+//! An import only extends the local ledger. The hash of an entry covers all entries before it, so the head of the local
+//! chain is enough to tell whether it is a prefix of the imported one.
 
 use crate::counter::CounterState;
 use crate::key::KeyRef;
@@ -28,7 +28,7 @@ pub enum ImportPart {
     Last(Option<CounterState>),
 }
 
-/// What happens to a counter that exists here with another content.
+/// What happens to a counter that already exists here with different content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// It stays, and the import is refused.
@@ -104,8 +104,8 @@ impl ImportedCounter {
         &self.entries
     }
 
-    /// The entries that a chain with this head lacks; `None` if the chain is not the beginning of the imported one, or ends
-    /// before the first entry.
+    /// The entries that a chain with this head lacks; `None` if the chain is not a prefix of the imported one, or there
+    /// is a gap between them.
     #[must_use]
     pub fn entries_after(&self, head: ChainHead) -> Option<&[LedgerEntry]> {
         let base = self
@@ -119,7 +119,7 @@ impl ImportedCounter {
         };
         match hash_there {
             Some(hash) => (hash == head.hash).then(|| &self.entries[known..]),
-            // Later parts tell whether the rest is the same.
+            // The local chain goes beyond this part. Later parts are compared with the rest of it.
             None if self.part == ImportPart::Ledger => Some(&[]),
             None => None,
         }

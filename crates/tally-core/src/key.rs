@@ -48,7 +48,7 @@ impl<'a> KeyRef<'a> {
         self.0
     }
 
-    /// Everything before the first `:`, or `default` if there is nothing.
+    /// Everything before the first `:`, or `default` if there is no `:` or nothing before it.
     #[must_use]
     pub fn namespace(self) -> &'a [u8] {
         match self.0.iter().position(|&b| b == b':') {

@@ -1,8 +1,8 @@
 //! The ledger: every correction of a counter, hash-chained so that none can be altered or removed unnoticed.
 //!
-//! Each counter has its own chain. An entry's hash is SHA-256 over the previous entry's hash and the entry's own fields,
-//! each text preceded by its length, so the entries can be verified without Tally. The chain outlives the counter:
-//! a deletion is an entry like any other.
+//! Each counter has its own chain. An entry's hash is SHA-256 over the previous entry's hash and the entry's own
+//! fields, each text preceded by its length, so the entries can be verified without Tally. The chain outlives the
+//! counter: a deletion is an entry like any other.
 
 use sha2::{Digest, Sha256};
 

@@ -1,6 +1,6 @@
 //! Bounds that users or several crates depend on, with the relations between them checked at compile time.
 //!
-//! Units and direction stand last in a name: `KEY_BYTES_MAX`, `CHECKPOINT_EVERY_MS`.
+//! Units and bounds come last in a name: `KEY_BYTES_MAX`, `CHECKPOINT_EVERY_MS`.
 
 /// Longest key, in bytes. The shortest is one byte.
 pub const KEY_BYTES_MAX: usize = 512;
@@ -44,11 +44,11 @@ pub const BATCH_EVENTS_SEAL: usize = 4_096;
 pub const BATCH_PARTS_SEAL: usize = 64 << 10;
 /// Most events of a batch: the call that reaches the seal limit may exceed it by its own size.
 pub const BATCH_EVENTS_MAX: usize = BATCH_EVENTS_SEAL + CALL_EVENTS_MAX;
-/// Most parts that an event adds to a batch by joining an event there, besides its own parts: a single run becomes a part,
+/// Most parts, besides its own, that an event adds to a batch by joining another event: its single run becomes a part,
 /// and so does the single run that it joins.
 pub const JOIN_PARTS_MAX: usize = 2;
-/// Most runs of equal adds in a batch: those of the call that reaches the seal limit, and those that its events become by
-/// joining, may exceed it.
+/// Most runs of equal adds in a batch: the call that reaches the seal limit may exceed it by its own runs and by those
+/// that result from joining.
 pub const BATCH_PARTS_MAX: usize = BATCH_PARTS_SEAL + CALL_PARTS_MAX + JOIN_PARTS_MAX * CALL_EVENTS_MAX;
 /// Largest encoded event: longest key, id, member, dimensions, actor and reason, plus all numbers.
 pub const EVENT_BYTES_MAX: usize = 512
@@ -73,7 +73,7 @@ pub const IDEMPOTENCY_WINDOW_MS: u64 = 24 * 60 * 60 * 1000;
 /// Request ids expire in generations of this length, so an id is kept for the window and up to one generation more.
 pub const GENERATION_MS: u64 = 60 * 60 * 1000;
 
-/// While Tally's clock differs from the system clock, it runs faster or slower by 1/16.
+/// While Tally's clock differs from the system clock, it runs faster or slower by at most one part in this many.
 pub const CLOCK_SLEW_PARTS: u32 = 16;
 /// Differences between the two clocks above this are logged.
 pub const CLOCK_STEP_REPORTED_MS: u64 = 1_000;
@@ -94,13 +94,13 @@ pub const CHECKPOINT_JOURNAL_BYTES: u64 = 128 << 20;
 pub const CHECKPOINT_EVERY_MS: u64 = 30_000;
 /// Shortest delay before a checkpoint is retried after the disk was full.
 pub const CHECKPOINT_RETRY_MS: u64 = 1_000;
-/// Counters a checkpoint copies while it holds the lock: the longest that a writer waits for it.
+/// Counters a checkpoint copies each time it holds the lock. This bounds how long a writer waits for it.
 pub const CAPTURE_SLICE: usize = 4_096;
-/// Counters loaded after a restart while the lock is held.
+/// Counters loaded after a restart each time the lock is held.
 pub const WARM_SLICE: usize = 1_024;
 /// Pause between two such slices.
 pub const WARM_PAUSE_MICROS: u64 = 200;
-/// Expiry records swept while the lock is held.
+/// Expiry records swept by one submission.
 pub const SWEEP_SLICE: usize = 256;
 /// Most expiry records swept between two checkpoints, because only a checkpoint frees the memory of removals.
 pub const SWEEP_MAX: usize = 8_192;

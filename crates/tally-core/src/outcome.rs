@@ -10,12 +10,13 @@ use crate::time::{Millis, Position};
 pub struct Outcome {
     /// The value after the event; after a refusal, the unchanged value.
     pub value: i64,
-    /// The signed change this event made; zero if it was refused.
+    /// The signed change this event made; zero if it was refused. Adds that share an outcome may have been applied in
+    /// part: see [`Outcome::applied_times`].
     pub applied: i64,
     /// Whether the counter exists afterwards.
     pub exists: bool,
-    /// Whether `value` and `applied` come from the state machine. An engine that acknowledges a write before applying it
-    /// returns an estimate.
+    /// Whether `value` and `applied` come from the state machine. An engine that acknowledges a write before applying
+    /// it returns an estimate.
     pub exact: bool,
     /// Whether the request id was a duplicate, so that this is the first outcome again; `None` if not known yet.
     pub duplicate: Option<bool>,
@@ -43,9 +44,9 @@ impl Outcome {
         at: Millis(0),
     };
 
-    /// How many of `times` adds of `delta` were applied, if this is their joint outcome. These are the first ones,
-    /// because an add that overflows keeps overflowing. The last of them left [`Outcome::value`], and each one before it
-    /// `delta` less.
+    /// How many of `times` adds of `delta` were applied, if this is their joint outcome. These are the first ones: once
+    /// one add overflows, so do the rest. [`Outcome::value`] is the value after the last applied add; after each add
+    /// before that, it was `delta` less.
     #[must_use]
     pub fn applied_times(&self, delta: i64, times: u32) -> u32 {
         if self.refusal.is_none() {
@@ -195,13 +196,14 @@ pub enum Refusal {
     PayloadMismatch = 2,
     /// The value would cross the floor or ceiling.
     Bound = 3,
-    /// The condition of a set was not met, or the counter of an import exists with another content.
+    /// The condition of a set was not met, a guarded counter has changed, or an imported counter already exists with
+    /// different content.
     NotExpected = 4,
     /// The disk is full. Never stored: a change that cannot be journalled is not applied.
     NoRoom = 5,
-    /// Its answer depends on the state, which a `best-effort` namespace does not wait for. Never stored.
+    /// The outcome depends on the state, which a `best-effort` namespace does not wait for. Never stored.
     BestEffort = 6,
-    /// The counter's ledger here is not the beginning of the imported one. A ledger is never rewritten.
+    /// The counter's local ledger is not a prefix of the imported one. A ledger is never rewritten.
     LedgerDiffers = 7,
 }
 

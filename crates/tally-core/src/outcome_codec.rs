@@ -1,4 +1,4 @@
-//! The encoding of the outcomes of one batch, for a process that waits for a batch that another one applied.
+//! The encoding of a batch's outcomes, which the process that applied the batch sends to the one that waits for it.
 //!
 //! ```text
 //! version:u8, time of most outcomes, number of outcomes, outcomes
@@ -113,7 +113,7 @@ fn decode_outcome(cursor: &mut Cursor<'_>, time: Millis, runs_max: usize) -> Opt
     Some((outcome, split))
 }
 
-/// Also the refusal that is never stored.
+/// Like [`Refusal::from_code`], but also accepts `NoRoom`, which is sent and never stored.
 fn refusal_of(code: u8) -> Option<Refusal> {
     if code == Refusal::NoRoom as u8 { Some(Refusal::NoRoom) } else { Refusal::from_code(code) }
 }
@@ -247,7 +247,7 @@ mod tests {
         Outcomes { slots: vec![Outcome::EMPTY; count], splits: Vec::new() }
     }
 
-    /// As many splits as there are numbers of runs.
+    /// One split for each element of `runs`, with that many runs.
     fn of_splits(runs: &[usize]) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for runs in runs {

@@ -72,7 +72,7 @@ pub struct Partition {
     expiring: u64,
     /// Expired counters removed or recreated since the last `take_expired`.
     expired: u64,
-    /// Changes to refuse because their guard was refused. They are in the same batch.
+    /// How many of the next changes to refuse because their guard was refused. Reset with each batch.
     guarded: u32,
     capturing: Option<Capturing>,
     evictions: u64,
@@ -175,7 +175,8 @@ impl Partition {
         now
     }
 
-    /// How many times counters or request ids were evicted. While it is unchanged, everything resident still is.
+    /// How many times counters or request ids were evicted. While this does not change, everything that was resident
+    /// still is.
     #[must_use]
     pub fn evictions(&self) -> u64 {
         self.evictions
@@ -222,13 +223,13 @@ impl Partition {
         self.ledger_heads.unsaved_of(key)
     }
 
-    /// What is summed of the sub-counters of `key`, if it is in memory.
+    /// The summed reports of the sub-counters of `key`, if they are in memory.
     #[must_use]
     pub fn summed(&self, key: &Key) -> Option<&SummedShards> {
         self.summed.get(key)
     }
 
-    /// Whether what is summed of the sub-counters of `key` must be looked up in the store.
+    /// Whether the summed reports of the sub-counters of `key` must be looked up in the store.
     #[must_use]
     pub fn is_summed_missing(&self, key: KeyRef<'_>) -> bool {
         self.summed.is_unknown(key)

@@ -6,7 +6,7 @@
 //! 'i' request id (16 bytes)            → version, first outcome
 //! 'l' key length:u16be, key, seq:u64be → version, ledger entry
 //! 'h' key                              → version, head of the key's ledger chain
-//! 's' key                              → version, what is summed of the key's sub-counters
+//! 's' key                              → version, summed reports of the key's sub-counters
 //! 'm'                                  → version, metadata of the partition; version 2 adds how many counters expire
 //! ```
 //!
@@ -129,13 +129,13 @@ pub fn head_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
     store_key.strip_prefix(&[HEAD]).and_then(|key| KeyRef::new(key).ok())
 }
 
-/// Store key of what is summed of a counter's sub-counters.
+/// Store key of the summed reports of a counter's sub-counters.
 #[must_use]
 pub fn summed_key(key: KeyRef<'_>) -> Vec<u8> {
     [&[SUMMED], key.as_bytes()].concat()
 }
 
-/// The counter, if this is the store key of what is summed of its sub-counters.
+/// The counter, if this is the store key of the summed reports of its sub-counters.
 #[must_use]
 pub fn summed_of(store_key: &[u8]) -> Option<KeyRef<'_>> {
     store_key.strip_prefix(&[SUMMED]).and_then(|key| KeyRef::new(key).ok())
@@ -191,7 +191,7 @@ pub fn read_head(value: &[u8]) -> Option<ChainHead> {
     read(value, |cursor| Some(ChainHead { seq: cursor.u64()?, hash: cursor.array()? }))
 }
 
-/// Reads what is summed of a counter's sub-counters.
+/// Reads the summed reports of a counter's sub-counters.
 #[must_use]
 pub fn read_summed(value: &[u8]) -> Option<SummedShards> {
     read(value, SummedShards::decode)
@@ -366,7 +366,7 @@ impl Records {
         });
     }
 
-    /// Adds what is summed of a counter's sub-counters.
+    /// Adds the summed reports of a counter's sub-counters.
     pub fn put_summed(&mut self, key: KeyRef<'_>, summed: &SummedShards) {
         self.put(&[&[SUMMED], key.as_bytes()], |out| summed.encode(out));
     }

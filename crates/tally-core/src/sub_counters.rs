@@ -13,7 +13,7 @@ use crate::varint::{Cursor, put_u64};
 /// What one sub-counter has counted since it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubCounter {
-    /// Its number among those of the same counter.
+    /// Its number among the sub-counters of the same counter.
     pub shard: u32,
     /// Distinguishes it from earlier ones with the same number. A later one has a larger incarnation.
     pub incarnation: u64,
@@ -21,11 +21,11 @@ pub struct SubCounter {
     pub increments: u64,
     /// Sum of its subtractions, as a positive number.
     pub decrements: u64,
-    /// Whether it was removed. It may come back after a failover of Redis, and count on.
+    /// Whether it was removed. It may come back after a Redis failover and continue counting.
     pub is_closed: bool,
 }
 
-/// The reports that are in the value of a counter: the last one of each shard.
+/// The reports that are summed into the value of a counter: the last one of each shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SummedShards(Vec<SubCounter>);
 
@@ -39,8 +39,8 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Leaves out what would take `value` beyond the range of values. It was acknowledged without reading the value, so
-    /// nobody is left to be told.
+    /// Drops what would take `value` out of range. It was acknowledged without reading the value, so it can no longer
+    /// be refused.
     pub(crate) fn limit_to_range(&mut self, value: i64) {
         let net = self.increments as i128 - self.decrements as i128;
         let (up, down) = (i128::from(i64::MAX) - i128::from(value), i128::from(value) - i128::from(i64::MIN));
@@ -53,13 +53,13 @@ impl Gain {
 }
 
 impl SummedShards {
-    /// The last reports, by shard. Those of closed sub-counters stay, so that none of them counts again.
+    /// The last reports, by shard. Those of closed sub-counters stay, so that nothing is counted twice.
     #[must_use]
     pub fn reports(&self) -> &[SubCounter] {
         &self.0
     }
 
-    /// How many sub-counters there are that are not closed.
+    /// Number of sub-counters that are not closed.
     #[must_use]
     pub fn open_len(&self) -> u32 {
         self.0.iter().filter(|report| !report.is_closed).count() as u32
@@ -69,13 +69,13 @@ impl SummedShards {
         self.0.binary_search_by_key(&shard, |known| known.shard)
     }
 
-    /// Whether the report is of a sub-counter that was replaced by a later one, so that nothing it counts is ever added.
+    /// Whether the sub-counter of this report was replaced by a later one. Its reports no longer add anything.
     #[must_use]
     pub fn is_replaced(&self, report: &SubCounter) -> bool {
         self.place(report.shard).is_ok_and(|at| report.incarnation < self.0[at].incarnation)
     }
 
-    /// What the report adds to what is summed.
+    /// What the report would add.
     #[must_use]
     pub fn gain(&self, report: &SubCounter) -> Gain {
         if self.is_replaced(report) {
@@ -90,7 +90,7 @@ impl SummedShards {
         }
     }
 
-    /// Takes a report in, and returns what it adds.
+    /// Merges a report and returns what it adds.
     pub fn merge(&mut self, report: &SubCounter) -> Gain {
         if self.is_replaced(report) {
             return Gain::default();
@@ -101,7 +101,7 @@ impl SummedShards {
                 let known = &mut self.0[at];
                 known.increments = known.increments.max(report.increments);
                 known.decrements = known.decrements.max(report.decrements);
-                // A late report does not open it again, unless it has counted since.
+                // A late report does not reopen it, unless it has counted more since.
                 known.is_closed = report.is_closed || known.is_closed && gain == Gain::default();
             }
             Ok(at) => self.0[at] = *report,
@@ -133,7 +133,7 @@ pub(crate) fn encode_reports(reports: &[SubCounter], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads reports, each of another shard.
+/// Reads reports. The caller must check that no shard occurs twice.
 pub(crate) fn decode_reports(cursor: &mut Cursor<'_>) -> Option<Vec<SubCounter>> {
     let count = cursor.u64().filter(|&count| count <= SHARDS_MAX as u64)?;
     let report = |cursor: &mut Cursor<'_>| {
@@ -149,12 +149,12 @@ pub(crate) fn decode_reports(cursor: &mut Cursor<'_>) -> Option<Vec<SubCounter>>
     (0..count).map(|_| report(cursor)).collect()
 }
 
-/// Reports in one event: at most one of each shard, so that an event is bounded.
+/// Reports in one event: at most one per shard, which bounds the size of the event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardReports(Vec<SubCounter>);
 
 impl ShardReports {
-    /// Sorts the reports by shard. `None` if two are of the same shard, or one has a number that is too large.
+    /// Sorts the reports by shard. `None` if two are of the same shard, or a shard number is too large.
     #[must_use]
     pub fn new(mut reports: Vec<SubCounter>) -> Option<ShardReports> {
         reports.sort_unstable_by_key(|report| report.shard);
@@ -170,7 +170,7 @@ impl ShardReports {
     }
 }
 
-/// One layer of changes: counters and what is summed for them.
+/// One layer of changes: summed reports by counter.
 pub type SummedLayer = BTreeMap<Key, SummedShards>;
 
 /// Bytes of one counter's entry besides its reports.
@@ -183,8 +183,9 @@ pub(crate) struct SummedTable {
     changed: BTreeSet<Key>,
     /// Closed layers that are not in the store yet, newest last.
     unsaved: Vec<Arc<SummedLayer>>,
-    /// Bytes of `resident`, and of all closed layers.
+    /// Bytes of `resident`.
     bytes: usize,
+    /// Bytes of all closed layers.
     unsaved_bytes: usize,
     /// Whether the store may hold records that are not resident.
     store_may_have_more: bool,

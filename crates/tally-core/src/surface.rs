@@ -31,8 +31,8 @@ pub enum FlushBy {
     /// The engine's flusher thread.
     #[default]
     Engine,
-    /// The submitting thread, if flushes are fast and no other thread is flushing. Saves two thread switches. For callers
-    /// that have a thread of their own and submit many requests at once.
+    /// The submitting thread, if flushes are fast and no other thread is flushing. Saves two thread switches. For
+    /// callers with a dedicated thread that submit many requests at once.
     Caller,
 }
 
@@ -79,7 +79,8 @@ pub struct PageRequest {
 pub struct Page {
     /// The counters.
     pub items: Vec<(Key, Reading)>,
-    /// The key to continue after, if there are more. May be set on an empty page, if its counters were deleted meanwhile.
+    /// The key to continue after, if there are more. May be set on an empty page, if its counters were deleted
+    /// meanwhile.
     pub next: Option<Key>,
 }
 
@@ -90,7 +91,7 @@ pub enum Grouping {
     Possible,
     /// They are in different partitions.
     AcrossPartitions,
-    /// Some are counted in sub-counters, so that nobody knows their value at one moment.
+    /// Some are counted in sub-counters, so their value at a given moment is unknown.
     BestEffort,
 }
 
@@ -187,7 +188,7 @@ pub enum EngineError {
 /// * Outcomes are in the order of the events, one each; the adds of one [`Events::add_times`] share one.
 /// * The events of a group ([`Events::group`]) are applied in a row, with no other event between them.
 /// * A read in a submission sees the events before it and not those after it.
-/// * An expired counter does not exist, neither for events nor for reads.
+/// * An expired counter does not exist, for events and for reads.
 /// * `submit` resolves once the requested consistency is reached. Dropping the future does not cancel the events.
 /// * Concurrent submissions are applied in some order, each without others in between. Once one is acknowledged, every
 ///   later `read` with at least [`Consistency::Accurate`] sees it.
@@ -246,7 +247,7 @@ pub trait Engine: Send + Sync + 'static {
     /// [`Engine::requests`] read.
     fn settle(&self) -> impl Future<Output = Result<(), EngineError>> + Send;
 
-    /// The keys of all counters in the store, and of those that do not exist any more and have a ledger, in order.
+    /// The keys of all counters in the store, and of counters that no longer exist but have a ledger, in order.
     fn all_keys(&self, after: Option<Key>, limit: usize) -> impl Future<Output = Result<KeyPage, EngineError>> + Send;
 
     /// Counters with the ends of their ledgers, in the order of the keys. Each is consistent by itself and includes
@@ -260,10 +261,11 @@ pub trait Engine: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<RequestPage, EngineError>> + Send;
 
-    /// A key in each partition. The counters of imported request ids are not known, so an id must be known everywhere.
+    /// One key for each partition. It is not known which counter an imported request id belongs to, so the id is
+    /// imported into every partition.
     fn routes(&self) -> Vec<Key>;
 
-    /// Whether any keys can be submitted as one group.
+    /// Whether events of any keys can be submitted as one group, so there is no need to call [`Engine::grouping`].
     fn keeps_all_together(&self) -> bool {
         true
     }

@@ -214,8 +214,8 @@ fn a_batch_never_waits_for_a_checkpoint_that_has_nothing_to_write() {
     assert_eq!(partition.make_room(events.batch(), 0), Headroom::Enough);
 }
 
-/// Adds a counter with a long key that has expired already, and removes it. What is left are its removal and its outdated
-/// expiry record, until a checkpoint writes them.
+/// Adds a counter with a long key that has already expired, and sweeps it. Its removal and its outdated expiry record
+/// stay in memory until a checkpoint writes them.
 fn expire_and_sweep(n: u64, events: &mut Events) {
     let (key, expires_at) = (key(&format!("{n:0>490}")), Millis(0));
     let expiry = AddExpiry { at: Some(Deadline::At(expires_at)), only_if_none: false };
@@ -241,7 +241,7 @@ fn removals_and_outdated_expiries_count_until_a_checkpoint_has_written_them() {
     drop(capture);
     checkpoint(&mut partition);
     assert!(partition.memory_bytes() <= with_removals - KEYS * 2 * 490, "{}", partition.memory_bytes());
-    // A counter that is created again is not removed any more.
+    // Recreating a counter cancels its removal.
     let mut events = Events::new(SEED);
     expire_and_sweep(1, &mut events);
     partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
@@ -249,7 +249,7 @@ fn removals_and_outdated_expiries_count_until_a_checkpoint_has_written_them() {
     let mut events = Events::new(SEED);
     events.add(key(&format!("{:0>490}", 1)).as_ref(), 1);
     partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
-    // Its key is now that of the counter.
+    // The counter's key takes the place of the removal's.
     assert!(partition.memory_bytes() <= before + 100, "{} after {before}", partition.memory_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! Guards: changes that are applied only if counters are as they were read.
+//! Guards: changes that are applied only if counters have not changed since they were read.
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::{Batch, Combiner, Events, decode, encode};
@@ -14,7 +14,7 @@ fn key(name: &str) -> KeyRef<'_> {
     KeyRef::new(name.as_bytes()).unwrap()
 }
 
-/// A partition, and another one that applies what the journal has.
+/// A partition, and a second one that replays its journal.
 struct Twins {
     here: Partition,
     replayed: Partition,
@@ -117,7 +117,7 @@ fn every_change_of_a_counter_changes_its_version() {
     let mut twins = Twins::new();
     assert_eq!(twins.version("a"), VERSION_ABSENT);
     let mut known = vec![VERSION_ABSENT];
-    // All at the same time: also what leads to the same value as before.
+    // All at the same time, including changes back to an earlier value.
     for change in
         [Change::Add(5), Change::Add(1), Change::Add(-1), set(7), set(5), expire(Some(5_000)), expire(Some(6_000))]
     {
@@ -138,7 +138,7 @@ fn every_change_of_a_counter_changes_its_version() {
     assert_eq!(twins.version("b"), VERSION_ABSENT, "it was deleted");
 }
 
-/// Journals have versions in them.
+/// Guards in journals contain versions.
 #[test]
 fn the_version_of_a_counter_never_changes_between_builds() {
     let mut twins = Twins::new();

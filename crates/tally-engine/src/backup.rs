@@ -1,8 +1,8 @@
 //! Backups: a consistent copy of a data directory, taken while a server uses it.
 //!
-//! A checkpoint is a complete state. Its runs never change, and those that a merge replaces in the meantime remain readable for
-//! as long as they are open. So a backup consists of the runs of one checkpoint, a manifest that lists them, and a journal
-//! that begins at its position and is empty.
+//! A checkpoint is a complete state. Its runs never change, and a run that a merge replaces remains readable while it
+//! is open. So a backup consists of the runs of one checkpoint, a manifest that lists them, and an empty journal that
+//! begins at the checkpoint's position.
 //!
 //! The files come in the order in which they have to be written:
 //! 1. `tally.lock`, which says that the backup is unfinished, so that neither a server nor a check accepts it;
@@ -23,18 +23,18 @@ use crate::lock::{self, DirLock, FORMAT_LINE, LOCK_FILE, Purpose, UNFINISHED_LIN
 use crate::machine::{Machine, OpenError};
 use crate::store::{self, MANIFEST_FILE};
 
-/// A backup that can be read. Files that are not needed otherwise keep their disk space until it is dropped.
+/// A backup, ready to be read. Until it is dropped, its files keep their disk space, even if they have been replaced.
 pub struct Backup {
     files: Vec<BackupFile>,
     _turn: BackupTurn,
 }
 
-/// Held by the only backup of a store that is being read.
+/// Held by a backup while it is read. A store has at most one such backup at a time.
 #[derive(Clone, Default)]
 pub struct BackupTurn(Arc<()>);
 
 impl BackupTurn {
-    /// Another one, unless there is one already.
+    /// Takes the turn, unless another backup holds it.
     pub(crate) fn take(&self) -> Option<BackupTurn> {
         (Arc::strong_count(&self.0) == 1).then(|| self.clone())
     }
@@ -116,7 +116,7 @@ pub enum BackupError {
     /// The directory cannot be used.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// It has other files.
+    /// The directory is not empty.
     #[error("{dir} is not empty: it has the file {name}; choose a directory that is empty or does not exist")]
     NotEmpty {
         /// The directory.
@@ -135,7 +135,7 @@ pub enum BackupError {
         /// The error.
         source: io::Error,
     },
-    /// What was written is not what was read.
+    /// The written copy fails the check.
     #[error("the copy is damaged: {0}")]
     Damaged(#[from] CheckError),
 }
@@ -143,14 +143,14 @@ pub enum BackupError {
 /// A backup being written. If it is not [finished](BackupTarget::finish), the directory is an unfinished backup.
 pub struct BackupTarget {
     disk: Arc<dyn Disk>,
-    /// Whether the file that ends it has come.
+    /// Whether the last file, the second `tally.lock`, has arrived.
     is_whole: bool,
     has_begun: bool,
     _lock: Option<DirLock>,
 }
 
 impl BackupTarget {
-    /// Writes to a directory, which is created. It must be empty.
+    /// Writes to a directory, which must be empty. Created if it does not exist.
     pub fn create(dir: &Path) -> Result<BackupTarget, BackupError> {
         let lock = DirLock::take(dir, Purpose::Serve)?;
         let disk = lock.disk(Purpose::Serve).map_err(OpenError::Io)?;
@@ -195,7 +195,8 @@ impl BackupTarget {
         }
     }
 
-    /// Verifies what was written, and declares it complete. `progress` is called with the bytes verified and their total.
+    /// Verifies what was written, and declares it complete. `progress` is called with the bytes verified and their
+    /// total.
     pub fn finish(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, BackupError> {
         if !self.is_whole {
             return Err(BackupError::Malformed("it ends early".to_owned()));
@@ -248,7 +249,7 @@ impl BackupTarget {
     }
 }
 
-/// Whether a data directory has files of this name, apart from `tally.lock`.
+/// Whether this is the name of a file of a data directory, other than `tally.lock`.
 fn is_data(name: &str) -> bool {
     name == MANIFEST_FILE || store::is_run(name) || journal::is_journal(name)
 }

@@ -86,7 +86,8 @@ impl From<OpenError> for CheckError {
     }
 }
 
-/// Reads and verifies every byte, and decodes every record and batch. `progress` is called with the bytes done and their total.
+/// Reads and verifies every byte, and decodes every record and batch. `progress` is called with the bytes done and
+/// their total.
 pub fn check(data: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, CheckError> {
     let lock = DirLock::take(data, Purpose::Inspect)?;
     let disk: Arc<dyn Disk> = Arc::new(lock.disk(Purpose::Inspect).map_err(OpenError::Io)?);

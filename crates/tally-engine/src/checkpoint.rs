@@ -13,7 +13,7 @@ use crate::host::{CaptureDriver, CaptureProgress, CapturedRequests, RecordSink};
 use crate::machine::Machine;
 use crate::store::{CheckpointWriter, Entry, StoreError};
 
-/// A checkpoint in progress. Dropped before it is done, it leaves everything as it was.
+/// A checkpoint in progress. If it is dropped before it is done, everything stays as it was.
 pub struct Checkpoint<'m> {
     machine: &'m Machine,
     position: Position,
@@ -55,8 +55,8 @@ impl Machine {
 
     /// Merges runs of the store if a merge is due. Returns whether it did.
     pub fn merge(&self) -> Result<bool, StoreError> {
-        // Not by the time of the last batch: a replay applies the batches since the checkpoint again, at their own
-        // times, and must find the request ids that had not expired then.
+        // Judges expiry by the time of the last checkpoint, not of the last batch: replay applies the batches since the
+        // checkpoint again, at their own times, and must find the request ids that had not expired then.
         let stored_at = Millis(self.stored_at.load(Ordering::Acquire));
         self.store.merge_once(&|key, value| is_expired(key, value, stored_at))
     }
@@ -259,7 +259,7 @@ mod tests {
         let machine = open(&dir);
         count(&machine, 0..1);
         let mut checkpoint = machine.checkpoint().unwrap();
-        // An ordinary unlock hands it over now and then as well, so once is not enough.
+        // An ordinary unlock sometimes hands it over too, so once proves nothing.
         for _ in 0..50 {
             let state = machine.state.lock();
             thread::scope(|scope| {

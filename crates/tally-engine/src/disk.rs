@@ -34,7 +34,7 @@ pub trait Disk: Send + Sync + 'static {
 pub trait DiskFile: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Fills `buf` from `offset`; fails with `UnexpectedEof` if the file ends before.
+    /// Fills `buf` from `offset`; fails with `UnexpectedEof` if the file is too short.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `data` at `offset`, growing the file as needed.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;

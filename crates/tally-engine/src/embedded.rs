@@ -133,8 +133,8 @@ impl Embedded {
         Ok(Embedded { shared })
     }
 
-    /// A consistent copy of everything that was acknowledged before the call, and of some of what was acknowledged since.
-    /// `None` if another one is being read.
+    /// A consistent copy of everything acknowledged before the call; it may include later changes. `None` if another
+    /// backup is being read.
     pub async fn backup(&self) -> Result<Option<Backup>, EngineError> {
         let turn = lock(&self.shared.backups).take();
         let Some(turn) = turn else { return Ok(None) };
@@ -283,7 +283,7 @@ impl Shared {
         self.checkpointer.set();
     }
 
-    /// Group commit: what joined during one flush is the next one.
+    /// Group commit: everything that joined during one flush is written by the next.
     fn flush_until_stopped(&self) {
         loop {
             // Read before sealing: once draining, nobody joins, so an empty batch stays empty.
@@ -312,7 +312,7 @@ impl Shared {
         }
     }
 
-    /// Resolves once a checkpoint has everything that is applied now.
+    /// Resolves once a checkpoint includes everything applied before the call.
     async fn settle(&self) -> Result<(), EngineError> {
         let Some(position) = self.machine.unsettled() else { return Ok(()) };
         poll_fn(|context| {
@@ -408,7 +408,7 @@ impl Shared {
     fn checkpoint_failed(&self, error: &StoreError) {
         if error.is_full() {
             tracing::warn!(%error, "no disk space for a checkpoint; the journal grows until some is freed");
-            // A batch that waits for room in memory is to be refused now.
+            // A batch that waits for room in memory must be refused now.
             self.flusher.set();
             return self.wait_for_room();
         }

@@ -1,6 +1,7 @@
 //! The identity of a data directory: a random number in every file, so that a file of another directory is detected.
 
-/// Identifies a data directory. Chosen at the first start and never changed; a copy of the directory has the same.
+/// Identifies a data directory. Chosen at the first start and never changed; a copy of the directory has the same
+/// identity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirId(u64);
 

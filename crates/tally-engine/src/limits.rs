@@ -3,7 +3,7 @@
 
 use tally_core::limits::{CAPTURE_BYTES_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 
-/// `journal.end` is written once there was no flush for this long.
+/// `journal.end` is written once there has been no flush for this long.
 pub const MARK_IDLE_MS: u64 = 10;
 /// Under constant load, `journal.end` is written this often.
 pub const MARK_BUSY_MS: u64 = 1_000;
@@ -12,8 +12,8 @@ pub const MARK_BUSY_MS: u64 = 1_000;
 pub const RUN_FILES_IDLE_MAX: usize = 16;
 /// Runs of a checkpoint in addition to one per capture buffer: request ids, and the records that sort before them.
 pub const RUN_FILES_EXTRA_MAX: usize = 2;
-/// Open files other than runs: the directory, twice, and its lock file; the journal's current segment, its spare, `journal.end` and
-/// a segment being trimmed; the manifest; the output of a merge.
+/// Open files other than runs: the directory, twice, and its lock file; the journal's current segment, its spare,
+/// `journal.end` and a segment being trimmed; the manifest; the output of a merge.
 pub const OTHER_FILES_MAX: usize = 12;
 /// Bytes of a backup that are read or written at a time.
 pub const BACKUP_CHUNK_BYTES: usize = 256 << 10;
@@ -22,8 +22,8 @@ pub const BACKUP_CHUNK_BYTES: usize = 256 << 10;
 pub const PROCESS_FILES_MAX: usize = 64;
 
 /// File descriptors that a process with this memory budget needs. In the worst case all of memory is dirty: the
-/// checkpoint then writes one run per capture buffer, all open at once, in addition to the existing runs. A backup keeps as
-/// many open that have been replaced since it began.
+/// checkpoint then writes one run per capture buffer, all open at once, in addition to the existing runs. A backup may
+/// keep as many again open that have been replaced since it began.
 #[must_use]
 pub const fn files_needed(memory_bytes: u64) -> usize {
     let captures = memory_bytes.div_ceil(capture_bytes(memory_bytes) as u64) as usize;

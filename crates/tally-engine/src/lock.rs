@@ -32,7 +32,8 @@ const IN_USE_BEFORE: &str = "tally.lock shows that the directory was in use";
 /// Held while the directory is in use. The operating system releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    /// The path it was locked at. It may be moved while it is in use, so files are opened relative to `dir_file`.
+    /// The path of the directory when it was locked. It may be moved while in use, so files are opened relative to
+    /// `dir_file`.
     dir: PathBuf,
     dir_file: File,
     /// `tally.lock`, if there is one.
@@ -187,14 +188,14 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<(), OpenError> {
     named(parent, File::open(parent).and_then(|parent| parent.sync_all()))
 }
 
-/// Creates the directory and those above it that are missing, and makes their names durable.
+/// Creates the directory and its missing parents, and makes their names durable.
 fn create_durably(dir: &Path) -> Result<(), OpenError> {
     let missing = missing_of(dir);
     named(dir, fs::create_dir_all(dir))?;
     missing.into_iter().rev().try_for_each(sync_parent)
 }
 
-/// The directory and those above it, as far as they do not exist; the deepest first.
+/// The directory and its parents that do not exist, the deepest first.
 fn missing_of(dir: &Path) -> Vec<&Path> {
     dir.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect()
 }

@@ -83,10 +83,10 @@ impl Settings {
     /// Memory for the partition: the budget minus the store and buffers for capture and encoding.
     fn partition_bytes(&self, store_bytes: usize) -> usize {
         let memory_bytes = self.memory_bytes as usize;
-        // A capture holds its buffer, the slice it takes over, and what batches copy early for it.
+        // A capture holds its buffer, the slice being copied, and the pre-images that batches save.
         let buffers = 4 * self.capture_bytes() + memory_bytes / 16;
-        // However large the store's filters grow, the partition keeps a quarter of the budget.
-        // A merge builds new filters beside the old ones.
+        // However large the store's filters grow, the partition keeps a quarter of the budget. A merge builds new
+        // filters while the old ones are still in use.
         memory_bytes.saturating_sub(buffers + 2 * store_bytes).max(memory_bytes / 4)
     }
 }

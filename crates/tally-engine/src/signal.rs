@@ -48,12 +48,13 @@ impl Signal {
     }
 }
 
-/// Tasks that wait for something that happens again and again.
+/// Tasks that wait for a recurring event.
 #[derive(Debug, Default)]
 pub(crate) struct WakerList(Mutex<Vec<Waker>>);
 
 impl WakerList {
-    /// Wakes the task at the next [`WakerList::wake_all`]. Register first, then look whether to wait at all.
+    /// Wakes the task at the next [`WakerList::wake_all`]. Register first, then check whether there is anything to wait
+    /// for.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut waiting = lock(&self.0);
         waiting.retain(|known| !known.will_wake(waker));

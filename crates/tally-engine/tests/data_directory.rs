@@ -36,7 +36,7 @@ fn hits(engine: &Embedded) -> i64 {
     block_on(engine.read(vec![Key::new("hits").unwrap()], ReadOptions::default())).unwrap()[0].value
 }
 
-/// Names and lengths, and the bytes of what is small.
+/// Names and lengths, and the bytes of small files.
 fn files(dir: &Path) -> BTreeMap<String, (u64, Vec<u8>)> {
     let read = |entry: fs::DirEntry| {
         let len = entry.metadata().unwrap().len();

@@ -1,4 +1,4 @@
-//! The parts in `host` serve an engine whose positions come after the append, as those of a message broker do.
+//! The parts in `host` also serve an engine that learns positions only after the append, as with a message broker.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

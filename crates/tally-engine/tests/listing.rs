@@ -111,7 +111,7 @@ fn delete(machine: &Machine, numbers: Range<usize>) {
 }
 
 impl Listed {
-    /// Counters `k:000` and so on in memory alone, and one in the store that sorts after them.
+    /// Counters `k:000` and so on, only in memory, and one in the store that sorts after them.
     fn with(dir: &Path, counters: usize) -> Listed {
         let at_read = AtRead::default();
         let disk = Interrupted { disk: RealDisk::new(dir).unwrap(), at_read: Arc::clone(&at_read) };

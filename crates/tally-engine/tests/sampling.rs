@@ -1,4 +1,4 @@
-//! Samples are spread over all counters, wherever these are.
+//! Samples are spread over all counters, in memory and in the store.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

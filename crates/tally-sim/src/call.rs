@@ -1,4 +1,4 @@
-//! Events of callers as a call of the engine, and its outcomes as those of the events.
+//! Turns callers' events into one call of the engine, and its outcomes back into one per event.
 
 use tally_core::event::Change;
 use tally_core::key::{Key, KeyRef};
@@ -18,7 +18,7 @@ pub fn push_all(events: &[Event], call: &mut tally_core::batch::Events) {
     }
 }
 
-/// Guards are at the beginning of their group.
+/// Adds a group, or a single event. The guards of a group come first.
 fn push_group(group: &[Event], call: &mut tally_core::batch::Events) {
     let guards: Vec<(KeyRef<'_>, i64)> = group.iter().map_while(Event::guard).collect();
     match (guards.len(), group) {

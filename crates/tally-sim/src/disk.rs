@@ -139,8 +139,8 @@ impl SimDisk {
         self.lock().crashed
     }
 
-    /// Cuts the power and reboots; `seed` chooses what is lost. Invalidates open handles, and clears the crash point and
-    /// pending sync failures.
+    /// Cuts the power and reboots; `seed` chooses what is lost. Invalidates open handles, and clears the crash point
+    /// and pending sync failures.
     pub fn power_cut(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         let losses = [Loss::Nothing, Loss::Everything, Loss::Some, Loss::Some, Loss::Later, Loss::LaterAndTorn];
@@ -153,14 +153,14 @@ impl SimDisk {
         self.lock().power_cut(loss, Rng::new(seed));
     }
 
-    /// Kills the process but not the machine: invalidates open handles, while unsynced changes stay visible and can still
-    /// be lost. Clears the crash point and pending sync failures.
+    /// Kills the process but not the machine: invalidates open handles, while unsynced changes stay visible and can
+    /// still be lost. Clears the crash point and pending sync failures.
     pub fn restart(&self) {
         self.lock().reboot();
     }
 
-    /// Makes the next `sync` of a file fail like a broken disk: a random subset of the changes becomes durable, the others
-    /// never do although they stay visible, and later syncs succeed.
+    /// Makes the next `sync` of a file fail like a broken disk: a random subset of the changes becomes durable, the
+    /// others never do although they stay visible, and later syncs succeed.
     pub fn fail_next_sync(&self) {
         self.lock().failing_syncs += 1;
     }
@@ -352,7 +352,7 @@ impl DiskState {
         self.failing_syncs = 0;
     }
 
-    /// A random unsynced change: the first one lost with [`Loss::Later`].
+    /// The time of a random unsynced change, which is the first one lost with [`Loss::Later`].
     fn time_of_cut(&self, rng: &mut Rng) -> u64 {
         let of_files = self.files.values().flat_map(|content| content.unsynced.iter().map(|stamped| stamped.at));
         let mut times: Vec<u64> = of_files.chain(self.unsynced_names.iter().map(|stamped| stamped.at)).collect();

@@ -104,8 +104,8 @@ impl History {
         made.filter(|_| durable < seq).map_or(0, |place| self.flushed + place as u64 + 1)
     }
 
-    /// Reconciles with the number of submissions found after a crash. They must be all flushed batches, then a prefix of
-    /// the unflushed ones, each complete. The rest are dropped from the history; their requests are returned.
+    /// Reconciles with the number of submissions found after a crash. They must be all flushed batches, then a prefix
+    /// of the unflushed ones, each complete. The rest are dropped from the history; their requests are returned.
     pub fn survived(&mut self, found: i64) -> Result<Vec<Event>, String> {
         let key = Key::new(SUBMISSIONS).map_err(|error| error.to_string())?;
         let mut count = self.durable.counters.get(&key).map_or(0, |counter| counter.value);

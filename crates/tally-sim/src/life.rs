@@ -30,7 +30,8 @@ pub fn ready<T>(future: impl Future<Output = T>) -> Verdict<T> {
     }
 }
 
-/// Submits events to a machine without threads, and does their work: seals, flushes and prepares the next segment.
+/// Submits events to a machine without threads, and does the threads' work: seals, flushes and prepares the next
+/// segment.
 pub fn submit_now(machine: &Machine, events: Events) -> Verdict<Result<Receipt, EngineError>> {
     let drive = |_: Nudge| {
         machine.seal();
@@ -47,7 +48,7 @@ pub struct Life<'m> {
     pub world: &'m mut World,
     machine: &'m Machine,
     checkpoint: Option<Checkpoint<'m>>,
-    /// The last key loaded by warming.
+    /// The key from which warming continues.
     warmed: Vec<u8>,
     submissions: Vec<Submission<'m>>,
     reads: Vec<PendingRead<'m>>,

@@ -1,7 +1,7 @@
 //! A second, naive implementation of the partition to compare with.
 //!
-//! No batches, no combining, no memory budget, no digests: maps, lists and one event after another. If the two disagree,
-//! one of them is wrong.
+//! No batches, no combining, no memory budget, no digests: maps, lists and one event after another. If the two
+//! disagree, one of them is wrong.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ impl Event {
         Event { key: key.clone(), change: Change::Add(delta), id: None, details: None, grouped: false }
     }
 
-    /// The digest of the request id; `None` if the id is too long.
+    /// The digest of the request id; `None` if there is none or it is invalid.
     #[must_use]
     pub fn request_id(&self) -> Option<RequestId> {
         RequestId::new(self.key.as_ref(), self.id.as_deref()?).ok()
@@ -58,7 +58,7 @@ impl Event {
         matches!(self.change, Change::Read(_))
     }
 
-    /// The version that it guards, if it does.
+    /// The counter and the version that it guards, if it is a guard.
     #[must_use]
     pub fn guard(&self) -> Option<(KeyRef<'_>, i64)> {
         match self.change {
@@ -276,7 +276,7 @@ impl Model {
         }
     }
 
-    /// Adds what the reports say beyond the largest ones before.
+    /// Adds what the reports say beyond the largest earlier ones.
     fn sum(&mut self, event: &Event, reports: &[SubCounter]) -> Outcome {
         let mut shards = self.shards.get(&event.key).cloned().unwrap_or_default();
         let (mut plus, mut minus) = (0, 0);
@@ -465,7 +465,7 @@ enum Shift<'a> {
     Correction(CorrectionKind, &'a Correction),
 }
 
-/// A request id expires one generation after the idempotency window, in whole generations.
+/// Whether the idempotency window is over, counted in whole generations.
 fn is_expired(at: u64, now: u64) -> bool {
     now / GENERATION_MS > at / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
 }

@@ -66,8 +66,8 @@ impl Workload {
         events
     }
 
-    /// Guards and the events that depend on them, as one group. Counters may change before it is applied, and some callers
-    /// guard what never was.
+    /// Guards and the events that depend on them, as one group. Counters may change before it is applied, and some
+    /// guards have a version that the counter never had.
     fn optimistic_transaction(&self, rng: &mut Rng, now: Millis, read: &Model) -> Vec<Event> {
         let mut events = Vec::new();
         for number in 0..=rng.below(2) {
@@ -149,7 +149,7 @@ fn change(rng: &mut Rng, now: Millis) -> Change {
     }
 }
 
-/// Reports of some sub-counters, which often repeat, fall behind or come after the end.
+/// Reports of some sub-counters. Many are repeated, late, or arrive after the sub-counter was closed.
 fn reports(rng: &mut Rng) -> Change {
     let mut reports = Vec::new();
     for shard in 0..3 {

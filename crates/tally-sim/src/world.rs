@@ -1,7 +1,8 @@
 //! A simulated world with one engine: its disk, its clock, its callers, and the invariants.
 //!
-//! The engine goes through a sequence of lives. Each life opens the disk and compares its content with the history, runs
-//! step by step on one thread, and ends in a clean stop, a killed process or a power cut. The seed determines all of it.
+//! The engine goes through a sequence of lives. Each life opens the disk and compares its content with the history,
+//! runs step by step on one thread, and ends in a clean stop, a killed process or a power cut. The seed determines all
+//! of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +129,7 @@ counts! {
     checkpoints_failed,
     /// Merges.
     merges,
-    /// Warming after a restart finished, because everything is resident or memory is full.
+    /// Times that warming after a restart finished, because everything is resident or memory is full.
     warmed,
     /// Flushes that started a new segment.
     rolls,
@@ -144,7 +145,7 @@ counts! {
     overflows,
     /// Guards whose counter had not changed.
     guards_met,
-    /// Guards whose counter had changed, or that followed such a one.
+    /// Guards whose counter had changed, or that followed a refused guard in their group.
     guards_refused,
 }
 
@@ -192,7 +193,8 @@ impl World {
         }
     }
 
-    /// Opens the disk and compares the state with the history. If the disk crashes meanwhile, cuts the power and retries.
+    /// Opens the disk and compares the state with the history. If the disk crashes meanwhile, cuts the power and
+    /// retries.
     pub fn open(&mut self) -> Verdict<Machine> {
         loop {
             let checked = check_disk(&self.disk.disk(), &mut |_, _| {});

@@ -44,7 +44,7 @@ fn values(machine: &Machine) -> Vec<i64> {
     readings.iter().map(|reading| reading.value).collect()
 }
 
-/// A source with several runs and a journal that has gone on.
+/// A source with several runs, and a journal that continues after the last checkpoint.
 fn source() -> Machine {
     let machine = open(&SimDisk::new(1)).unwrap();
     for _ in 0..3 {
@@ -63,7 +63,7 @@ fn copy(backup: &Backup, to: &SimDisk) -> Result<(), BackupError> {
     target.finish(&mut |_, _| {}).map(drop)
 }
 
-/// Whether the directory says that it is complete, as `tally.lock` is read at a start.
+/// Whether `tally.lock` says that the directory is complete.
 fn is_complete(sim: &SimDisk) -> bool {
     sim.contents().get("tally.lock").is_some_and(|lock| lock.starts_with(b"tally-data-format 2\n"))
 }
@@ -107,7 +107,7 @@ fn a_backup_stays_readable_while_later_checkpoints_and_merges_replace_its_files(
     copy(&backup, &sim).unwrap();
     let copied = open(&sim).unwrap();
     assert_eq!(values(&copied), [3; COUNTERS]);
-    // It goes on like any data directory.
+    // The copy works like any data directory.
     increment_all(&copied);
     checkpoint(&copied);
     drop(copied);

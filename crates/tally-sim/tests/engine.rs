@@ -64,8 +64,8 @@ fn acknowledged_writes_survive_exactly_once_and_reads_return_only_durable_state(
     }
 }
 
-/// Found by seed 141. A merge dropped ids that had expired by the time of batches that were not in the store yet; after a
-/// crash, replay applied an earlier batch, for which the id was then new.
+/// Found by seed 141. A merge dropped ids that had expired by the time of batches that were not in the store yet; after
+/// a crash, replay applied an earlier batch, for which the id was then new.
 #[test]
 fn a_merge_drops_no_request_id_that_a_replay_needs() {
     const HOUR_MS: u64 = 3_600_000;
@@ -474,7 +474,7 @@ fn a_sweep_removes_expired_counters_from_memory_and_store() {
         ..Event::add(key, 0)
     };
     let events = keys.iter().flat_map(|key| [Event::add(key, 1), expire(key)]);
-    // The expiry of one of them is postponed, so it stays.
+    // The expiry of one of them is removed, so it stays.
     let reprieved =
         Event { change: Change::Expire { at: None, when: ExpiryCondition::Always }, ..Event::add(&keys[7], 0) };
     life.submit_these(with_submission_count(events), Durability::Flushed).unwrap();

@@ -102,8 +102,8 @@ impl Place {
         Place { machine: Machine::open(disk, clock.clone(), settings, &mut |_, _| {}).unwrap(), clock }
     }
 
-    /// Submits an increment of each of several counters after a flush that took this long. Returns whether the submitting
-    /// thread flushed it; if not, it is still unflushed, and the flusher flushes it.
+    /// Submits an increment of each of `counters` counters, after a flush that took `last_flush_micros`. Returns
+    /// whether the submitting thread flushed them. If not, it must have flushed nothing, and the flusher does.
     fn flushes_here(&self, last_flush_micros: u64, counters: usize) -> bool {
         self.clock.sync_micros.store(last_flush_micros, Ordering::Relaxed);
         self.submit(1, || self.flush());

@@ -1,5 +1,5 @@
-//! The journal on a crashing disk: flushed frames survive byte for byte and in order, followed by at most a prefix of the
-//! unflushed ones.
+//! The journal on a crashing disk: flushed frames survive byte for byte and in order, followed by at most a prefix of
+//! the unflushed ones.
 //!
 //! `TALLY_SEED=n` reruns one seed, `TALLY_SEEDS=n` sets how many are tried.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -240,7 +240,7 @@ impl World {
             6..=8 => self.flush(open),
             9 => self.trim(open),
             10 => {
-                // Written or lost in a crash: either way the mark claims no more than is durable.
+                // Written or lost in a crash: either way, the record claims no more than is durable.
                 self.seen.marks += u64::from(open.writer.end_file().write().unwrap_or(false));
                 Ok(())
             }

@@ -1,4 +1,5 @@
-//! The journal on a disk with bit rot, missing files or no space: a torn tail opens, damage is refused with file and offset.
+//! The journal on a disk with bit rot, missing files or no space: a torn tail opens, damage is refused with file and
+//! offset.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ struct Written {
 struct WrittenFrame {
     group: usize,
     file: String,
-    /// Bytes of the file.
+    /// Its range of bytes in the file.
     place: Range<u64>,
     position: Position,
     payload: Vec<u8>,
@@ -337,7 +338,8 @@ fn a_segment_with_a_torn_first_frame_is_replaced() {
 
     let mut writer = Writer::create(sim.disk(), recovered.end, SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.reservation());
-    // As long as the torn frame, so that the frame after the torn one would follow it directly; it must not be replayed.
+    // Of the same length as the torn frame, so that the stale frame after it follows directly. That one must not be
+    // replayed.
     let placed = tail.append(|out| out.extend_from_slice(&[3; 100])).unwrap();
     flush(&mut writer, &mut tail);
     sim.power_cut_losing(Loss::Everything, 0);

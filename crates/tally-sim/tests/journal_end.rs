@@ -95,8 +95,8 @@ impl Killed {
         (name.clone(), (self.end.0.0 - base) as usize, self.marked.0.0.saturating_sub(base) as usize)
     }
 
-    /// Asserts that the start and `check` agree on the damaged files and that a refused start changes nothing. Returns the
-    /// value if they open.
+    /// Asserts that the start and `check` agree on the damaged files and that a refused start changes nothing. Returns
+    /// the value if they open.
     fn examine(&self, files: &Files, case: &str) -> Option<i64> {
         let sim = SimDisk::with_contents(1, files);
         let checked = check_disk(&sim.disk(), &mut |_, _| {});
@@ -147,7 +147,7 @@ fn frame_starts(bytes: &[u8], end: usize) -> Vec<usize> {
     starts
 }
 
-/// The files, with damage before `end` of the segment, where its last frame ends.
+/// The files, with damage before `end`, where the last frame of the segment ends.
 fn damaged(files: &Files, damage: Damage, segment: &str, end: usize, rng: &mut Rng) -> Files {
     let mut files = files.clone();
     let starts = frame_starts(&files[segment], end);

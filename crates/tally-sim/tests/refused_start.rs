@@ -122,7 +122,7 @@ fn a_directory_without_its_manifest_is_refused_and_opens_once_it_is_put_back() {
         let (files, added) = populated(checkpoints);
         assert_intact(&files, added);
         assert_eq!(assert_refused(&only(&files, |name| name != "manifest")), "manifest");
-        // Like `check` on a directory whose start was refused.
+        // Putting the manifest back is enough.
         assert_intact(&files, added);
     }
 }

@@ -6,11 +6,11 @@
 //! event   = head:u8  key:bytes  change  [request_id:16 bytes]  [details:bytes]
 //! head    = bits 0-2 kind of change · bit 3 has request id · bit 4 has details · bit 5 combined adds
 //!           (excludes all others) · bits 6 and 7 must be 0
-//! change  = Add delta | combined adds: runs:varint, then delta, times:varint of each
+//! change  = Add delta | combined adds: runs:varint, then for each: delta, times:varint
 //!         | Set value,terms:u8,[expected],[deadline],why | Reset why | Adjust delta,why | Delete why
-//!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at, or Sum count, then of each
-//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements, or Import import, or ImportRequest record:bytes,
-//!           or Guard version,covers
+//!         | Expire terms:u8,[deadline] | Read field:u8 | more:u8, then Sweep expires_at, or Sum count, then for each:
+//!           shard × 2 (+ 1 if closed), incarnation, increments, decrements, or Import import,
+//!           or ImportRequest record:bytes, or Guard version,covers
 //! import  = parts:u8  [counter record:bytes]  entries:varint  (ledger entry record:bytes)*
 //! parts   = bit 0 replaces · bit 1 is the last part · bit 2 has a counter
 //! terms   = of Set: bits 0-1 always, equals, absent, present · bits 2-3 expiry keep, never, at, after
@@ -43,13 +43,13 @@ use crate::sub_counters::{ShardReports, decode_reports, encode_reports};
 use crate::time::Millis;
 use crate::varint::{Cursor, put_bytes, put_i64, put_u64};
 
-/// The version that is written, unless an event needs the next one.
+/// The version that is written, unless an event needs a later one.
 const VERSION: u8 = 2;
 /// The version of a batch with imports or sums of sub-counters.
 const VERSION_3: u8 = 3;
 /// The version of a batch with guards.
 const VERSION_4: u8 = 4;
-/// The previous version: no flags, and sums instead of runs for combined adds.
+/// Version 1, which is only read: no flags, and sums instead of runs for combined adds.
 const VERSION_BARE_SUMS: u8 = 1;
 
 const FLAG_RESETS_CLOCK: u8 = 1;
@@ -61,7 +61,7 @@ const KIND_ADJUST: u8 = 3;
 const KIND_DELETE: u8 = 4;
 const KIND_EXPIRE: u8 = 5;
 const KIND_READ: u8 = 6;
-/// The kind is in a byte of its own, before the change.
+/// The kind is in a separate byte, before the change.
 const KIND_MORE: u8 = 7;
 const KIND_MASK: u8 = 0b111;
 const HEAD_REQUEST_ID: u8 = 1 << 3;
@@ -123,7 +123,7 @@ pub enum CodecError {
 ///
 /// # Panics
 ///
-/// If the batch is larger than [`decode`] accepts, because the journal could not be opened again. It cannot happen: every
+/// If the batch is larger than [`decode`] accepts, because the journal could not be replayed. This cannot happen: every
 /// part of an event is bounded by its type, and engines refuse calls above the limits.
 pub fn encode(batch: &Batch, at: Millis, out: &mut Vec<u8>) {
     put_batch(batch, at, batch.journalled_len(), |slot| batch.reads == 0 || !batch.is_read(slot), out);
@@ -193,7 +193,7 @@ pub(crate) fn put_payload(out: &mut Vec<u8>, change: ChangeRef<'_>, details: Opt
             out.push(KIND_ADD);
             put_i64(out, delta);
         }
-        // Only plain adds combine, and those have no request id.
+        // Only plain adds are combined, and they have no request id.
         ChangeRef::Adds(_) => {}
         ChangeRef::Other(change) => {
             let mut change = change.clone();
@@ -263,7 +263,7 @@ fn read_event(cursor: &mut Cursor<'_>, version: u8, seed: u64, batch: &mut Batch
     Some(())
 }
 
-/// Reads combined adds into one slot, as they were when they were written.
+/// Reads combined adds back into one slot, with the same runs.
 fn read_runs(cursor: &mut Cursor<'_>, key: KeyRef<'_>, hash: u64, batch: &mut Batch) -> Option<()> {
     let count = cursor.u64()?;
     let mut run = || Some((cursor.i64()?, u32::try_from(cursor.u64()?).ok().filter(|&times| times > 0)?));
@@ -300,7 +300,7 @@ fn kind_of(change: Option<&Change>) -> u8 {
     }
 }
 
-/// The lowest version of a batch that can have this change.
+/// The lowest version that can encode this change.
 pub(super) fn version_needed(change: Option<&Change>) -> u8 {
     match change {
         Some(Change::Import(_) | Change::ImportRequest(_) | Change::Sum(_)) => VERSION_3,
@@ -385,7 +385,7 @@ fn put_terms(out: &mut Vec<u8>, when: Condition, expiry: Expiry) {
     }
 }
 
-/// Appends the number of a deadline; the terms have its kind.
+/// Appends the number of a deadline. Its kind is in the terms.
 fn put_deadline(out: &mut Vec<u8>, deadline: Option<Deadline>) {
     match deadline {
         Some(Deadline::At(at)) => put_u64(out, at.0),

@@ -61,7 +61,7 @@ impl Combiner {
             placed.push(Placed { slot: next, base: 0 });
             batch.push_copy(&events.batch, incoming);
         }
-        // `BATCH_PARTS_MAX` relies on it.
+        // `BATCH_PARTS_MAX` relies on this bound.
         debug_assert!(self.batch.parts() <= parts_max, "{} parts of {parts_max}", self.batch.parts());
     }
 

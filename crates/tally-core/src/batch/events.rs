@@ -96,7 +96,7 @@ impl Events {
         self.len += times as usize;
         // Offsets within an open slot must fit 64 bits.
         let sum = delta.checked_mul(i64::from(times)).filter(|_| self.combining == Combining::Allowed);
-        // A hot key often comes several times in a row, and needs no hash then.
+        // A hot key often repeats. Trying the last slot first saves hashing it again.
         if let (Some(sum), Some(&Mark { slot, .. })) = (sum, self.marks.last())
             && self.join(slot, key, (delta, times), sum)
         {
@@ -178,8 +178,8 @@ impl Events {
         }
     }
 
-    /// Like [`Events::group`], but the changes are applied only if each of these counters is at this version, as
-    /// [`Field::Version`](crate::event::Field::Version) was read. The guards come first and have an outcome each.
+    /// Like [`Events::group`], but the changes are applied only if each of these counters has this version, as read
+    /// with [`Field::Version`](crate::event::Field::Version). The guards come first, each with its own outcome.
     pub fn group_if(&mut self, versions: &[(KeyRef<'_>, i64)], fill: impl FnOnce(&mut Events)) {
         self.group(|events| {
             let first = events.batch.slots.len();
@@ -257,7 +257,7 @@ impl Events {
         &self.batch
     }
 
-    /// The event of each outcome of the call, in order. Those of combined adds share one.
+    /// The event that each outcome of the call belongs to, in order. Combined adds share one event.
     pub fn events_of_outcomes(&self) -> impl Iterator<Item = EventRef<'_>> {
         let events: Vec<EventRef<'_>> = self.batch.iter().collect();
         self.marks.iter().map(move |mark| events[mark.slot as usize])
@@ -313,12 +313,12 @@ pub struct SlotOutcome<'o> {
     pub outcome: Outcome,
     /// The outcome of its individual adds, if some of them overflowed.
     pub split: Option<&'o Split>,
-    /// Sum of the adds that other calls had put into the slot before.
+    /// Sum of the adds that were in the slot before.
     pub base: i64,
 }
 
 impl SlotOutcome<'_> {
-    /// The outcome of `times` adds of `delta` that follow `prior` of the same call.
+    /// The outcome of `times` adds of `delta`; `prior` is the sum of the call's earlier adds in the slot.
     #[inline]
     fn of_run(&self, prior: i64, delta: i64, times: u32) -> Outcome {
         let offset = self.base.wrapping_add(prior);

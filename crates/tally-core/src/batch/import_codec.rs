@@ -1,4 +1,4 @@
-//! The binary form of imports. What they bring is in the form of the store's records.
+//! The binary form of imports. Counters, ledger entries and first outcomes are encoded as in the store's records.
 
 use crate::import::{Existing, ImportPart, ImportedCounter};
 use crate::limits::{COUNTER_BYTES_MAX, IMPORT_ENTRIES_MAX, LEDGER_ENTRY_BYTES_MAX};

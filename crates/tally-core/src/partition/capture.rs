@@ -29,7 +29,7 @@ pub(super) struct Capturing {
     /// Counters copied ahead of their slice because a batch was about to change them.
     preimages: Records,
     pub(super) removed: Arc<Deletions<Key>>,
-    /// Bytes of the outdated expiry records, which the [`Capture`] has.
+    /// Bytes of the outdated expiry records, which are in the [`Capture`].
     outdated_bytes: usize,
     id_layers: usize,
     ledger_layers: usize,
@@ -129,7 +129,7 @@ impl Capture {
         sink(&mut |records| records.put_meta(&self.meta))
     }
 
-    /// What is summed of sub-counters, as far as it changed, from the newest layer that has it.
+    /// The summed reports of each counter for which they changed, from the newest layer that has them.
     fn summed(&self) -> impl Iterator<Item = (&Key, &SummedShards)> {
         self.summed_layers.iter().enumerate().flat_map(move |(number, layer)| {
             let newer = &self.summed_layers[number + 1..];
@@ -242,7 +242,8 @@ impl Partition {
         self.summed.committed(capturing.summed_layers);
     }
 
-    /// Ends a capture that did not reach the store: its counters and deletions are dirty again.
+    /// Ends a capture that did not reach the store: its counters and removals are dirty again. Outdated expiry records
+    /// stay in the store until the next sweep finds them.
     pub fn capture_abandoned(&mut self) {
         let Some(capturing) = self.capturing.take() else {
             return;

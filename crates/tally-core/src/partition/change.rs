@@ -222,8 +222,8 @@ impl Partition {
         self.live(event).map(|id| self.table.state(id))
     }
 
-    /// The state an event starts from, which is a new counter if there is none or if it has expired, and the expiry in
-    /// the cell, which saves `write_cell` a second lookup.
+    /// The state an event starts from: a new counter if there is none or it has expired. Also returns the expiry in the
+    /// cell, which saves `write_cell` a second lookup.
     pub(super) fn state_in(&self, found: Option<CellId>) -> (CounterState, Option<Millis>) {
         let Some(state) = found.map(|id| self.table.state(id)) else {
             return (CounterState::new(self.clock), None);
@@ -308,8 +308,8 @@ pub fn read_field(found: Option<&CounterState>, field: Field, now: Millis) -> Ou
     }
 }
 
-/// Changes with every change of the counter that can be seen: both sums, its times and its expiry. Guards in the journal
-/// contain it, so it must never be computed differently.
+/// A digest that changes with every visible change of the counter. It covers both sums, the times and the expiry.
+/// Guards in the journal contain it, so it must always be computed the same way.
 fn version_of(found: Option<&CounterState>) -> i64 {
     let Some(state) = found else { return VERSION_ABSENT };
     let parts = state.counter.parts();
@@ -319,7 +319,7 @@ fn version_of(found: Option<&CounterState>) -> i64 {
     for time in [Some(parts.created), Some(parts.updated), state.expires_at] {
         bytes.extend(time.map_or(u64::MAX, |time| time.0).to_le_bytes());
     }
-    // Zero is the version of no counter.
+    // Never zero, which is `VERSION_ABSENT`.
     (xxh3_64(&bytes) | 1) as i64
 }
 
@@ -363,7 +363,7 @@ fn within(bounds: Bounds, value: i64, delta: i64) -> Result<i64, Refusal> {
         return Ok(delta);
     }
     match bounds.on_bound {
-        // Not a bound but the 64-bit range is crossed: adding reports the overflow.
+        // The value leaves the 64-bit range without crossing a bound: the add reports the overflow.
         OnBound::Refuse if i64::try_from(target).is_err() && unbounded(bounds, delta) => Ok(delta),
         OnBound::Refuse | OnBound::RefuseOutside => Err(Refusal::Bound),
         // A floor above the ceiling allows no value.

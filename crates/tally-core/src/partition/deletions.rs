@@ -1,4 +1,4 @@
-//! Sets of what the next capture deletes from the store, with a running total of their memory.
+//! Sets of records that the next capture deletes from the store, with a running total of their memory.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::key::Key;
 use crate::time::Millis;
 
-/// What an allocation takes besides its bytes.
+/// Overhead of an allocation.
 const ALLOCATION_BYTES: usize = 16;
 
 /// Items to delete, in order.

@@ -51,7 +51,7 @@ impl Partition {
         mut imported: FirstOutcome,
         known: Option<FirstOutcome>,
     ) -> Outcome {
-        // The clock of the other server may have been ahead; no id is remembered for longer than one that is new here.
+        // The clock of the other server may have been ahead. An imported id is remembered no longer than a new one.
         imported.at = imported.at.min(self.clock);
         let is_new = known.is_none() && !imported.is_expired(self.clock);
         if is_new {

@@ -41,8 +41,8 @@ const RESERVE_DIVISOR: usize = 8;
 pub struct Malformed;
 
 impl Partition {
-    /// Appends the store keys of everything the batch needs that is not resident but may be in the store, which reflects
-    /// the journal up to `at`. Keys may repeat.
+    /// Appends the store keys of everything the batch needs that is not resident but may be in the store, which
+    /// reflects the journal up to `at`. Keys may repeat.
     pub fn missing(&self, batch: &Batch, at: Position, missing: &mut MissingKeys) {
         if !self.store_may_have_more
             && !self.request_ids.store_may_have_more()
@@ -174,7 +174,7 @@ impl Partition {
     }
 
     fn make_room_for(&mut self, incoming: Incoming, budget_bytes: usize) -> Headroom {
-        // No checkpoint can free more than the reserve, whatever the batch brings.
+        // No checkpoint can free more than the reserve, however large the batch is.
         let out_of_line_bytes = incoming.out_of_line_bytes.min(budget_bytes / RESERVE_DIVISOR);
         let incoming = Incoming { out_of_line_bytes, ..incoming };
         while !self.fits(incoming, budget_bytes) {
@@ -207,7 +207,7 @@ impl Partition {
         Headroom::Enough
     }
 
-    /// Whether a checkpoint, this one or the next, can free memory.
+    /// Whether the current checkpoint or the next one can free memory.
     fn has_changed(&self) -> bool {
         self.is_dirty() || self.capturing.is_some()
     }
@@ -241,7 +241,8 @@ impl Partition {
         self.capturing.is_none() && self.unsaved_bytes() > room.min(budget_bytes / UNSAVED_DIVISOR) / 2
     }
 
-    /// Whether loading all counters from the store, in key order, is still possible: there is room and none was evicted.
+    /// Whether loading all counters from the store, in key order, is still possible: there is room and none was
+    /// evicted.
     pub fn is_warming(&mut self, budget_bytes: usize) -> bool {
         self.warming &= self.fits(Incoming { counters: 1, out_of_line_bytes: KEY_BYTES_MAX }, budget_bytes);
         self.warming
@@ -254,8 +255,8 @@ impl Partition {
     }
 
     /// Scans up to `max` counters that are not in the store yet, starting at cell `from`. Passes to `found` the keys
-    /// that start with `prefix`, sort after `after` and have not expired at `now`. Returns the cell to continue from, or
-    /// `None` at the end.
+    /// that start with `prefix`, sort after `after` and have not expired at `now`. Returns the cell to continue from,
+    /// or `None` at the end.
     pub fn created_keys(
         &self,
         from: usize,

@@ -9,8 +9,8 @@ use crate::outcome::Outcome;
 use crate::time::Millis;
 
 impl Partition {
-    /// Handles an expiry record of the store: removes the counter if it has expired by now. The next capture deletes the
-    /// record.
+    /// Handles an expiry record of the store: removes the counter if it has expired by now. The next capture deletes
+    /// the record.
     pub(super) fn sweep(&mut self, event: &EventRef<'_>, expires_at: Millis) -> Outcome {
         let found = self.table.find(event.hash, event.key.as_bytes());
         let expired = found.filter(|&id| is_due(self.table.expiry(id), self.clock));
@@ -43,8 +43,7 @@ impl Partition {
         }
     }
 
-    /// A resident counter chosen by `number`, each as likely as any other; `None` if the chosen one has expired at `now`, or
-    /// if there is none.
+    /// A resident counter, chosen uniformly by `number`; `None` if it has expired at `now`, or if there is none.
     #[must_use]
     pub fn sample(&self, number: u64, now: Millis) -> Option<Key> {
         let id = self.table.sample(number)?;
@@ -67,7 +66,7 @@ impl Partition {
         Probe::Further(at)
     }
 
-    /// Number of cells to probe; cells beyond were never used.
+    /// Number of cells to probe; later ones were never used.
     #[must_use]
     pub fn cells(&self) -> usize {
         self.table.used()

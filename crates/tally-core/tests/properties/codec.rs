@@ -205,7 +205,8 @@ fn the_largest_import_survives_a_round_trip_and_a_larger_one_is_refused() {
     assert_eq!(check(&entries), Err(many));
 }
 
-/// So that a build that does not know imports and sums reads every journal without them, and names the format of the others.
+/// A build that knows neither imports nor sums can then read every journal without them, and reports the format of the
+/// others.
 #[test]
 fn only_batches_with_imports_or_sums_have_format_3() {
     let key = Key::new("k").unwrap();

@@ -236,8 +236,8 @@ fn a_group_sees_the_adds_before_it_even_if_some_of_them_overflow() {
     assert_eq!(values(&outcomes[1]), [(max, 1), (max, 0), (101, 100), (101, 0)]);
 }
 
-/// A call of `parts` runs of one key and `singles` adds of `keys` keys in turn. Each of them is an event of its own,
-/// because the same key returns only after many others.
+/// A call of `parts` runs of one key and `singles` adds of `keys` keys in turn. Each of these adds is a separate event,
+/// because its key recurs only after many others.
 fn call_of_parts_and_singles(parts: usize, keys: usize, singles: usize, delta: i64) -> Events {
     let mut call = Events::new(SEED);
     let mixed = Key::new("mixed").unwrap();
@@ -249,7 +249,7 @@ fn call_of_parts_and_singles(parts: usize, keys: usize, singles: usize, delta: i
     call
 }
 
-/// Joins calls until the batch is one that engines seal, then encodes it.
+/// Combines calls until an engine would seal the batch, then encodes it. Returns its number of parts.
 fn assert_within_limits(calls: impl Iterator<Item = Events>) -> usize {
     let mut combiner = Combiner::default();
     for call in calls {

@@ -134,7 +134,7 @@ impl Harness {
         }
     }
 
-    /// The capturing thread panics: the partition is not told.
+    /// The capturing thread panics: the capture is neither committed nor abandoned.
     pub fn leave_capture(&mut self) {
         self.capture = None;
     }

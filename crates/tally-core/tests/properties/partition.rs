@@ -132,7 +132,7 @@ proptest! {
         if pause >= IDEMPOTENCY_WINDOW_MS + GENERATION_MS {
             prop_assert!(!again.is_duplicate() && again.value == 10);
         }
-        // Either way, the latest first request counts from here on.
+        // Either way, the last request that was not a duplicate counts from here on.
         let third = harness.apply(Millis(start + pause + 1), repeat)[0];
         prop_assert!(third.is_duplicate());
         prop_assert_eq!(third.value, again.value);

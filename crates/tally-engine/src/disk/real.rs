@@ -45,12 +45,13 @@ impl RealDisk {
         Ok(RealDisk { dir: dir.to_owned(), dir_file, mode: OpenMode::ReadWrite })
     }
 
-    /// The same for reading only.
+    /// Like [`RealDisk::opened`], but for reading only.
     pub(crate) fn opened_read_only(dir: &Path, dir_file: &File) -> io::Result<Self> {
         Ok(RealDisk { mode: OpenMode::ReadOnly, ..RealDisk::opened(dir, dir_file)? })
     }
 
-    /// Not a duplicate, which would share the lock on the directory and keep it for as long as this disk lives.
+    /// Opens the directory again. A duplicate of the descriptor would share its lock and hold it until this disk is
+    /// dropped.
     fn reopen(dir: &Path, dir_file: &File) -> io::Result<File> {
         naming(dir, open_at(dir_file, ".", OFlags::RDONLY | OFlags::DIRECTORY))
     }

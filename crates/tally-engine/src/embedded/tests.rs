@@ -105,7 +105,7 @@ fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_
     assert!(increment(&shared, || shared.flush_here()).is_ready());
     shared.stopping.store(true, Ordering::Release);
     let answer = increment(&shared, || {
-        // The change before fills memory.
+        // The previous change fills memory.
         shared.flush_here();
         assert!(shared.checkpoint_now.load(Ordering::Acquire));
         shared.flusher.wait();

@@ -31,7 +31,7 @@ pub struct CapturedRequests<'a> {
 }
 
 impl CapturedRequests<'_> {
-    /// An upper bound of how many there are.
+    /// An upper bound on their number.
     #[must_use]
     pub fn len_max(&self) -> usize {
         self.capture.requests_max()
@@ -51,7 +51,7 @@ pub struct CaptureDriver {
     capture: Capture,
     buffer_bytes: usize,
     records: Records,
-    /// Filled with the partition locked. `records` may have to grow, so it takes them over after unlocking.
+    /// Filled while the partition is locked. Appending to `records` may allocate, so that happens after unlocking.
     slice: Records,
     progress: CaptureProgress,
 }

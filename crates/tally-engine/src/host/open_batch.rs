@@ -90,7 +90,7 @@ impl<S, R> OpenBatch<S, R> {
         self.wake_blocked();
     }
 
-    /// Takes the batch, with its ticket, and opens the next one to the calls that were blocked.
+    /// Takes the batch, with its ticket. Blocked calls can then join the next one.
     pub fn take(&self) -> (Combiner, Arc<Ticket<S, R>>) {
         let (combiner, ticket) = {
             let mut filling = lock(&self.filling);

@@ -190,7 +190,7 @@ impl Fetched {
         record::read_counter(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
     }
 
-    /// What is summed of the counter's sub-counters, if it was fetched.
+    /// The summed reports of the counter's sub-counters, if they were fetched.
     pub fn summed(&self, key: KeyRef<'_>) -> Result<Option<SummedShards>, MalformedRecord> {
         let store_key = record::summed_key(key);
         let Some(value) = self.find(&store_key) else {
@@ -199,7 +199,7 @@ impl Fetched {
         record::read_summed(value).map(Some).ok_or_else(|| MalformedRecord::new(&store_key))
     }
 
-    /// The head of the key's ledger chain, if it was fetched.
+    /// The head of the key's ledger chain; the default if none was fetched.
     fn ledger_head(&self, key: KeyRef<'_>) -> Result<ChainHead, MalformedRecord> {
         let store_key = record::head_key(key);
         let Some(value) = self.find(&store_key) else {
@@ -212,8 +212,8 @@ impl Fetched {
         self.passes.iter().find_map(|pass| pass.find(store_key))
     }
 
-    /// The counter and the end of its ledger, as of `now`. The partition must be locked by [`ResidentPartition::lock_with`]
-    /// and [`list_snapshots`].
+    /// The counter and the end of its ledger, as of `now`. The partition must have been locked by
+    /// [`ResidentPartition::lock_with`], with [`list_snapshots`] as `list`.
     pub fn snapshot(
         &self,
         partition: &Partition,

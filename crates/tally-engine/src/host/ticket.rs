@@ -1,4 +1,4 @@
-//! Tickets: what callers hold while their batch is on its way.
+//! Tickets: what callers hold while their batch is in progress.
 //!
 //! There is one ticket per batch, shared by every call that joined it. The batch passes through stages, such as applied
 //! and flushed. A call wakes at the stage it asked for and takes its own outcomes out of the shared result.
@@ -18,7 +18,7 @@ pub trait Stage: Copy + Ord {
     const LAST: Self;
 }
 
-/// The progress of one batch. `R` is its result, which may say more at a later stage, for example its position.
+/// The progress of one batch. `R` is its result, which may contain more at a later stage, for example its position.
 #[derive(Debug)]
 pub struct Ticket<S, R> {
     state: Mutex<TicketState<S, R>>,

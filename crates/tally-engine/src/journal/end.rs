@@ -78,13 +78,13 @@ impl EndFile {
         Ok(EndFile { id, file, known: Mutex::new(record), written: Mutex::new(LastWrite { record, next: Some(0) }) })
     }
 
-    /// Notes what is durable without writing it.
+    /// Sets what [`EndFile::write`] will write: what is durable now.
     pub(super) fn advance(&self, end: Position, segment: Position) {
         *lock(&self.known) = EndRecord { end, segment: Some(segment) };
     }
 
-    /// Writes what was noted, if the file does not say so already. Returns whether it did. After an error it does
-    /// nothing.
+    /// Writes what is durable, unless the file already says so. Returns whether it wrote. After a failed write, later
+    /// calls do nothing.
     pub fn write(&self) -> io::Result<bool> {
         let mut written = lock(&self.written);
         let record = *lock(&self.known);

@@ -121,8 +121,8 @@ pub fn begin_frame(out: &mut Vec<u8>) -> usize {
     start
 }
 
-/// Completes the frame begun at `start`: everything after its header is the payload, which must be less than 4 GiB, as
-/// any that [`Reservation::place`](super::Reservation::place) admits.
+/// Completes the frame begun at `start`: everything after its header is the payload. It must be less than 4 GiB;
+/// [`Reservation::place`](super::Reservation::place) admits none that is larger.
 pub fn end_frame(out: &mut Vec<u8>, start: usize, position: Position) {
     let length = out.len() - start - FRAME_HEADER_BYTES;
     out.resize(start + framed_len(length) as usize, 0);
@@ -188,7 +188,7 @@ pub fn decode_frame(bytes: &[u8], expected: Position, salt: Salt) -> Result<Fram
     })
 }
 
-/// The first aligned offset in `bytes`, which begin at `position`, with a complete header that has the right position.
+/// The first aligned offset of a complete header that has the right position. `bytes` begin at `position`.
 pub(super) fn find_claim(bytes: &[u8], position: Position) -> Option<usize> {
     let whole_headers_end = bytes.len().checked_sub(FRAME_HEADER_BYTES - FLUSHED_AT)?;
     let mut claimed = position.0;

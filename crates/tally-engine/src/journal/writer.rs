@@ -7,7 +7,7 @@
 //! 2. The spare is renamed to its segment name. A crash leaves the spare, or a segment with a valid header and no
 //!    frame, which recovery accepts and the next writer replaces.
 //! 3. Names are synced. From here on the segment survives any crash.
-//! 4. [`journal.end`](super::end) records the segment. Only then are frames written to it, so a crash before leaves a
+//! 4. [`journal.end`](super::end) records the segment. Only then are frames written to it, so an earlier crash leaves a
 //!    segment without frames.
 //!
 //! A trim renames segments to spares, or removes them, and then syncs names. A crash keeps any subset of these changes.

@@ -69,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// Some existing counter, chosen by `number`, each about as likely as any other.
+    /// An existing counter, chosen about uniformly by `number`.
     pub async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let found = match self.sample_any(number)? {
             None => self.find_any(number).await?,
@@ -84,8 +84,8 @@ impl Machine {
         Ok(Some(key))
     }
 
-    /// Tries random places in memory and in the store, in proportion to how many counters each has alone. `None` if all
-    /// tries met counters that have expired or were counted elsewhere.
+    /// Tries random places in memory or in the store, in proportion to how many counters are in memory and how many are
+    /// only in the store. `None` if every try hit an expired counter, or one in the store that is also in memory.
     fn sample_any(&self, number: u64) -> Result<Sampled, EngineError> {
         for attempt in 0..SAMPLE_TRIES {
             let number = scramble(number, attempt);
@@ -120,7 +120,7 @@ impl Machine {
         Ok(is_counter.then(|| self.sampled(&state, key.to_key())))
     }
 
-    /// The first counter after a random place: if most have expired, the tries of `sample_any` may fail.
+    /// The first counter after a random place. For when most counters have expired, so that `sample_any` found none.
     async fn find_any(&self, number: u64) -> Result<Sampled, EngineError> {
         match self.find_in_memory(number).await? {
             None => self.find_in_store(number).await,
@@ -184,7 +184,7 @@ impl Machine {
         (key, wait)
     }
 
-    /// The next expired counters by the store's expiry records, or none at the end. Submit each as a
+    /// The next expired counters, according to the store's expiry records; none at the end. Submit each as a
     /// [`Change::Sweep`](tally_core::event::Change::Sweep): only a batch may remove a counter.
     pub fn find_expired(&self, sweep: &mut Sweep) -> Result<Vec<(Millis, Key)>, StoreError> {
         let now = self.clock.now();

@@ -1,4 +1,4 @@
-//! Reading everything that the engine has, page by page, for a move to another one.
+//! Reading everything that the engine has, page by page, for a move to another engine.
 //!
 //! Keys and request ids come from the store, so the caller has the engine write a checkpoint first. Counters come from
 //! memory or the store, as they are now.
@@ -20,7 +20,7 @@ use crate::host::{MalformedRecord, list_snapshots};
 use crate::store::StoreError;
 
 impl Machine {
-    /// Everything applied so far, and whether it is in the store.
+    /// The end of the last batch that was applied, unless the store already reflects it.
     pub fn unsettled(&self) -> Option<Position> {
         let applied = self.state.lock().applied;
         Some(applied).filter(|applied| *applied > self.store.position())
@@ -40,7 +40,8 @@ impl Machine {
         Ok(KeyPage { next: keys.last().filter(|_| more).cloned(), keys })
     }
 
-    /// Adds the next keys of one family after the store key `after`: one more than `limit`, to tell whether there are more.
+    /// Adds the next keys of one family after the store key `after`: one more than `limit`, to tell whether there are
+    /// more.
     fn stored_after(
         &self,
         after: &[u8],

@@ -47,7 +47,7 @@ impl Machine {
         if flushing.needs_spare() {
             return None;
         }
-        // Another thread that seals may be fetching from the store.
+        // Without waiting: another thread that is sealing may be fetching from the store.
         let sealed = self.try_seal()?;
         Some((sealed, self.flush_with(&mut flushing)))
     }
@@ -103,7 +103,8 @@ impl Machine {
         }
     }
 
-    /// Whether `maintain_journal` has something to do. Not while a flush is running: its thread asks again afterwards.
+    /// Whether `maintain_journal` has something to do. Does not wait for a running flush to see whether a spare is
+    /// needed: the flushing thread asks again afterwards.
     #[must_use]
     pub fn needs_maintenance(&self) -> bool {
         self.trim_to.load(Ordering::Acquire) > 0
@@ -139,8 +140,8 @@ impl Machine {
         }
     }
 
-    /// Records in `journal.end` how far the journal is durable. Returns whether there was news. Flushes can run at the
-    /// same time. After an error, later starts detect less damage; nothing else depends on the file.
+    /// Records in `journal.end` how far the journal is durable. Returns whether it wrote anything. Flushes can run at
+    /// the same time. After an error, later starts detect less damage; nothing else depends on the file.
     pub fn mark_end(&self) -> io::Result<bool> {
         let end_file = lock(&self.flushing).writer.as_ref().map(Writer::end_file);
         end_file.map_or(Ok(false), |file| file.write())

@@ -1,4 +1,4 @@
-//! Batches that are applied and not flushed yet, and what an acknowledgement may rest on.
+//! Batches that are applied but not flushed yet, and how durable a batch must be to be acknowledged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tally_core::time::{Millis, Position};
 
 use crate::host::{Stage, Ticket, Wait};
 
-/// What an acknowledgement, or a reading, may rest on.
+/// How durable a batch must be before it is acknowledged, or before a reading may reveal it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
     /// Applied in memory: a crash may lose it.
@@ -82,12 +82,12 @@ impl InFlight {
         self.batches.back().map(wait)
     }
 
-    /// Waits for the flush of the newest batch that `touches` is true of.
+    /// Waits for the flush of the newest batch for which `touches` is true.
     pub(crate) fn newest_touching(&self, touches: impl Fn(&Combiner) -> bool) -> Option<BatchWait> {
         self.batches.iter().rev().find(|(batch, _)| touches(&batch.combiner)).map(wait)
     }
 
-    /// Where the newest batch ends that touches the key.
+    /// Where the newest batch that touches the key ends.
     pub(crate) fn end_touching(&self, hash: u64, key: &[u8]) -> Option<Position> {
         let newest = self.batches.iter().rev().find(|(batch, _)| batch.combiner.touches(hash, key));
         newest.map(|(batch, _)| batch.end)

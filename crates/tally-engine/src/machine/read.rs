@@ -44,7 +44,7 @@ impl Machine {
         Ok(counters.iter().map(|counter| Reading::exact(counter.as_ref(), now)).collect())
     }
 
-    /// Reads one counter with its history.
+    /// Reads one counter with its statistics.
     pub async fn stats(&self, key: &Key, durability: Durability) -> Result<Stats, EngineError> {
         let now = self.clock.now();
         let (counters, wait) = self.look_up(std::slice::from_ref(key), durability)?;
@@ -140,7 +140,7 @@ impl Machine {
     /// Answers events that only read, from the current state, and lists the answers that may not be shown before the
     /// journal is flushed up to the receipt's token.
     pub fn read_events(&self, events: &Events) -> Result<Reads, EngineError> {
-        // A closing engine takes no submission, whatever is in it.
+        // A closing engine accepts no submission, not even a read-only one.
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
@@ -212,7 +212,7 @@ impl Machine {
         self.poison.reason().map_or(Ok(()), |reason| Err(EngineError::Poisoned(reason.to_owned())))
     }
 
-    /// The time by which expiry is decided: not before that of the last batch.
+    /// The time at which expiry is evaluated: never earlier than that of the last batch.
     pub(super) fn now_at(&self, state: &State) -> Millis {
         self.clock.now().max(state.partition.clock())
     }

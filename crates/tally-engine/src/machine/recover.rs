@@ -30,7 +30,7 @@ pub enum OpenError {
     InUse {
         /// The data directory.
         dir: String,
-        /// Who, if known.
+        /// That process, as ` (process 1)`; empty if unknown.
         by: String,
     },
     /// Written by a later version, or not by Tally.
@@ -83,7 +83,7 @@ const REPLAY_BYTES: usize = 32 << 20;
 struct BatchReplay<'a> {
     store: &'a Store,
     partition: &'a mut Partition,
-    /// Read and not applied yet.
+    /// Read but not applied yet.
     batches: Vec<(Millis, Batch)>,
     events: usize,
     bytes: usize,
@@ -153,7 +153,7 @@ fn restore_all(store: &Store, partition: &mut Partition, missing: &MissingKeys) 
     malformed.map_or(Ok(()), Err)
 }
 
-/// The stored totals of the partition. Older stores lack some of them, which are counted once.
+/// The stored totals of the partition. Older stores lack some of them, which are then counted.
 fn stored_meta(store: &Store) -> Result<Meta, StoreError> {
     if let Some(value) = store.get(record::META_KEY)? {
         let meta = record::read_meta(&value, || count(store).map(|(_, expiring)| expiring))?;

@@ -69,7 +69,7 @@ impl Machine {
             return Seal::Refused;
         }
         let at = self.now_at(&state);
-        // Otherwise memory is full of changes and the disk has no space for a checkpoint of them.
+        // Otherwise memory is full of changes, and the disk has no space to checkpoint them.
         if room == Headroom::Enough {
             if let Err(error) = fetched.restore(&mut state.partition) {
                 ticket.fail(self.store_failed(&mut state, &error.into()));

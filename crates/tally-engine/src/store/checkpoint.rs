@@ -11,7 +11,7 @@ use super::{Store, StoreError};
 
 /// Number of entries that a filter is sized for if the iterator has no upper bound.
 const ENTRIES_GUESS: usize = CAPTURE_BYTES_MAX / 32;
-/// Most entries that a filter is sized for. No capture has more.
+/// Most entries that a filter is sized for. With more, its false positive rate rises.
 const ENTRIES_MAX: usize = CAPTURE_BYTES_MAX / 2;
 
 /// What a checkpoint does to a key.
@@ -36,7 +36,7 @@ impl<'a> CheckpointWriter<'a> {
         CheckpointWriter { store, pending: PendingRuns { store, runs: Vec::new() } }
     }
 
-    /// Begins a run that is filled entry by entry. Dropped, it deletes its file.
+    /// Begins a run that is filled entry by entry. If it is dropped, its file is deleted.
     pub fn begin_run(&self, entries_max: usize) -> Result<OpenRun<'a>, StoreError> {
         Ok(OpenRun(self.store.run_writer(entries_max.min(ENTRIES_MAX) as u64)?))
     }
@@ -95,7 +95,7 @@ impl OpenRun<'_> {
     }
 }
 
-/// Runs that no manifest lists yet. Dropped, it deletes their files.
+/// Runs that no manifest lists yet. Their files are deleted when it is dropped.
 pub(super) struct PendingRuns<'a> {
     pub(super) store: &'a Store,
     pub(super) runs: Vec<Arc<Run>>,

@@ -42,7 +42,7 @@ pub(super) struct RunCursor {
 }
 
 impl RunCursor {
-    /// Stands before the first entry.
+    /// Begins before the first entry.
     pub(super) fn new(run: Arc<Run>, ahead: ReadAhead) -> RunCursor {
         let (ahead, ahead_max) = match ahead {
             ReadAhead::Never => (0, 0),
@@ -78,7 +78,7 @@ impl RunCursor {
         self.next_block.saturating_sub(1)
     }
 
-    /// The checksum that the block ends with, which matches it. Only meaningful on an entry.
+    /// The checksum at the end of the block, already verified. Only meaningful on an entry.
     pub(super) fn block_checksum(&self) -> u32 {
         let stored = self.buf.get(self.rest.end..).and_then(|stored| stored.first_chunk());
         stored.map_or(0, |stored| u32::from_le_bytes(*stored))
@@ -97,8 +97,8 @@ impl RunCursor {
         Ok(true)
     }
 
-    /// Moves forward to the first entry whose key is not less than `target`, or stays if it is on such a one;
-    /// `false` when there is none.
+    /// Moves forward to the first entry whose key is at least `target`, or stays if it is on one; `false` if there is
+    /// none.
     pub(super) fn seek(&mut self, target: &[u8]) -> Result<bool, StoreError> {
         if self.on_entry && self.key.as_slice() >= target {
             return Ok(true);
@@ -108,16 +108,16 @@ impl RunCursor {
             let block = index.find(target, self.next_block);
             self.enter(block)?;
         }
-        // All keys of a later block are greater, so at the end of this block the next entry is the one.
+        // All keys of later blocks are greater, so if this block has no such entry, the first of the next block is it.
         Ok(self.seek_in_block(target)? || self.advance()?)
     }
 
-    /// Moves within the block to the first entry whose key is not less than `target`, where the one before it is;
-    /// `false` at the end of the block.
+    /// Moves within the block to the first entry whose key is at least `target`; `false` at the end of the block. The
+    /// current key must be less than `target`.
     ///
-    /// Most entries are skipped without comparing their key. `matched` is how much of `target` the key before has in
-    /// common, so that key is less by its byte after that; an entry that shares more than `matched` with it has
-    /// this byte too and is just as much less.
+    /// Most entries are skipped without comparing their key. `matched` is the length of the prefix that the previous
+    /// key has in common with `target`; the byte after it makes that key less than `target`. An entry that shares more
+    /// than `matched` bytes with the previous key has the same byte there, so it is less too.
     fn seek_in_block(&mut self, target: &[u8]) -> Result<bool, StoreError> {
         let mut matched = shared_prefix(&self.key, target);
         while let Some(entry) = self.next_in_block()? {
@@ -139,7 +139,7 @@ impl RunCursor {
         Ok(false)
     }
 
-    /// Goes to the start of a block, reading it if need be, and checks it.
+    /// Moves to the start of a block, which is read if needed, and verifies its checksum.
     fn enter(&mut self, block: usize) -> Result<(), StoreError> {
         if !self.held.contains(&block) {
             self.read(block)?;
@@ -173,7 +173,7 @@ impl RunCursor {
         Ok(())
     }
 
-    /// Moves to the next entry of the block, which there is.
+    /// Moves to the next entry of the block. There must be one.
     fn decode(&mut self) -> Result<(), StoreError> {
         let Some(entry) = self.next_in_block()? else { return Ok(()) };
         if entry.shared > self.key.len() {
@@ -186,7 +186,7 @@ impl RunCursor {
         Ok(())
     }
 
-    /// Takes the next entry off the block, leaving the key as it is; `None` at the end of the block.
+    /// Reads the next entry of the block without changing the current key; `None` at the end of the block.
     #[inline]
     fn next_in_block(&mut self) -> Result<Option<EncodedEntry>, StoreError> {
         if self.rest.is_empty() {
@@ -207,7 +207,7 @@ impl RunCursor {
 
 /// An entry in a block. Its parts are ranges of the block.
 struct EncodedEntry {
-    /// Bytes its key shares with the one before it.
+    /// Bytes its key shares with the previous key.
     shared: usize,
     /// The rest of its key.
     suffix: Range<usize>,

@@ -39,7 +39,7 @@ fn lines_needed(keys: u64) -> u64 {
     (keys.saturating_mul(BITS_PER_KEY)).div_ceil(8 * LINE_BYTES as u64).max(1)
 }
 
-/// The bit of each word, from bits of the hash that did not choose the line alone.
+/// The bit of each word. The high bits of the hash chose the line; the multiplication mixes in the others.
 fn masks(hash: u64) -> [u64; 8] {
     let spread = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     std::array::from_fn(|word| 1 << ((spread >> (6 * word)) & 63))

@@ -81,8 +81,8 @@ impl Index {
         self.separators.get(start..end_of(block)).unwrap_or_default()
     }
 
-    /// The only block from `from` on that can contain `key`. A galloping search, because ascending lookups end close
-    /// by.
+    /// The only block from `from` on that can contain `key`. A galloping search, because the next of several ascending
+    /// lookups ends nearby.
     pub(super) fn find(&self, key: &[u8], from: usize) -> usize {
         let (mut low, mut high, mut step) = (from, self.len(), 1);
         while low + step < high {

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! magic "TALLYMAN", version u32, number of runs u32, directory id u64, position u64, next file number u64
-//! of each run, newest first: file number u64, entries u64, bytes u64, format u32, digest u64
-//! CRC-32 of all before it
+//! for each run, newest first: file number u64, entries u64, bytes u64, format u32, digest u64
+//! CRC-32 of everything before it
 //! ```
 //!
 //! The first start writes an empty one before any other file. So if there is a run or a segment, a missing manifest is
 //! damage.
 //!
-//! Version 1 has no directory id, and no format and digest of runs. It can be read, and the first start replaces it.
+//! Version 1 has no directory id, and neither format nor digest of the runs. It can be read, and the first start
+//! replaces it.
 //!
 //! It is replaced in four steps. After a crash at any point there is a complete manifest, and all its runs exist:
 //! 1. `manifest.new` is written and synced;
@@ -36,7 +37,7 @@ pub(super) const FILE_NEW: &str = "manifest.new";
 
 const MAGIC: [u8; 8] = *b"TALLYMAN";
 const VERSION: u32 = 2;
-/// Upper bound of the size of a valid manifest.
+/// Upper bound on the size of a valid manifest.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// The content of the file. The default is that of an empty store.

@@ -3,11 +3,11 @@
 //! Runs are ordered newest first, and only neighbours are merged, so the newer run wins without a sequence number per
 //! entry.
 //!
-//! Compaction is size-tiered. A run's *tier* is how often 4 MiB must be multiplied by four to reach its size. From the
-//! lowest tier up, a range of neighbours of at most that tier, four or more of them of exactly that tier, is merged.
-//! Four runs of a tier make about one of the next, so the write amplification is about log₄ of the store's size over 4
-//! MiB. Smaller runs in between are merged along, which costs little and keeps them from being stuck between large
-//! ones.
+//! Compaction is size-tiered. A run's *tier* is how many times 4 MiB must be multiplied by four to reach its size.
+//! Starting with the lowest tier, neighbours of at most that tier are merged if at least four of them are of exactly
+//! that tier. Four runs of a tier make about one of the next, so the write amplification is about log₄ of the store's
+//! size over 4 MiB. Smaller runs in between are merged with them, which costs little and keeps them from getting stuck
+//! between large ones.
 //!
 //! Some orders of sizes defeat the tiers. So if there are more than [`RUNS_IDLE_MAX`] runs, the cheapest range that
 //! restores the limit is merged, whatever its tiers.
@@ -72,7 +72,7 @@ pub(super) struct MergeIterator {
     removed: bool,
 }
 
-/// A run being merged. The greatest has the smallest key; of equal keys, it is the newest.
+/// A run being merged. Ordered for a max-heap: the greatest has the smallest key and, among equal keys, is the newest.
 struct MergeInput {
     cursor: RunCursor,
     /// Index among the runs, newest first.

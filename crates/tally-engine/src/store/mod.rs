@@ -249,15 +249,15 @@ impl Store {
         Arc::ptr_eq(&lock(&self.current), &snapshot.0)
     }
 
-    /// Iterates over the live entries in key order, from `start` on, as of now. Later commits and merges do not show
-    /// and do not wait. Files in use keep their disk space until the scan is dropped.
+    /// Iterates over the live entries in key order, from `start` on, as of now. Later commits and merges are not
+    /// visible to it, and do not wait for it. Files in use keep their disk space until the scan is dropped.
     #[must_use]
     pub fn scan(&self, start: &[u8]) -> Scan {
         Scan::new(self.version(), start)
     }
 
-    /// An entry whose key starts with `prefix`, chosen by `number`, each about as likely as any other. `None` if the choice
-    /// fell on one that is outdated or deleted, or if there are none.
+    /// An entry whose key starts with `prefix`, chosen about uniformly by `number`. `None` if the chosen one is
+    /// outdated or deleted, or if there are none.
     pub fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
         self.version().sample(prefix, number)
     }
@@ -379,8 +379,8 @@ impl Store {
         Ok(())
     }
 
-    /// Reads and verifies every block of every run. `decodes` is called with every record, `progress` with the bytes done
-    /// and their total.
+    /// Reads and verifies every block of every run. `decodes` is called with every record, `progress` with the bytes
+    /// done and their total.
     pub fn verify(
         disk: &dyn Disk,
         decodes: Decodes<'_>,

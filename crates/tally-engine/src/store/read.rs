@@ -23,8 +23,8 @@ impl StoreVersion {
         Ok(None)
     }
 
-    /// See [`Store::sample`](super::Store::sample). Blocks have about the same number of entries, so a random entry of a
-    /// random block is a random entry.
+    /// See [`Store::sample`](super::Store::sample). Blocks have about the same number of entries, so a random entry of
+    /// a random block is a random entry.
     pub(super) fn sample(&self, prefix: &[u8], number: u64) -> Result<Option<SampledEntry>, StoreError> {
         let blocks_of = |run: &Run| match run.index.len() {
             0 => 0..0,
@@ -126,7 +126,7 @@ fn holds_any(runs: &[Arc<Run>], key: &[u8]) -> Result<bool, StoreError> {
     Ok(false)
 }
 
-/// The smallest key after all that start with `prefix`, which has one byte below 255.
+/// The smallest key greater than all that start with `prefix`, whose last byte must be less than 255.
 fn after(prefix: &[u8]) -> Vec<u8> {
     let mut after = prefix.to_vec();
     if let Some(last) = after.last_mut() {

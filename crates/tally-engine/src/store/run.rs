@@ -8,15 +8,15 @@
 //! block 0  entries, checksum                                                             about 4 KiB
 //! block 1  …
 //! filter   lines of 64 bytes (see `filter`), checksum                          10 to 20 bits per key
-//! index    smallest key, largest key, then of each block its separator and length, checksum
-//! footer   offset of the filter, offset of the index, entries, tombstones, blocks, digest (u64 each), checksum   52 bytes
+//! index    smallest key, largest key, then separator and length of each block, checksum
+//! footer   offsets of filter and index, entries, tombstones, blocks, digest (u64 each), checksum    52 bytes
 //! ```
 //!
 //! An entry is
 //!
 //! ```text
-//! varint  bytes shared with the key before it; 0 for the first of a block
-//! varint  bytes that follow of the key, and these bytes
+//! varint  number of bytes shared with the previous key; 0 for the first entry of a block
+//! varint  length of the rest of the key, and the rest of the key
 //! varint  0 for a tombstone, else 1 + length of the value, and the value
 //! ```
 //!
@@ -82,7 +82,7 @@ pub(super) struct Run {
     pub(super) entries: u64,
     /// Number of tombstones.
     pub(super) tombstones: u64,
-    /// Of all its checksums; none in version 1.
+    /// The digest of all its checksums; none in version 1.
     pub(super) digest: Option<u64>,
     pub(super) smallest: Box<[u8]>,
     pub(super) largest: Box<[u8]>,
@@ -96,7 +96,7 @@ pub(super) struct RunRef {
     pub(super) number: u64,
     pub(super) entries: u64,
     pub(super) bytes: u64,
-    /// None of a run of version 1.
+    /// None for a run of version 1.
     pub(super) digest: Option<u64>,
 }
 
@@ -188,7 +188,7 @@ pub(super) struct Footer {
 }
 
 impl Footer {
-    /// The footer that stands at `offset`.
+    /// Encodes a footer that begins at `offset`.
     pub(super) fn encode(&self, offset: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(FOOTER_BYTES);
         let digest = self.digest.unwrap_or_default();

@@ -24,7 +24,7 @@ pub struct Summary {
     pub runs: usize,
     /// Entries in them, including older versions and tombstones.
     pub entries: u64,
-    /// Bytes of them.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 

@@ -59,7 +59,7 @@ impl Driven {
             19 => while self.machine.merge().is_ok_and(|merged| merged) {},
             _ => {}
         }
-        // What a checkpoint has swept.
+        // Applies what the checkpoint has swept.
         self.settle();
     }
 
@@ -102,7 +102,7 @@ impl Driven {
     }
 }
 
-/// Drives the machine before every wait.
+/// A submission drives the machine before it waits.
 impl Engine for Driven {
     fn events(&self) -> Events {
         self.machine.events()
@@ -159,14 +159,14 @@ impl Engine for Driven {
 
     async fn sample(&self, number: u64) -> Result<Option<Key>, EngineError> {
         let mut found = None;
-        // Each number begins at another cell, so all of memory is sampled.
+        // Each number gives another random sample, and most are filler.
         for number in (number..).take(2 * FILLING) {
             found = self.machine.sample(number).await?;
             if !found.as_ref().is_some_and(|key| key.as_bytes().starts_with(FILLER)) {
                 return Ok(found);
             }
         }
-        // If memory holds only the filler, the store is not sampled.
+        // Only filler was sampled: take the first of the other counters, if there are any.
         let first = PageRequest { prefix: Vec::new(), after: None, limit: 1 };
         Ok(found.and(self.list(first).await?.items.pop().map(|(key, _)| key)))
     }

@@ -105,7 +105,7 @@ fn frames_that_do_not_continue_the_journal_are_refused_and_so_is_everything_afte
     assert!(writer.prepare_next().is_err());
 }
 
-/// A disk whose syncs can be made to fail, with the name that the file was opened under.
+/// A disk whose syncs can be made to fail. The error has the name that the file was opened under.
 struct Breaking {
     disk: RealDisk,
     broken: Arc<AtomicBool>,

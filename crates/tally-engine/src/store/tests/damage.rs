@@ -15,7 +15,7 @@ fn disk() -> Arc<MemDisk> {
     disk_with("a value", ID)
 }
 
-/// The same with another value, of a directory of this identity.
+/// The same with this value, in a directory with this identity.
 fn disk_with(value: &str, id: DirId) -> Arc<MemDisk> {
     let disk = MemDisk::new();
     let mut changes = put(0..30, value);
@@ -102,7 +102,7 @@ fn reading_a_damaged_block_is_an_error_and_other_blocks_still_read() {
     assert!(scan.next().is_none());
 }
 
-/// The error of opening a disk whose run 1 was replaced by these bytes, cut to the length in the manifest.
+/// The error of opening a disk whose run 1 was replaced by these bytes. A check must report the same.
 fn refusal(disk: &Arc<MemDisk>, bytes: Vec<u8>) -> String {
     disk.put(RUN, bytes);
     let opened = Store::open(Arc::clone(disk) as Arc<dyn Disk>, ID).map(|_| ());

@@ -73,8 +73,8 @@ impl MemDisk {
         MemDisk::with(&self.names.lock().unwrap(), |file| file.data.lock().unwrap().clone())
     }
 
-    /// A copy of what a power cut leaves: of the content only what was synced, and of creations, renames and removals
-    /// that are not durable those of the names that `kept` says.
+    /// A copy of what a power cut leaves: only synced content and, of the creations, renames and removals that are not
+    /// durable, those of names for which `kept` is true.
     pub fn copy_synced(&self, kept: impl Fn(&str) -> bool) -> Arc<MemDisk> {
         let mut names = self.durable.lock().unwrap().clone();
         let current = self.names.lock().unwrap();

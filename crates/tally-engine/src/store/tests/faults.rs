@@ -24,8 +24,8 @@ fn prepared() -> (Arc<MemDisk>, Store) {
     (disk, store)
 }
 
-/// Does `action` with a fault at every call in turn. After each, the open store, the disk as it is and the disk
-/// after a power cut must be as before or as after, and as after if the action reported success.
+/// Runs `action` with a fault at each call in turn. Afterwards the open store, the disk as it is and the disk after a
+/// power cut must be in the old or the new state, and in the new one if the action reported success.
 fn with_a_fault_at_every_call(fault: Fault, action: impl Fn(&Store) -> Result<(), StoreError>) {
     let (_, store) = prepared();
     let before = state(&store);
@@ -56,7 +56,7 @@ fn with_a_fault_at_every_call(fault: Fault, action: impl Fn(&Store) -> Result<()
             let expected_full = !matches!(fault, Fault::Dead);
             assert_eq!(error.is_full(), expected_full, "call {call}: {error}");
         }
-        // A file whose very removal failed waits for the next open.
+        // A file whose removal failed is removed by the next open.
         let leaks_max = if fault == Fault::Dead { 2 } else { 1 };
         stays_usable(&disk, &store, expected.clone(), leaks_max);
     }
