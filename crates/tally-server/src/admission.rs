@@ -60,7 +60,7 @@ pub enum Denied {
 /// How many items a page may have.
 pub const PAGE_LIMITS: RangeInclusive<u64> = 1..=PAGE_ITEMS_MAX as u64;
 
-/// Who calls. There is no authentication yet, so that is an address.
+/// The caller. There is no authentication yet, so only its address is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     peer: IpAddr,
@@ -83,9 +83,9 @@ impl Caller {
 pub enum Action {
     /// Reads its value, expiry, statistics or ledger.
     Read,
-    /// Finds it among others.
+    /// Finds it in a listing.
     List,
-    /// Counts.
+    /// Adds to its value, or subtracts from it.
     Add,
     /// Sets, resets or adjusts its value.
     Correct,
@@ -93,11 +93,11 @@ pub enum Action {
     Expire,
     /// Removes it.
     Delete,
-    /// Writes it as another server had it.
+    /// Imports it from another server.
     Import,
 }
 
-/// Decides who may do what to which counters. Today it only knows what a key is.
+/// Decides who may do what to which counters. For now, it only validates keys.
 #[derive(Debug, Default)]
 pub struct Admission {}
 
@@ -129,7 +129,7 @@ pub fn delta(delta: i64) -> Result<i64, Denied> {
     if delta == 0 { Err(Denied::DeltaZero) } else { Ok(delta) }
 }
 
-/// Who corrects a counter, and a reason of the right length.
+/// The caller and the reason of a correction. The reason must have a valid length.
 pub fn correction(caller: &Caller, reason: &str) -> Result<Correction, Denied> {
     match reason.len() {
         0 => Err(Denied::ReasonEmpty),

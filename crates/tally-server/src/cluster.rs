@@ -1,4 +1,4 @@
-//! Starting what this process does in a cluster.
+//! Starts and stops the cluster roles of this process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::policy::Policies;
 /// Why a node of a cluster did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// As an API node.
+    /// The API node did not start.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// As a worker.
+    /// The worker did not start.
     #[error(transparent)]
     Worker(#[from] WorkerError),
     /// PostgreSQL.

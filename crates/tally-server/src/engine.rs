@@ -15,7 +15,7 @@ use tally_engine::Embedded;
 
 use crate::cluster::ClusterNode;
 
-/// The configured engine. An enum and not a trait object: calls on the hot path stay direct.
+/// The configured engine. An enum rather than a trait object, so that calls on the hot path are static.
 #[derive(Clone)]
 pub enum ServerEngine {
     /// Everything in this process.
@@ -24,7 +24,7 @@ pub enum ServerEngine {
     Cluster(Arc<ClusterNode>),
 }
 
-/// Calls the same method of whichever engine it is.
+/// Calls a method on whichever engine is configured.
 macro_rules! either {
     ($self:ident.$method:ident($($argument:expr),*) $($await:tt)*) => {
         match $self {

@@ -50,7 +50,7 @@ impl<'a> HttpHost<'a> {
         (!name.is_empty() && name.bytes().all(fits)).then_some(HttpHost::Name(name.into()))
     }
 
-    /// Whether it is this machine. The owner of a public domain cannot make one that is.
+    /// Whether it names this machine. No public domain name does.
     pub fn is_loopback(&self) -> bool {
         match self {
             HttpHost::Address(address) => address.to_canonical().is_loopback(),

@@ -7,77 +7,77 @@ use tally_core::limits::{
     SEGMENT_BYTES,
 };
 
-/// Most open connections per protocol. Further ones get an error and are closed.
+/// Maximum number of open connections per protocol. Further ones get an error and are closed.
 pub const CONNECTIONS_MAX: usize = 16_384;
 /// Open files reserved for the data directory and the process; more if the engine needs more.
 pub const FILES_RESERVED: usize = 192;
 const _: () = assert!(FILES_RESERVED >= tally_engine::limits::files_needed(tally_core::limits::MEMORY_BYTES_DEFAULT));
-/// Fewest connections per protocol, however few files the process may open.
+/// Minimum number of connections per protocol, however few files the process may open.
 pub const CONNECTIONS_MIN: usize = 16;
 
-/// Longest head of a request, including the request line. Also limits `?keys=` lists. It is hyper's read buffer too, which
-/// every connection may fill and keeps while it is idle.
+/// Longest head of a request, including the request line. Also limits `?keys=` lists, and is the size of hyper's read
+/// buffer, which every connection may fill and keeps while it is idle.
 pub const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Most headers of a request: hyper's default, which costs no allocation.
+/// Maximum number of headers of a request: hyper's default, which costs no allocation.
 pub const HEADERS_MAX: usize = 100;
 /// How long to wait for more of a request that was refused before it was read, so that the client gets the answer.
 pub const LINGER_MAX: Duration = Duration::from_secs(1);
-/// Most bytes to discard of such a request: the largest body twice. The connection of a client that sends more is reset.
+/// Maximum bytes of such a request to discard: twice the largest body. If more arrive, the connection is reset.
 pub const LINGER_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
 /// Time limit for a request head, and for an idle connection.
 pub const HEAD_READ_MAX: Duration = Duration::from_secs(30);
-/// Largest body of a call on one counter: the longest id and reason fit, escaped.
+/// Largest body of a call on one counter. The longest id and reason fit, escaped.
 pub const CALL_BODY_BYTES_MAX: usize = 16 << 10;
 /// Bytes of all batches in progress; further batches wait.
 pub const BATCH_BODIES_BYTES_MAX: usize = 128 << 20;
-/// A batch whose body has begun to arrive takes at least this much of it.
+/// Minimum reservation of a batch whose body has begun to arrive.
 pub const BATCH_STEP_BYTES_MIN: usize = 4 << 10;
-/// Most bytes of corrections in one page of a ledger, before JSON encoding.
+/// Maximum bytes of actors and reasons in one page of a ledger, before JSON encoding. The last entry may exceed it.
 pub const LEDGER_PAGE_BYTES_MAX: usize = 256 << 10;
-/// Most bytes of a page of an export.
+/// Maximum size of a page of an export.
 pub const EXPORT_PAGE_BYTES_MAX: usize = 4 << 20;
-/// Most bytes of actors and reasons in one item of an export, before JSON encoding. The rest is in the next item.
+/// Maximum bytes of actors and reasons in one item of an export, before JSON encoding. The last entry may exceed it;
+/// the rest is in the next item.
 pub const EXPORT_ITEM_TEXT_BYTES_MAX: usize = 64 << 10;
-/// Most items of one import.
+/// Maximum number of items of one import.
 pub const IMPORT_ITEMS_MAX: usize = 1_000;
-/// Bytes of items that the command line sends at once, unless one has more.
+/// Bytes of items that the command line sends at once, unless a single item is larger.
 pub const IMPORT_SEND_BYTES: usize = 256 << 10;
 /// Longest line of an export file.
 pub const EXPORT_LINE_BYTES_MAX: usize = EXPORT_PAGE_BYTES_MAX;
-/// Timeout of a call that moves counters. The first one waits until the server has stored everything.
+/// Timeout of an export or import call. The first call of an export waits until the server has stored everything.
 pub const MOVE_WAIT_MAX: Duration = Duration::from_secs(120);
-/// How often such a call is repeated while the server answers that it is not available.
+/// How many times such a call is retried while the server answers 503.
 pub const MOVE_RETRIES_MAX: u32 = 20;
-/// Pause before it is repeated.
+/// Delay before each retry.
 pub const MOVE_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Bytes of HTTP answers that clients have not taken, all connections together. Further ones wait, then get a 503.
+/// Bytes of HTTP answers that clients have not read, all connections together. Further ones wait, then get a 503.
 pub const ANSWERS_BYTES_MAX: usize = 64 << 20;
 /// HTTP answers up to this size do not count towards the shared limit.
 pub const ANSWER_BYTES_FREE: usize = 16 << 10;
-/// A connection whose client reads nothing for this long is closed. Over HTTP, also one whose client takes longer for an
-/// answer.
+/// A connection whose client reads nothing for this long is closed. Over HTTP, so is one whose client takes longer than
+/// this to read an answer.
 pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
 /// Time limit for a request body.
 pub const BODY_READ_MAX: Duration = Duration::from_secs(30);
 
 /// Chunks of a backup that are read ahead of the client.
 pub const BACKUP_CHUNKS_AHEAD: usize = 2;
-/// A backup that is read more slowly than this, on average, is ended after a minute: it keeps files that were replaced, and
-/// no other backup can run meanwhile.
+/// Minimum average rate, in bytes per second, at which a client must read a backup. A slower backup is aborted, because
+/// it keeps replaced files on disk and blocks other backups.
 pub const BACKUP_RATE_MIN: u64 = 256 << 10;
-/// How long a backup may be slower at its beginning.
+/// How long a backup may be slower than that at its beginning.
 pub const BACKUP_SLOW_MAX: Duration = Duration::from_secs(60);
-/// How long `tally backup` waits until the server begins to answer: it writes a checkpoint first. Also how long it then
-/// waits for more of the answer.
+/// How long `tally backup` waits for the answer to begin, and for each read. The server writes a checkpoint first.
 pub const BACKUP_BEGIN_MAX: Duration = Duration::from_secs(600);
 
 /// Longest argument of a RESP request.
 pub const RESP_BULK_BYTES_MAX: usize = 1 << 20;
-/// Most arguments of a RESP request, including the command name.
+/// Maximum number of arguments of a RESP request, including the command name.
 pub const RESP_ARGS_MAX: usize = 1024;
 /// Longest argument of a RESP request before `AUTH`.
 pub const RESP_UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 << 10;
-/// Most arguments of a RESP request before `AUTH`.
+/// Maximum number of arguments of a RESP request before `AUTH`.
 pub const RESP_UNAUTHENTICATED_ARGS_MAX: usize = 10;
 /// Longest RESP line: an inline request or a length prefix.
 pub const RESP_LINE_BYTES_MAX: usize = 64 << 10;
@@ -96,42 +96,42 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Timeout of a client command.
 pub const CLIENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Most RESP threads.
+/// Maximum number of RESP threads.
 pub const RESP_THREADS_MAX: usize = 64;
-/// From this many cores on, a thread gathers its next commands while the engine's own thread flushes the last ones. With
-/// fewer, a thread flushes what it gathered, which saves waking another.
+/// From this many cores on, a thread gathers its next commands while the engine's own thread flushes the last ones.
+/// With fewer cores, the thread that gathered commands also flushes them, which saves waking another thread.
 pub const RESP_OVERLAP_CORES_MIN: usize = 4;
-/// Most RESP threads by default.
+/// Maximum number of RESP threads by default.
 pub const RESP_THREADS_DEFAULT_MAX: usize = 16;
 /// Bytes read from a RESP connection at once.
 pub const RESP_READ_BYTES: usize = 64 << 10;
-/// Most commands of one RESP connection in progress; further ones wait until these are answered.
+/// Maximum number of commands in progress per RESP connection; further ones wait until these are answered.
 pub const RESP_SHARE_COMMANDS_MAX: usize = 8_192;
-/// Most identical requests of one RESP connection that are planned together.
+/// Maximum number of identical requests of one RESP connection that are planned together.
 pub const RESP_REPEATS_MAX: u32 = 1_024;
 /// Bytes of pending replies after which a connection waits until they are written.
 pub const RESP_SHARE_BYTES_MAX: usize = 256 << 10;
 /// Largest RESP request, all arguments together.
 pub const RESP_REQUEST_BYTES_MAX: usize = 2 << 20;
-/// Events, after combining, at which a submission takes commands of no further connection.
+/// At this many events, after combining, a submission accepts no commands from further connections.
 pub const RESP_SUBMISSION_EVENTS: usize = 4_096;
-/// Events, after combining, at which a submission is closed even within the commands of one connection; the rest of them
-/// wait for the next.
+/// At this many events, after combining, a submission is closed even in the middle of a connection's commands; the rest
+/// go into the next one.
 pub const RESP_SUBMISSION_EVENTS_MAX: usize = RESP_SUBMISSION_EVENTS + 1_024;
-/// Events, before combining, at which a submission takes commands of no further connection: all of them may have to be
-/// applied one by one.
+/// At this many events, before combining, a submission accepts no commands from further connections, because all events
+/// may have to be applied one by one.
 pub const RESP_SUBMISSION_PARTS: usize = 16_384;
-/// Events, before combining, at which a submission is closed even within the commands of one connection.
+/// At this many events, before combining, a submission is closed even in the middle of a connection's commands.
 pub const RESP_SUBMISSION_PARTS_MAX: usize = 2 * RESP_SUBMISSION_PARTS;
-/// Bytes at which a submission takes commands of no further connection.
+/// At this many bytes, a submission accepts no commands from further connections.
 pub const RESP_SUBMISSION_BYTES: usize = 2 << 20;
-/// Bytes at which a submission is closed even within the commands of one connection.
+/// At this many bytes, a submission is closed even in the middle of a connection's commands.
 pub const RESP_SUBMISSION_BYTES_MAX: usize = RESP_SUBMISSION_BYTES + (1 << 20);
-/// Most arguments of a transaction, all commands together.
+/// Maximum number of arguments of a transaction, all commands together.
 pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
-/// Most bytes of a transaction, all commands together.
+/// Maximum size of a transaction, all commands together.
 pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
-/// Commands of one thread in progress; above this its connections are not read.
+/// Commands in progress per thread; above this, its connections are not read.
 pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
 /// Events of these commands; above this its connections are not read. `MGET` has one event per key.
 pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
@@ -152,33 +152,34 @@ pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub const RESP_NAME_BYTES_MAX: usize = 256;
 /// Shortest time over which `INFO` measures the rate of commands.
 pub const RESP_RATE_SPAN_MIN: Duration = Duration::from_secs(1);
-/// Longest pattern of `KEYS`, `SCAN`, `CONFIG GET` and `COMMAND LIST`. Matching takes the product of both lengths.
+/// Longest pattern of `KEYS`, `SCAN`, `CONFIG GET` and `COMMAND LIST`. The time to match is proportional to the product
+/// of both lengths.
 pub const RESP_PATTERN_BYTES_MAX: usize = 1_024;
-/// Keys that are matched with a pattern before the thread serves other connections.
+/// Keys that are matched against a pattern before the thread serves other connections.
 pub const RESP_MATCH_SLICE: usize = 64;
-/// Most keys that `KEYS` returns.
+/// Maximum number of keys that `KEYS` returns.
 pub const RESP_KEYS_MAX: usize = 100_000;
-/// Most bytes of keys that `KEYS` returns.
+/// Maximum bytes of keys that `KEYS` returns.
 pub const RESP_KEYS_BYTES_MAX: usize = 4 << 20;
-/// Most connections in `MONITOR` mode.
+/// Maximum number of connections in `MONITOR` mode.
 pub const RESP_MONITORS_MAX: usize = 8;
-/// Bytes that wait for a monitor. One that has this many is disconnected when more arrive.
+/// Bytes queued for a monitor. At this many, it is disconnected when more arrive.
 pub const RESP_MONITOR_BYTES_MAX: usize = 8 << 20;
 /// Bytes of requests that are sent to monitors at once.
 pub const RESP_MONITOR_STEP_BYTES: usize = 64 << 10;
-/// Most keys that a connection watches.
+/// Maximum number of keys that a connection watches.
 pub const RESP_WATCHED_KEYS_MAX: usize = 512;
-/// How often `RENAME` and `COPY` read their source again because it changed before they wrote.
+/// How many times `RENAME` and `COPY` try, if their source keeps changing between the read and the write.
 pub const RESP_COPY_TRIES_MAX: usize = 64;
-/// Longest part of the name of a database that an error quotes.
+/// Maximum bytes of the name of a database that an error quotes.
 pub const RESP_DATABASE_SHOWN_BYTES_MAX: usize = 32;
-/// Most `SCAN` cursors kept; the oldest is dropped first.
+/// Maximum number of `SCAN` cursors kept; the oldest is dropped first.
 pub const RESP_CURSORS_MAX: usize = 16_384;
 /// Idle time before TCP keepalive probes.
 pub const RESP_KEEPALIVE: Duration = Duration::from_secs(300);
 
 const _: () = assert!(CONNECTIONS_MAX >= CONNECTIONS_MIN);
-// A control character takes one byte in a text and six in JSON. A reason more than fits may be in an item.
+// A control character takes one byte in a text and six in JSON. An item may exceed its limit by one entry.
 const _: () = assert!(
     6 * (EXPORT_ITEM_TEXT_BYTES_MAX + 2 * REASON_BYTES_MAX + KEY_BYTES_MAX) + 512 * (IMPORT_ENTRIES_MAX + 2)
         <= EXPORT_PAGE_BYTES_MAX / 2
@@ -186,7 +187,7 @@ const _: () = assert!(
 const _: () = assert!(IMPORT_SEND_BYTES + EXPORT_LINE_BYTES_MAX + (1 << 10) <= BODY_BYTES_MAX);
 const _: () =
     assert!(RESP_SUBMISSION_EVENTS_MAX + 2 * RESP_TRANSACTION_ARGS_MAX + RESP_WATCHED_KEYS_MAX < CALL_EVENTS_MAX);
-// Applied one by one, they still fit into a journal segment.
+// Even if they are applied one by one, they fit into a journal segment.
 const _: () = assert!(((RESP_SUBMISSION_PARTS_MAX + CALL_EVENTS_MAX) * 2 * KEY_BYTES_MAX) as u64 <= SEGMENT_BYTES);
 const _: () = assert!(RESP_MONITORS_MAX * RESP_MONITOR_BYTES_MAX <= RESP_OUTPUT_BYTES_MAX);
 const _: () = assert!(2 * RESP_ARGS_MAX <= 2 * RESP_TRANSACTION_ARGS_MAX);

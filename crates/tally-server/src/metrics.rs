@@ -39,7 +39,7 @@ pub enum Verb {
     Many,
     /// List by prefix.
     List,
-    /// Read with history.
+    /// Read with statistics.
     Stats,
     /// Set the value.
     Set,
@@ -55,7 +55,7 @@ pub enum Verb {
     Expire,
     /// Read everything.
     Export,
-    /// Take what another server exported.
+    /// Import what another server exported.
     Import,
     /// Copy the data directory.
     Backup,
@@ -350,7 +350,7 @@ fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt
     }
 }
 
-/// Cumulative buckets as separate ones, because the encoder adds them up; the rest goes to `+Inf`.
+/// Converts cumulative buckets to the count of each, because the encoder adds them up again. The rest goes to `+Inf`.
 fn to_separate(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
     let mut below = 0;
     let finite = cumulative.iter().filter(|(bound, _)| bound.is_finite());

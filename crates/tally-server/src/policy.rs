@@ -23,11 +23,11 @@ pub struct Policies {
 pub struct NamespacePolicy {
     /// What an acknowledgement means and what a read sees.
     pub consistency: Consistency,
-    /// How sub-counters work, in a cluster and with `best-effort`.
+    /// How sub-counters work. Used only in a cluster, with `best-effort`.
     pub shards: ShardPolicy,
-    /// How old readings may be.
+    /// How often totals are published.
     pub rollup_every: Option<Duration>,
-    /// How old the database may be.
+    /// How often counters are persisted.
     pub persist_every: Option<Duration>,
 }
 
@@ -56,12 +56,12 @@ impl Policies {
         &self.shards
     }
 
-    /// How often totals are published: as often as the most demanding namespace wants it, and by default.
+    /// How often totals are published: the shortest interval of any namespace, at most the default.
     pub fn rollup_every(&self, default: Duration) -> Duration {
         self.rollup_every.map_or(default, |every| every.min(default))
     }
 
-    /// How often counters are persisted: as often as the most demanding namespace wants it, and by default.
+    /// How often counters are persisted: the shortest interval of any namespace, at most the default.
     pub fn persist_every(&self, default: Duration) -> Duration {
         self.persist_every.map_or(default, |every| every.min(default))
     }

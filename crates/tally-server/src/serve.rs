@@ -93,7 +93,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let address = http.local_addr()?;
     let service = Service::new(config.policies.clone());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // In a cluster a flush is a round trip to Kafka, so threads always gather meanwhile.
+    // In a cluster a flush is a round trip to Kafka, so threads always gather the next commands during it.
     let is_overlapping = cores >= RESP_OVERLAP_CORES_MIN || config.cluster.is_some();
     let service = Arc::new(if is_overlapping { service.flushed_by_engine() } else { service });
     let listeners = Listeners::open(&config, &service, http, resp)?;
@@ -139,7 +139,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     }
 }
 
-/// The engine with what belongs to it.
+/// The engine that was opened.
 enum RunningEngine {
     Embedded(Embedded),
     ClusterNode(Arc<ClusterNode>),
@@ -280,7 +280,7 @@ impl Listeners {
     }
 }
 
-/// Resolves when a listener must stop, to the drain timeout.
+/// Resolves to the drain timeout when a listener must stop.
 type Stopping = Pin<Box<dyn Future<Output = Duration> + Send>>;
 
 impl Listener {
@@ -346,7 +346,7 @@ fn reachable(address: SocketAddr) -> String {
     if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() }
 }
 
-/// The most connections per protocol. Raises the limit on open files as far as the system allows.
+/// The maximum number of connections per protocol. Raises the limit on open files as far as the system allows.
 fn connections_max(protocols: usize, memory_bytes: u64) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -63,7 +63,7 @@ pub struct Freshness {
     pub at: Latest,
     /// The reading includes the writes of this token.
     pub token: Option<Token>,
-    /// The most milliseconds by which the reading may be behind.
+    /// Maximum staleness of the reading, in milliseconds.
     pub staleness_max_ms: Option<u64>,
 }
 
@@ -129,9 +129,9 @@ impl Service<ServerEngine> {
     }
 }
 
-/// Whether a backup can be read.
+/// The result of starting a backup.
 pub enum BackupStart {
-    /// It can.
+    /// It has begun.
     Begun(Backup),
     /// Another one is being read.
     Busy,
@@ -151,7 +151,8 @@ impl<E: Engine> Service<E> {
         }
     }
 
-    /// Leaves the flushes of gathered submissions to the engine, so that their threads gather the next ones meanwhile.
+    /// Leaves the flushes of gathered submissions to the engine, so that their threads can gather the next ones during
+    /// a flush.
     #[must_use]
     pub fn flushed_by_engine(self) -> Self {
         Service { gathered: FlushBy::Engine, ..self }
@@ -167,7 +168,7 @@ impl<E: Engine> Service<E> {
         self.closing.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the engine is not there yet: nothing can be read or changed.
+    /// Whether the engine has not recovered yet, so that nothing can be read or changed.
     #[inline]
     pub fn is_recovering(&self) -> bool {
         self.engine.get().is_none()
@@ -252,7 +253,7 @@ impl<E: Engine> Service<E> {
         self.engine.get().map_or(Grouping::Possible, |engine| engine.grouping(keys))
     }
 
-    /// Whether any keys can be submitted as one group.
+    /// Whether arbitrary keys can be submitted as one group.
     pub fn keeps_all_together(&self) -> bool {
         self.engine.get().is_none_or(|engine| engine.keeps_all_together())
     }
@@ -294,7 +295,7 @@ impl<E: Engine> Service<E> {
         Ok(self.engine()?.all_keys(after, limit).await?)
     }
 
-    /// Counters with the ends of their ledgers.
+    /// Counters with the heads of their ledgers.
     pub async fn snapshots(&self, keys: Vec<Key>) -> Result<Vec<CounterSnapshot>, Failure> {
         let expected = keys.len();
         let snapshots = self.engine()?.snapshots(keys).await?;
@@ -344,7 +345,7 @@ impl<E: Engine> Writes<'_, E> {
         self.events.push(key, intent.change, intent.request_id, intent.details);
     }
 
-    /// Adds an intent that is a plain add. Most are, and an intent with all it can have is large.
+    /// Adds a plain add without building an [`Intent`]: most changes are plain adds, and an `Intent` is large.
     pub fn add(&mut self, key: KeyRef<'_>, delta: i64) {
         self.consistencies.push(self.policies.consistency(key));
         self.events.add(key, delta);

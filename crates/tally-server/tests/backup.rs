@@ -26,7 +26,7 @@ const UNFINISHED: &str = "an unfinished backup";
 fn filled(data: &Path) -> Server {
     let server = Server::start_in(data);
     let mut redis = Redis::connect(&server.redis);
-    // More than sockets buffer, also after the store has compressed what keys have in common.
+    // More than socket buffers hold, even after the store has compressed what keys have in common.
     let digits =
         |number: usize| (1..=24).map(move |part| number.wrapping_mul(part).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let keys = (0..FILLED).map(|number| digits(number).map(|part| format!("{part:016x}")).collect::<String>());
@@ -52,7 +52,7 @@ fn back_up(server: &Server, dir: &Path) {
     assert_eq!((code, err.as_str()), (0, ""));
 }
 
-/// The numbers that a writer was told, in the order of its writes: it adds to its first counter, then to its second.
+/// The last acknowledged values of a writer's two counters. It adds to them in turn, beginning with the first.
 #[derive(Default)]
 struct Acknowledged([AtomicI64; 2]);
 
@@ -71,7 +71,7 @@ fn write_until(stop: &AtomicBool, address: &str, writer: usize, acknowledged: &A
     }
 }
 
-/// Runs `action` while writers write, with what they were told.
+/// Runs `action` while writers write, and passes it what was acknowledged to them.
 fn under_load(server: &Server, action: impl FnOnce(&[Acknowledged])) {
     let acknowledged: Vec<Acknowledged> = (0..WRITERS).map(|_| Acknowledged::default()).collect();
     let stop = AtomicBool::new(false);
@@ -84,7 +84,7 @@ fn under_load(server: &Server, action: impl FnOnce(&[Acknowledged])) {
             true => Ok(()),
             false => Err("they have not begun"),
         });
-        // Also if it panics: the writers would never end.
+        // Stops the writers even if it panics; otherwise they would never end.
         let acted = catch_unwind(AssertUnwindSafe(|| action(&acknowledged)));
         stop.store(true, SeqCst);
         acted.unwrap_or_else(|panic| resume_unwind(panic));
@@ -167,7 +167,7 @@ fn a_backup_that_is_killed_at_any_moment_is_refused_as_unfinished() {
     for round in 0..16 {
         let copy = dir.path().join(format!("copy-{round}"));
         let mut child = backup(&server, &copy).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        // From its first bytes on. Every other time the server dies, and not the copying command.
+        // From its first bytes on. Every other time, the server is killed instead of the copying command.
         wait_for_bytes(&mut child, &copy, whole * round / 15 + 1);
         if round % 2 == 0 {
             child.kill().unwrap();
@@ -180,7 +180,7 @@ fn a_backup_that_is_killed_at_any_moment_is_refused_as_unfinished() {
             assert!(is_done || err.contains("unfinished backup: remove it"), "{err}");
             server = Server::start_in(&data);
         }
-        // It may have been done before it was killed.
+        // The copy may have been complete before the kill.
         match run(tally().arg("check").arg(&copy)).code {
             0 => finished += 1,
             _ => {
@@ -267,7 +267,7 @@ fn a_backup_is_refused_into_a_directory_with_files_and_while_another_is_read() {
     assert!(!dir.path().join("none").exists());
 }
 
-/// A server that answers a backup with these bytes, and announces more of them.
+/// A server that answers a backup call with these bytes, but announces more.
 fn answering(body: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -284,7 +284,7 @@ fn answering(body: Vec<u8>) -> String {
 #[test]
 fn an_archive_that_no_server_writes_is_refused_and_not_read_into_memory() {
     let dir = TempDir::new().unwrap();
-    // An extension with a long name, which a reader of archives keeps in memory.
+    // Entries that are not files: mostly extension headers, which readers of archives keep in memory.
     for kind in [b'L', b'x', b'K', b'2'] {
         let mut header = tar::Header::new_gnu();
         header.set_path("journal").unwrap();
@@ -318,7 +318,7 @@ fn an_atomic_snapshot_of_the_directory_under_load_has_everything_that_was_acknow
         for round in 0..5 {
             let copy = dir.path().join(format!("snapshot-{round}"));
             let mut now = Vec::new();
-            // What a file system's snapshot shows: all files as of one moment.
+            // As in a snapshot of the file system: all files as of one moment.
             server.hold(|| {
                 wait_until_stopped(&server);
                 let copied = run(Command::new("cp").arg("-a").arg(dir.path().join("data")).arg(&copy));

@@ -187,7 +187,7 @@ fn a_client_that_never_reads_its_answers_is_disconnected() {
     drop(silent);
 }
 
-/// The budget is that of the process, so that an operator can give it as the container's limit.
+/// The budget covers the whole process, so that an operator can set the container's limit to it.
 #[test]
 fn the_process_stays_within_its_memory_budget_while_counters_exceed_it() {
     const COUNTERS: u64 = 1_500_000;

@@ -58,7 +58,7 @@ fn every_pipelined_request_before_a_half_close_is_answered() {
 fn a_half_close_while_the_answer_is_awaited_does_not_cancel_the_request() {
     let server = Server::start();
     let mut clients: Vec<_> = (0..100).map(|_| server.connect()).collect();
-    // The server finds the request and the end of input at different moments.
+    // The server sees the request and the end of input at different moments.
     clients.iter_mut().for_each(|client| client.write_all(EMPTY.as_bytes()).unwrap());
     clients.iter().for_each(|client| client.shutdown(Shutdown::Write).unwrap());
     let answers: Vec<_> = clients.into_iter().map(read_to_end).collect();

@@ -297,7 +297,7 @@ fn answers_have_the_consistency_of_the_namespace() {
         let (written, read) =
             (increment(&server, key, "").json, server.send("GET", &format!("{COUNTERS}/{key}"), "").json);
         assert_eq!((&written["consistency"], &read["consistency"]), (&consistency.into(), &consistency.into()));
-        // What a crash can take back is not exact.
+        // What a crash can undo is not exact.
         let is_safe = consistency != "best-effort";
         assert_eq!((&written["exact"], &read["exact"]), (&is_safe.into(), &is_safe.into()), "{key}");
         let exact = server.send("GET", &format!("{COUNTERS}/{key}/exact"), "").json;

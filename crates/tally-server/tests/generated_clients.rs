@@ -1,5 +1,5 @@
-//! The description at `/openapi.json` in the hands of others: a linter, and clients that are generated from it.
-//! `make api-tools` installs what this needs.
+//! The description at `/openapi.json` as other tools use it: a linter, and client generators. `make api-tools` installs
+//! what this needs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -41,7 +41,7 @@ fn lint(dir: &Path, api: &Value) -> Ran {
     write(dir.join("openapi.json"), &api.to_string());
     let mut redocly = tool("redocly");
     redocly.args(["lint", "openapi.json", "--max-problems=1000", "--format=json"]).current_dir(dir);
-    // It would report its use, and ask for newer versions.
+    // Otherwise it would send telemetry and check for updates.
     run(redocly.env("REDOCLY_TELEMETRY", "off").env("REDOCLY_SUPPRESS_UPDATE_NOTICE", "true"))
 }
 
@@ -90,7 +90,7 @@ fn a_generated_typescript_client_counts_reads_and_understands_a_refusal() {
     succeed(tool("tsc").current_dir(dir.path()));
     let mut client = Command::new("node");
     assert_eq!(succeed(client.arg("client.js").arg(&server.base).current_dir(dir.path())), "ok\n");
-    // The compiler knows the description.
+    // The compiler enforces the description.
     let source = std::fs::read_to_string(dir.path().join("client.ts")).unwrap();
     write(dir.path().join("client.ts"), &source.replace("on_bound: \"refuse\"", "on_bound: \"wait\""));
     assert_ne!(run(tool("tsc").current_dir(dir.path())).code, 0, "a value that is not in the description compiles");

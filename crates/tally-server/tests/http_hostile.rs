@@ -16,13 +16,13 @@ use serde_json::json;
 use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// Bytes of answers that clients have not taken, as documented in docs/limits.md.
+/// Bytes of answers that clients have not read, as documented in docs/limits.md.
 const ANSWERS_BYTES_MAX: usize = 64 * MIB;
 /// Longest head of a request, as documented in docs/limits.md.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Most memory of a connection with an unfinished head, as documented in docs/operating.md.
+/// Maximum memory of a connection with an unfinished head, as documented in docs/operating.md.
 const UNFINISHED_BYTES_MAX: usize = 48 << 10;
-/// Time limit for a client to take an answer, and for a request to wait for memory.
+/// Time limit for a client to read an answer, and for a request to wait for memory.
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// Far longer than a request takes on a busy machine, far shorter than a time limit of the server.
 const SOON: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection whose socket takes little of an answer.
+/// A connection whose receive buffer holds little of an answer.
 fn connect_with_small_window(server: &Server) -> TcpStream {
     let address: SocketAddr = server.base.strip_prefix("http://").unwrap().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -96,7 +96,7 @@ fn answers_that_nobody_reads_share_a_limit_and_are_dropped_after_the_stall_timeo
         assert_counts(&client);
         if began.elapsed() >= STALL_MAX / 2 { Ok(()) } else { Err(began.elapsed()) }
     });
-    // Building an answer takes more than the answer, but only a few are built at a time.
+    // Building an answer takes more memory than the answer, but only a few are built at a time.
     assert_grown_less(&server, before, 2 * ANSWERS_BYTES_MAX);
     let mut refused = 0;
     wait_for("a listing", || {

@@ -40,7 +40,7 @@ fn everything_moves_and_importing_again_changes_nothing() {
     // A retry of a request that the source answered.
     let retry = increment(&destination, "orders", 7, "order-1");
     assert_eq!((&retry["value"], &retry["duplicate"]), (&json!(7), &json!(true)), "{retry}");
-    // The ledger goes on where it was.
+    // The ledger continues where it was.
     let set = json!({ "value": 1, "reason": "after the move" }).to_string();
     assert_eq!(destination.send("PUT", "/api/v1/counters/gone", &set).status, 200);
     let ledger = destination.send("GET", "/api/v1/counters/gone/ledger", "").json;
@@ -115,7 +115,7 @@ fn counters_that_differ_are_refused_and_named_unless_they_are_to_be_replaced() {
     assert!(table.err.contains("--replace"), "{}", table.err);
     import_all(&destination, &file, &["--replace"]);
     assert_eq!(counter_lines(&export(&destination, dir.path(), "replaced")), counter_lines(&file));
-    // A ledger that has gone its own way is never rewritten.
+    // A ledger that has diverged is never rewritten.
     for (server, reason) in [(&source, "here"), (&destination, "there")] {
         let set = json!({ "value": 1, "reason": reason }).to_string();
         assert_eq!(server.send("PUT", "/api/v1/counters/likes:a", &set).status, 200);

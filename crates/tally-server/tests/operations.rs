@@ -69,7 +69,7 @@ fn redis_commands_are_counted_by_verb_and_those_of_a_transaction_on_exec() {
         let name = format!(r#"tally_requests_total{{protocol="resp",verb="{verb}",status="{status}"}}"#);
         samples(&server.send("GET", "/metrics", "").text).get(&name).copied().unwrap_or_default()
     };
-    // A reply may arrive before its command is counted.
+    // Reads the counts until they are as expected.
     let wait = |expected: &[(&str, &str, f64)]| {
         let read = || expected.iter().map(|(verb, status, _)| (*verb, *status, counted(verb, status))).collect();
         wait_until_equal("the counts", &expected.to_vec(), read);

@@ -17,9 +17,9 @@ use harness::{Server, limited, serve, wait_for};
 use socket2::{Domain, Socket, Type};
 
 const MIB: usize = 1 << 20;
-/// Most memory of one thread of the Redis port, as documented in docs/limits.md.
+/// Maximum memory of one thread of the Redis port, as documented in docs/limits.md.
 const THREAD_BYTES_MAX: usize = 512 * MIB;
-/// Most memory of an idle connection, as documented in docs/limits.md.
+/// Maximum memory of an idle connection, as documented in docs/limits.md.
 const IDLE_BYTES_MAX: usize = 8 << 10;
 /// Bytes of unfinished requests that the server keeps.
 const UNFINISHED_BYTES_MAX: usize = 64 * MIB;

@@ -1,5 +1,6 @@
-//! Redis libraries of other languages, used as their manuals show: they set, count, expire, watch and select a database, and
-//! none of them does anything else without saying so. The programs are in `tests/clients`; `make redis-libraries` builds them.
+//! Redis libraries of other languages, used as their manuals show: they set, count, expire, watch and select a
+//! database, and none of them silently does anything else. The programs are in `tests/clients`; `make redis-libraries`
+//! builds them.
 //!
 //! redis-py is in `redis_clients.rs`.
 

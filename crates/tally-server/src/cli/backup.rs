@@ -58,7 +58,7 @@ fn copy(client: &ApiClient, dir: &Path) -> Result<Report, BackupFailure> {
 fn unpack(target: &mut BackupTarget, body: impl Read, progress: &mut dyn FnMut(u64)) -> Result<(), BackupError> {
     let received = |source: io::Error| BackupError::Io { file: "the archive".to_owned(), source };
     let mut archive = tar::Archive::new(body);
-    // Raw, because extensions of the format are read into memory as a whole. A backup has none.
+    // Raw, because tar extension headers would be read into memory in full. A backup has none.
     for entry in archive.entries().map_err(received)?.raw(true) {
         let mut entry = entry.map_err(received)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();

@@ -46,12 +46,12 @@ pub enum CallError {
         /// The problem.
         problem: Answer,
     },
-    /// The answer is not one of a Tally server.
+    /// The answer does not look like that of a Tally server.
     InvalidAnswer(String),
 }
 
 impl Answer {
-    /// An answer that was put together from several.
+    /// An answer assembled from several.
     pub fn of(value: &impl serde::Serialize) -> Result<Answer, CallError> {
         let invalid = |error: serde_json::Error| CallError::InvalidAnswer(error.to_string());
         let text = serde_json::to_string(value).map_err(invalid)?;
@@ -77,7 +77,7 @@ impl ApiClient {
         ApiClient { agent: config.into(), base: server.0.clone(), output }
     }
 
-    /// A client of answers that arrive for as long as it takes, but begin, and then go on, within this time.
+    /// A client for streamed answers: no total timeout, but `wait` limits the response head and each read.
     pub fn for_stream(args: &ClientArgs, wait: Duration) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -214,7 +214,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'
 /// A key as a path segment or a query value.
 pub fn encode_key(key: &str) -> String {
     match key {
-        // As they are, these path segments name the current and the parent directory.
+        // Unencoded, these path segments mean the current and the parent directory.
         "." | ".." => key.replace('.', "%2E"),
         _ => utf8_percent_encode(key, ENCODED).to_string(),
     }

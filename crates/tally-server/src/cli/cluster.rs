@@ -1,4 +1,4 @@
-//! `tally cluster`: creates what a cluster needs, and shows how it is.
+//! `tally cluster`: creates the topic and the tables, shows the status, and resets clocks.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -70,10 +70,10 @@ fn read_config(matches: Option<&ArgMatches>) -> Result<ClusterConfig, String> {
     })
 }
 
-/// Records that are not applied yet at a moment, in a partition that keeps up.
+/// A partition that is at most this many records behind is shown as ok.
 const LAG_OK: u64 = 100;
 
-/// How often the journal's end is asked for.
+/// Attempts to read the journal's end.
 const END_TRIES: u32 = 3;
 
 /// Creates the topic and the tables. Doing it again changes nothing.
@@ -237,7 +237,7 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
     Ok(if some_wrong { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// The journal's end. Asks again while a partition has no leader, which takes a moment after a broker is gone.
+/// The journal's end. Retries while the partition has no leader, as happens briefly after a broker fails.
 fn end_of(tailer: &Tailer, partition: u32) -> Result<Position, TopicError> {
     let mut tries = 1;
     loop {

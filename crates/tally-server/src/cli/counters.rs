@@ -10,7 +10,7 @@ use super::args::{DecrArgs, GetArgs, IncrArgs, ListArgs, StatsArgs};
 use super::client::{Answer, ApiClient, CallError, encode_key, encode_value};
 use super::output;
 
-/// Most bytes of encoded keys per request, well below the server's limit on the head.
+/// Maximum bytes of encoded keys per request, well below the server's limit on the request head.
 const KEYS_BYTES_MAX: usize = 16 << 10;
 
 /// `tally incr`.
@@ -83,7 +83,7 @@ struct CounterPage {
     next_cursor: Option<String>,
 }
 
-/// Up to this many counters, and where the next ones begin.
+/// Up to `limit` counters, and the cursor of the next page.
 fn read_pages(client: &ApiClient, prefix: &str, limit: u64) -> Result<(Answer, Option<String>), CallError> {
     let mut all = Counters::default();
     let mut cursor = String::new();

@@ -22,7 +22,7 @@ const VERSION: u64 = 1;
 /// Only the last line begins with it.
 const END: &[u8] = b"{\"end\":";
 
-/// What an export has.
+/// The totals of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportSummary {
@@ -47,7 +47,7 @@ impl ExportSummary {
     }
 }
 
-/// As much of an item as is counted. The server checks the rest.
+/// The fields of an item that the totals need. The server checks the rest.
 #[derive(Deserialize)]
 struct ItemShape {
     #[serde(default)]
@@ -73,7 +73,7 @@ pub enum ExportFileError {
     /// It cannot be read.
     #[error("cannot read the export: {0}")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// It is not an export.
     #[error("this is not an export of Tally: its first line is not {{\"tally_export\":1}}")]
     NotAnExport,
     /// A newer version wrote it.
@@ -82,7 +82,7 @@ pub enum ExportFileError {
     /// The last line is missing.
     #[error("the export is unfinished: it ends after {0} lines without the line that has its totals. Export again")]
     Unfinished(u64),
-    /// A line is damaged.
+    /// A line, a total or the checksum is wrong.
     #[error("the export is damaged: {0}")]
     Damaged(String),
 }
@@ -108,7 +108,7 @@ impl<W: Write> ExportWriter<W> {
         self.line(item)
     }
 
-    /// What was written so far.
+    /// The totals so far.
     pub fn summary(&self) -> &ExportSummary {
         &self.summary
     }
@@ -161,12 +161,12 @@ impl<R: BufRead> ExportReader<R> {
         self.bytes
     }
 
-    /// What was read so far; at the end, everything.
+    /// The totals so far; complete at the end.
     pub fn summary(&self) -> &ExportSummary {
         &self.found
     }
 
-    /// The next item, or `None` at the end, once that has been checked.
+    /// The next item; `None` at the end, after the last line has been verified.
     pub fn next_item(&mut self) -> Result<Option<&str>, ExportFileError> {
         if !self.read_line()? {
             return Err(ExportFileError::Unfinished(self.found.lines));
@@ -196,7 +196,7 @@ impl<R: BufRead> ExportReader<R> {
         Ok(())
     }
 
-    /// Reads a line with its end; `false` at the end of the input, or if the line has none.
+    /// Reads a line with its newline; `false` at the end of the input, or if the newline is missing.
     fn read_line(&mut self) -> Result<bool, ExportFileError> {
         self.line.clear();
         let max = EXPORT_LINE_BYTES_MAX as u64 + 1;

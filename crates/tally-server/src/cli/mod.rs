@@ -97,7 +97,7 @@ fn after_command(mut args: Vec<OsString>) -> Vec<OsString> {
         return args;
     }
     let flags: Vec<OsString> = args.drain(1..moved).collect();
-    // These commands have commands of their own.
+    // `cluster` has subcommands.
     let depth = if args.get(1).is_some_and(|command| command == "cluster") { 3 } else { 2 };
     let at = depth.min(args.len());
     args.splice(at..at, flags);

@@ -1,4 +1,4 @@
-//! `tally export` and `tally import`: everything of one running server into another.
+//! `tally export` and `tally import`: move everything from one running server to another.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, Write};
@@ -19,7 +19,7 @@ use crate::progress;
 
 /// Stands for standard input and output.
 const STANDARD: &str = "-";
-/// Refused counters that are named.
+/// Maximum number of refused counters that are named.
 const NAMED_MAX: usize = 10;
 
 /// Why a move failed.
@@ -63,8 +63,8 @@ impl MoveError {
     }
 }
 
-/// Repeats a call while the server answers that it is not available, and says so: a worker may be replaced meanwhile. Both
-/// calls may be repeated safely.
+/// Retries a call while the server answers 503, for example while a worker is replaced, and prints why. Export and
+/// import calls are safe to repeat.
 fn patiently(bar: &ProgressBar, call: impl Fn() -> Result<Answer, CallError>) -> Result<Answer, CallError> {
     for attempt in 0..MOVE_RETRIES_MAX {
         match call() {
@@ -98,7 +98,7 @@ pub fn export(args: &ExportArgs) -> ExitCode {
     match exported {
         Ok(summary) => {
             let ExportSummary { counters, ledger_entries, request_ids, .. } = summary;
-            // Standard output may be the export.
+            // On stderr, because standard output may be the export.
             output::note(&format!(
                 "exported {counters} counters, {ledger_entries} ledger entries and {request_ids} request ids"
             ));
@@ -108,7 +108,7 @@ pub fn export(args: &ExportArgs) -> ExitCode {
     }
 }
 
-/// Writes to a file next to it first, so that an unfinished export never replaces a finished one.
+/// Writes to a temporary file next to it first, so that an unfinished export never replaces a finished one.
 fn export_to_file(client: &ApiClient, path: &Path) -> Result<ExportSummary, MoveError> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");
@@ -151,13 +151,13 @@ fn export_pages<W: Write>(client: &ApiClient, out: W, bar: &ProgressBar) -> Resu
     }
 }
 
-/// What an import came to, in items.
+/// The result of an import, in items.
 #[derive(Default)]
 struct ImportTotals {
     imported: u64,
     unchanged: u64,
     refused: u64,
-    /// The first of those refused: key, and why.
+    /// The first refused items: key and reason.
     named: Vec<(String, String)>,
 }
 

@@ -34,7 +34,7 @@ pub fn error(error: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "tally: {error}");
 }
 
-/// Prints a remark where it does not mix with output.
+/// Prints a note to stderr, where it does not mix with the output.
 pub fn note(text: &dyn Display) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

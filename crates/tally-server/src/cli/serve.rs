@@ -60,7 +60,7 @@ fn read_settings(matches: &ArgMatches) -> Result<RawSettings, ConfigError> {
     }
 }
 
-/// The variables of the environment that are text.
+/// The environment variables that are valid Unicode.
 fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

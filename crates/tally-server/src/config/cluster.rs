@@ -15,10 +15,10 @@ use tally_cluster::tls::{TlsClient, TlsServer};
 
 use super::{ConfigError, Setting, invalid, place, validate_duration, validate_switch};
 
-/// How a user name and password can be given to Kafka.
+/// Supported SASL mechanisms of Kafka.
 const KAFKA_MECHANISMS: [&str; 3] = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"];
 
-/// Keys of `[cluster]`. Each has an environment twin, such as `TALLY_CLUSTER_KAFKA`.
+/// Keys of `[cluster]`. Each can also be set by an environment variable, such as `TALLY_CLUSTER_KAFKA`.
 pub const CLUSTER_KEYS: [&str; 31] = [
     "kafka",
     "topic",
@@ -87,7 +87,7 @@ pub struct ClusterConfig {
     pub retention: Duration,
     /// Nodes of the Redis Cluster.
     pub redis: Vec<String>,
-    /// User and password of Redis.
+    /// User name of Redis.
     pub redis_user: Option<String>,
     /// Password of Redis.
     pub redis_password: Option<String>,
@@ -97,7 +97,7 @@ pub struct ClusterConfig {
     pub postgres: PgSettings,
     /// Where this worker answers API nodes.
     pub worker: SocketAddr,
-    /// The address of this worker as API nodes see it, if it is another.
+    /// The address at which API nodes reach this worker, if it differs.
     pub advertise: Option<String>,
     /// Secret and TLS of calls to workers.
     pub to_workers: LinkSecurity<TlsClient>,
@@ -147,7 +147,7 @@ impl<'a> Given<'a> {
 
     /// The error for a setting that a cluster cannot do without.
     fn missing(self, key: &str, what_to_do: &str) -> ConfigError {
-        // A single variable that was left over in the environment is enough.
+        // A single variable left over in the environment configures a cluster, so the error names one that is set.
         let because = self.0.first().map(|(given, setting)| format!("{} is set", place(&full(given), setting)));
         ConfigError(format!(
             "{} is missing; {what_to_do}. A cluster is configured because {}",
@@ -176,7 +176,7 @@ fn full(key: &str) -> String {
     format!("cluster.{key}")
 }
 
-/// The error for one of two settings that belong together.
+/// The error if only one of two paired settings is given.
 fn unpaired(missing: &str, given: &str) -> ConfigError {
     ConfigError(format!("{} is missing; {given} needs it", either(missing)))
 }
@@ -298,7 +298,7 @@ fn address(given: Given<'_>) -> Result<SocketAddr, ConfigError> {
     })
 }
 
-/// The address that API nodes are given: as long as heartbeats can carry it, and without the space that separates it there.
+/// The address announced to API nodes. Heartbeats limit its length and separate fields with spaces, so it has none.
 fn advertised(given: Given<'_>) -> Result<Option<String>, ConfigError> {
     let Some(text) = given.optional("advertise") else { return Ok(None) };
     let has_port = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());

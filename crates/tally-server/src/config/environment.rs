@@ -1,4 +1,4 @@
-//! Warnings about unknown `TALLY_` variables, so that a typo does not go unnoticed.
+//! Cluster settings from the environment, and warnings about unknown `TALLY_` variables, so that typos are noticed.
 
 use super::{CLUSTER_KEYS, Setting, SettingSource};
 use crate::hint::did_you_mean;

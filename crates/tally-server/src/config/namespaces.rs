@@ -14,7 +14,7 @@ use crate::policy::{Consistency, NamespacePolicy, Policies};
 pub const NAMESPACE_KEYS: [&str; 8] =
     ["consistency", "layout", "shards", "shards_max", "aggregation", "on_unreachable", "rollup_every", "persist_every"];
 
-/// The number of sub-counters that grows and shrinks with the load.
+/// The value of `shards` for a number of sub-counters that follows the load.
 const ADAPTIVE: &str = "adaptive";
 
 const LAYOUTS: [(&str, ShardLayout); 3] =
@@ -53,7 +53,7 @@ pub fn validate(given: &[(String, String, Setting)]) -> Result<Policies, ConfigE
                 "persist_every" => {
                     policy.persist_every = Some(validate_duration(&full, setting, Duration::from_millis(100))?);
                 }
-                // The file was read with the same list.
+                // Unknown keys were refused when the file was read.
                 _ => {}
             }
         }

@@ -17,12 +17,12 @@ use crate::hint::{did_you_mean, shorten};
 /// The path of every counter begins with this.
 pub const COUNTERS: &str = "/api/v1/counters/";
 
-/// A call that asks for admission to keys.
+/// Admits the keys of one call.
 #[derive(Clone, Copy)]
 pub struct KeyAccess<'a> {
-    /// Decides.
+    /// Decides whether to admit a key.
     pub admission: &'a Admission,
-    /// Who calls.
+    /// The caller.
     pub caller: &'a Caller,
     /// What the call does.
     pub action: Action,
@@ -36,7 +36,7 @@ impl KeyAccess<'_> {
         self.decode(segment, Plus::Literal)
     }
 
-    /// Admits the keys of a query. `keys=` is split at its commas before, so that `%2C` is a comma within a key.
+    /// Admits the keys of a query. `keys=` was split at its commas before decoding, so `%2C` is a comma within a key.
     pub fn keys(self, encoded: &[&str]) -> Result<Vec<Key>, Problem> {
         encoded.iter().map(|encoded| self.decode(encoded, Plus::Space)).collect()
     }
@@ -130,7 +130,7 @@ impl<'a> Query<'a> {
     /// A parameter as a number. `range` is only for the message; admission checks it.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         let Some(raw) = self.raw(name) else { return Ok(None) };
-        // `parse` would take a `+`, which is a space in a query.
+        // `parse` would accept a leading `+`, which is a space in a query.
         let number = raw.parse().ok().filter(|_| !raw.starts_with('+'));
         number.map(Some).ok_or_else(|| {
             let detail = format!(

@@ -42,7 +42,7 @@ fn respond(status: StatusCode, mut body: Vec<u8>) -> Response {
     // A terminal then shows its prompt on a new line.
     body.push(b'\n');
     if body.len() > ANSWER_BYTES_FREE {
-        // What is counted is the length.
+        // Only the length counts towards the shared limit, so spare capacity is freed.
         body.shrink_to_fit();
     }
     let mut response = Response::new(Body::from(body));

@@ -1,6 +1,6 @@
-//! Memory for answers that clients have not taken yet, shared by all connections.
+//! Memory for answers that clients have not read yet, shared by all connections.
 //!
-//! A handler reserves room before it builds a large answer. The bytes that hyper gets hold the reservation, so it ends
+//! A handler reserves room before it builds a large answer. The bytes passed to hyper hold the reservation, so it ends
 //! when they are written or the connection ends. Small answers always have room.
 
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::limits::{ANSWER_BYTES_FREE, ANSWERS_BYTES_MAX, LEDGER_PAGE_BYTES_MAX,
 
 /// A control character takes one byte in a text and six in JSON.
 const ESCAPED_BYTES_MAX: usize = 6;
-/// Most bytes of the fields of a reading or a ledger entry, without its texts.
+/// Maximum size of the fields of a reading or a ledger entry, without its texts.
 const FIELDS_BYTES_MAX: usize = 512;
-/// Most bytes of a reading. A key in hexadecimal takes fewer bytes than an escaped one.
+/// Maximum size of a reading. A key in hexadecimal takes fewer bytes than an escaped one.
 const READING_BYTES_MAX: usize = FIELDS_BYTES_MAX + ESCAPED_BYTES_MAX * KEY_BYTES_MAX;
 
 // Answers about one counter need no reservation.
 const _: () = assert!(READING_BYTES_MAX + FIELDS_BYTES_MAX <= ANSWER_BYTES_FREE);
 
-/// Most bytes of a page of readings, whatever its keys are.
+/// Maximum size of a page of readings, whatever its keys are.
 pub const fn page_bytes_max(items: usize) -> usize {
     // One more for the cursor.
     (items + 1) * READING_BYTES_MAX
 }
 
-/// Most bytes of the readings of these keys.
+/// Maximum size of the readings of these keys.
 pub fn readings_bytes_max<'a>(keys: impl Iterator<Item = &'a [u8]>) -> usize {
     FIELDS_BYTES_MAX + keys.map(|key| FIELDS_BYTES_MAX + escaped_bytes(key).max(2 * key.len())).sum::<usize>()
 }
 
-/// Most bytes of a page of a ledger.
+/// Maximum size of a page of a ledger.
 pub fn ledger_bytes_max(items: usize) -> usize {
     let texts = LEDGER_PAGE_BYTES_MAX.min(items * 2 * REASON_BYTES_MAX) + 2 * REASON_BYTES_MAX;
     ESCAPED_BYTES_MAX * (texts + KEY_BYTES_MAX) + (items + 1) * FIELDS_BYTES_MAX
@@ -62,7 +62,7 @@ impl Default for AnswerRoom {
 /// Room for an answer that is about to be built.
 pub struct AnswerReservation(Option<OwnedSemaphorePermit>);
 
-/// The room of an answer, in the extensions of its response. `None` is a small answer.
+/// The room of an answer, in the extensions of its response. `None` for a small answer.
 #[derive(Clone)]
 pub struct AnswerPermit(Option<Arc<OwnedSemaphorePermit>>);
 
@@ -73,15 +73,15 @@ impl AnswerRoom {
             return Ok(AnswerReservation(None));
         }
         let permit = Arc::clone(&self.0).acquire_many_owned(permits(bytes));
-        // As long as a client may take nothing: then the clients that held the room are gone.
+        // After this long, clients that do not read have been disconnected, which frees their room.
         match tokio::time::timeout(WRITE_STALL_MAX, permit).await {
             Ok(Ok(permit)) => Ok(AnswerReservation(Some(permit))),
             _ => Err(no_room()),
         }
     }
 
-    /// Reserves room for a finished answer that has none: one without a counter, such as documentation. Without room
-    /// it is refused, because waiting would keep it in memory.
+    /// Reserves room for a finished answer that has no reservation, such as documentation. If there is no room, the
+    /// answer is refused, because waiting would keep it in memory.
     pub fn admit(&self, response: Response) -> Response {
         let bytes = body_bytes(&response);
         if bytes <= ANSWER_BYTES_FREE || response.extensions().get::<AnswerPermit>().is_some() {

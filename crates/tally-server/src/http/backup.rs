@@ -63,7 +63,7 @@ pub async fn backup(State(app): State<App>, request: Request) -> Result<Response
     let length = archive_bytes(&backup);
     let (chunks, received) = mpsc::channel(BACKUP_CHUNKS_AHEAD);
     let runtime = Handle::current();
-    // Dropping the body ends it: then nobody receives what it sends.
+    // The task ends when the body is dropped, because its sends then fail.
     tokio::task::spawn_blocking(move || {
         let mut archive = ArchiveWriter::new(chunks, runtime);
         if let Err(error) = write_archive(&backup, &mut archive) {
@@ -98,8 +98,8 @@ fn write_archive(backup: &Backup, out: &mut ArchiveWriter) -> io::Result<()> {
     archive.into_inner()?.flush()
 }
 
-/// Sends an archive in chunks. A client that takes none for a while, or is too slow, ends it, so that its files are not kept
-/// for ever.
+/// Sends an archive in chunks. Fails if the client stops reading or is too slow, so that the files of the backup are
+/// not kept forever.
 struct ArchiveWriter {
     chunks: mpsc::Sender<io::Result<Bytes>>,
     runtime: Handle,
@@ -121,7 +121,7 @@ impl ArchiveWriter {
 
     /// Ends the body early, so that the client does not take it for complete.
     fn abort(&self, error: io::Error) {
-        // If it cannot be told, the client is gone.
+        // If this fails, the client is gone.
         let _ = self.send(Err(error), WRITE_STALL_MAX);
     }
 }

@@ -159,7 +159,7 @@ enum Verdict<'a> {
 }
 
 impl Verdict<'_> {
-    /// Most bytes of the item in the answer.
+    /// Maximum size of the item in the answer.
     fn answer_bytes_max(&self) -> usize {
         /// Everything but the key and the detail of a problem: names, numbers, and the longest type and title.
         const FIELDS_BYTES_MAX: usize = 512;
@@ -271,11 +271,11 @@ fn key_of_broken(raw: &RawValue) -> Option<Cow<'_, str>> {
         key: Cow<'a, str>,
     }
     let only: OnlyKey<'_> = body::parse(raw.get().as_bytes()).ok()?;
-    // Nothing is done to it, so nobody is asked for admission.
+    // The key is only echoed, so it needs no admission.
     KeyRef::new(only.key.as_bytes()).is_ok().then_some(only.key)
 }
 
-/// Written piece by piece: building a list of answers first costs more than counting does.
+/// Writes the answer piece by piece: building a list first costs more than counting does.
 fn answer(verdicts: &[Verdict<'_>], mut written: impl Iterator<Item = WriteResult>) -> Result<Response, Problem> {
     let mut body = WriteAnswers::with_capacity(verdicts.len());
     body.raw(b"{\"results\":[");

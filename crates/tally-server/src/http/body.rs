@@ -26,12 +26,12 @@ pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> 
 
 /// Memory that the bodies of all concurrent batches share.
 ///
-/// A body takes room as it arrives: the length that a client announces reserves nothing. Many large bodies that arrive at
-/// once could then each hold a part and wait for the rest. So one body at a time, while there is no shared room, may use
-/// memory that is set aside for the largest one, and completes or times out.
+/// A body takes room as it arrives: the length that a client announces reserves nothing. Many large bodies that arrive
+/// at once could then each hold a part and wait for the rest. To prevent that deadlock, one body at a time may use a
+/// reserve that is large enough for any body, so it completes or times out.
 pub struct BatchRoom {
     shared: Semaphore,
-    /// The right to use the memory that is set aside.
+    /// The right to use the reserve.
     spare: Semaphore,
 }
 
@@ -115,7 +115,7 @@ async fn collect_up_to(bytes_max: usize, headers: &HeaderMap, body: Body) -> Res
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // A body that is too large by its own account is refused before it is read.
+    // A body whose announced length is too large is refused before it is read.
     if announced(headers).is_some_and(|length| length > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
@@ -148,7 +148,7 @@ pub fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
 
 /// The same, without an explanation of what is wrong.
 pub fn try_parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
-    // Checking all of it at once is faster than string by string.
+    // Validating UTF-8 once is faster than string by string.
     let text = std::str::from_utf8(bytes).ok()?;
     serde_json::from_str::<Object<T>>(text).ok().map(|Object(fields)| fields)
 }
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Takes as long as a body may.
+    /// Takes as long as the timeout for a body.
     #[tokio::test]
     async fn a_body_that_gets_no_room_in_time_is_refused_with_retry_after() {
         let room = BatchRoom::default();
@@ -325,7 +325,7 @@ mod tests {
         let Err(problem) = room.collect(&headers(1), Body::from("{")).await else { panic!("it was read") };
         assert_eq!(problem.kind, Kind::Overloaded);
         assert_eq!(problem.render("/").headers()[header::RETRY_AFTER], "1");
-        // What waited has let go of its place.
+        // The body that timed out no longer waits for room.
         assert_eq!(room.shared.available_permits() + room.spare.available_permits(), 0);
     }
 }

@@ -1,11 +1,11 @@
-//! Keeps web pages from using their reader's browser against this server, and checks `Host`.
+//! Keeps web pages from attacking this server through a visitor's browser, and checks `Host`.
 //!
-//! *Cross-origin writes.* Browsers put `Origin` on every request that can change something, and pages cannot alter it;
-//! `curl` and services send none. So a write with an `Origin` must come from this server's own pages.
+//! *Cross-origin writes.* Browsers send `Origin` with every request that can change something, and pages cannot alter
+//! it; `curl` and services send none. So a write with an `Origin` must come from this server's own pages.
 //!
-//! *DNS rebinding.* The owner of a domain can point it at 127.0.0.1 once a page from it is open. The browser then takes
-//! page and server for one origin, but still sends the domain in `Host`. So a server that only its own machine can reach
-//! answers to that machine's names, and to those its operator lists.
+//! *DNS rebinding.* The owner of a domain can point it at 127.0.0.1 once a page from it is open. The browser then
+//! treats page and server as one origin, but still sends the domain in `Host`. So a server on a loopback address
+//! answers only to the names of its machine and to those that its operator lists.
 
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, Version, header};
 

@@ -144,7 +144,7 @@ pub async fn add(app: &App, request: Request, direction: Direction, caller: &Cal
     write(app, &key, intent).await
 }
 
-/// Parses the request. Everything else of it is dropped before the engine is called.
+/// Parses the request. The rest of it is dropped before the engine is called.
 async fn read_amount(request: Request, direction: Direction, access: KeyAccess<'_>) -> Result<(Key, Intent), Problem> {
     let (parts, body) = request.into_parts();
     let key = access.key(&parts.uri)?;

@@ -75,7 +75,7 @@ fn of_health(health: Health) -> Readiness {
             let detail = "the disk is full: reads work, writes get 507 until there is space again".into();
             Readiness { ready: true, state: "disk-full", reads: true, writes: false, detail }
         }
-        // Other nodes would answer no better: they need the same services.
+        // Still ready: other nodes need the same services and would answer no better.
         Health::Degraded { writes, why } => {
             Readiness { ready: true, state: "degraded", reads: true, writes, detail: why }
         }

@@ -29,7 +29,7 @@ use crate::limits::{HEAD_BYTES_MAX, HEAD_READ_MAX};
 pub struct Peer(IpAddr);
 
 impl Peer {
-    /// For requests that came from no socket.
+    /// For requests that did not come from a socket.
     pub fn unknown() -> Self {
         Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
@@ -45,7 +45,7 @@ impl Peer {
     }
 }
 
-/// Accepts connections until `stopping` resolves, to the time that open ones have to finish.
+/// Accepts connections until `stopping` resolves. Its value is how long open connections have to finish.
 pub async fn listen(
     listener: TcpListener,
     server: Arc<Server>,

@@ -101,7 +101,7 @@ fn answer<'a>(app: &App, key: &'a Key, reading: &Reading) -> ReadAnswer<'a> {
     ReadAnswer::new(key.as_bytes(), reading, app.service.consistency(key.as_ref()))
 }
 
-/// A cursor is the last key of the previous page in hexadecimal. That is not part of the API.
+/// A cursor is the last key of the previous page in hexadecimal. The format is not part of the API.
 fn decode_cursor(cursor: &str) -> Result<Key, Problem> {
     let invalid = || Problem::new(Kind::InvalidCursor, "send `next_cursor` of the previous page unchanged");
     let bytes = HEXLOWER_PERMISSIVE.decode(cursor.as_bytes()).map_err(|_| invalid())?;

@@ -1,4 +1,4 @@
-//! The HTTP protocol: what every request passes on its way in and out.
+//! The HTTP protocol: checks, routes, answers and measures every request.
 
 mod address;
 pub mod answer;
@@ -43,7 +43,7 @@ use routes::RouteMatch;
 pub use browsers::Hosts;
 pub use listen::listen;
 
-/// What every handler can reach.
+/// State that all handlers share.
 #[derive(Clone)]
 pub struct App {
     /// Counters.
@@ -57,7 +57,7 @@ pub struct App {
 }
 
 impl App {
-    /// Asks for admission to keys.
+    /// Access to keys for this caller and action.
     fn access<'a>(&'a self, caller: &'a Caller, action: Action) -> KeyAccess<'a> {
         KeyAccess { admission: self.service.admission(), caller, action }
     }
@@ -90,7 +90,7 @@ impl Server {
         Server { routes: routes.with_state(&app), docs, app, hosts, metrics }
     }
 
-    /// Answers one request: route it, put its path into a problem, measure it.
+    /// Answers one request: routes it, adds its path to a problem, and measures it.
     async fn answer(&self, request: Request, peer: Peer) -> Response {
         let stopwatch = Stopwatch::start();
         let found = self.routes.find(request.method(), request.uri());

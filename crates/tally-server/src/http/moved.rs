@@ -1,13 +1,13 @@
-//! What moves between servers, as JSON: the items of `/export` and `/import`, and the lines of an export file.
+//! Exported counters and request ids as JSON: the items of `/export` and `/import`, and the lines of an export file.
 //!
 //! ```text
 //! {"key":"likes:1","counter":{"value":5,…},"ledger":[{"seq":1,…}],"more":false}   a counter and its ledger
 //! {"request":"…","outcome":"…"}                                                    a request id
 //! ```
 //!
-//! A key that is not UTF-8 is in `key_hex`. `counter` is `null` if the counter was deleted and only has a ledger. A long
-//! ledger takes several items: all but the last have `"more":true` and no counter. Sums are texts because they may have 80
-//! bits; times are milliseconds since 1970.
+//! A key that is not UTF-8 is in `key_hex`. `counter` is `null` if the counter was deleted and only has a ledger. A
+//! long ledger takes several items: all but the last have `"more":true` and no counter. Sums are strings, because they
+//! may need 80 bits; times are milliseconds since 1970.
 
 use std::borrow::Cow;
 
@@ -83,7 +83,7 @@ enum MovedKind {
     Delete,
 }
 
-/// An event that an item becomes.
+/// The event that imports an item.
 pub enum Arrival {
     /// A counter, or a part of its ledger.
     Counter(Key, Change),
@@ -97,7 +97,7 @@ impl<'a> MovedItem<'a> {
         MovedItem { counter: state.map(MovedCounter::of), ..MovedItem::part(key, entries) }
     }
 
-    /// Entries of a ledger that more entries follow.
+    /// A part of a ledger; more entries follow.
     pub fn ledger(key: &'a Key, entries: &'a [LedgerEntry]) -> Self {
         MovedItem { more: true, ..MovedItem::part(key, entries) }
     }
@@ -120,7 +120,7 @@ impl<'a> MovedItem<'a> {
         MovedItem { request, outcome, ..MovedItem::default() }
     }
 
-    /// The event that puts it into an engine. `admit` admits a key.
+    /// The event that imports it into an engine. `admit` admits a key.
     pub fn arrive<E: From<String>>(
         &self,
         existing: Existing,

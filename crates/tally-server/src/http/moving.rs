@@ -224,7 +224,7 @@ impl ExportPage<'_> {
         Ok(())
     }
 
-    /// Whether the largest item may not fit any more.
+    /// Whether another item may no longer fit.
     fn is_full(&self) -> bool {
         self.bytes > EXPORT_PAGE_BYTES_MAX / 2
     }
@@ -339,7 +339,7 @@ pub async fn import(State(app): State<App>, request: Request) -> Result<Response
     Ok(room.hold(answer(&mut import.report)))
 }
 
-/// Most bytes of an answer: a key and a problem for each item.
+/// Maximum size of an answer: a key and a problem for each item.
 const IMPORT_ANSWER_BYTES_MAX: usize = IMPORT_ITEMS_MAX * (6 * 512 + 1_536) + 1_024;
 
 /// Why an item is not imported.
@@ -359,7 +359,7 @@ struct Import<'a> {
     events: Events,
     /// For each item in `events`: its place, its key, and how many events it has.
     waiting: Vec<(usize, Option<Key>, usize)>,
-    /// For each item that was decided on: its place, its key, and whether it changed anything.
+    /// For each item with a result: its place, its key, and whether it changed anything.
     report: Vec<(usize, Option<Key>, Result<bool, Problem>)>,
 }
 
@@ -369,7 +369,7 @@ impl Import<'_> {
             Arrival::Counter(..) => 1,
             Arrival::Request(..) => self.routes.get_or_insert_with(|| self.app.service.routes()).len(),
         };
-        // The bytes of the largest import event are far below the difference.
+        // Even the largest import event fits into the other half: see the assertion below.
         let is_full = self.events.len() + events > CALL_EVENTS_MAX || self.events.batch().bytes() > CALL_BYTES_MAX / 2;
         if is_full {
             self.submit().await?;

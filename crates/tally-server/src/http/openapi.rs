@@ -1,6 +1,6 @@
 //! The OpenAPI description: what many calls have in common, and what `#[utoipa::path]` cannot express.
 //!
-//! JSON Schema counts the characters of a string, the server counts bytes. For ASCII both are the same; the
+//! JSON Schema counts the characters of a string; the server counts bytes. For ASCII both are the same. The
 //! descriptions say "bytes".
 
 use std::collections::BTreeMap;
@@ -26,9 +26,9 @@ use super::problem::{Kind, Problem, ProblemJson};
             `head-too-large` (431). There is no authentication: any client that can reach the port can make any call.",
     ),
     servers((url = "/", description = "The server that this description came from")),
-    // No authentication, said in a way that tools understand.
+    // No authentication, in a form that tools understand.
     security(),
-    // Named by the answers that are described here for many calls at once.
+    // Referenced by the responses below, which many calls share.
     components(schemas(ProblemJson, WriteAnswer)),
     tags(
         (name = "counters", description = "Count and read"),
@@ -158,7 +158,7 @@ pub struct ReadProblems;
 pub struct BackupProblems;
 /// The problems that any request may get.
 pub struct AnyProblems;
-/// The problem of a path that names nothing.
+/// The problem of a path that does not exist.
 pub struct Missing;
 /// The problem of a call that fails only because of a bug.
 pub struct Failed;
@@ -425,7 +425,7 @@ pub fn finish(api: &mut OpenApi) {
     }
 }
 
-/// The keys of a listing are keys: 1 to 512 bytes.
+/// Limits each key of a listing to 1 to 512 bytes.
 fn bound_items(keys: &mut Parameter) {
     if let Some(RefOr::T(Schema::Array(array))) = &mut keys.schema
         && let ArrayItems::RefOrSchema(items) = &mut array.items

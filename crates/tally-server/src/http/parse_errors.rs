@@ -1,13 +1,13 @@
-//! Gives the answers that hyper writes by itself a body: a problem document like every other error. Lets clients read the
-//! answer to a request that was refused before it was read.
+//! Adds a problem document to the error responses that hyper writes itself, and lets clients read the answer to a
+//! request that was refused before it was read to its end.
 //!
-//! hyper refuses a head that it cannot parse before any service is called, with a 400 or 431 and no body, and has
-//! no hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
-//! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`HttpConnection`] watches
-//! what is written instead: the service and its answers hold an [`Answering`] until hyper has taken the whole body. What
-//! is written while none is held, and everything before was flushed, can only be hyper's own answer, and it is the
-//! last one of the connection. If hyper still buffers an earlier answer, because the client does not read, its own goes
-//! out without a body.
+//! hyper refuses a head that it cannot parse before any service is called, with a 400 or 431 and no body, and has no
+//! hook for that. Raising its limits and checking them in the service would cover sizes only, not parse errors. A
+//! parser in front of hyper would have to find the end of every body exactly as hyper does. So [`HttpConnection`]
+//! watches what is written instead: the service and its answers hold an [`Answering`] until hyper has taken the whole
+//! body. If none is held and everything before was flushed, a write can only be hyper's own answer, which is the last
+//! one of the connection. If hyper still buffers an earlier answer, because the client does not read, its own goes out
+//! without a body.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -29,10 +29,10 @@ use crate::limits::{BODY_READ_MAX, HEAD_BYTES_MAX, HEADERS_MAX, LINGER_BYTES_MAX
 const IDLE: u8 = 0;
 /// A request is being answered.
 const ANSWERING: u8 = 1;
-/// The answer was handed over as a whole, but may not have been flushed.
+/// The whole answer was handed to hyper, but may not have been flushed.
 const HANDED_OVER: u8 = 2;
 
-/// Where a connection is between its requests. Only the connection's own task uses it.
+/// How far a connection is with its current request. Only the connection's own task uses it.
 #[derive(Clone, Default)]
 pub struct ConnectionPhase(Arc<PhaseState>);
 
@@ -94,7 +94,7 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// Lives from the moment a request is parsed until its answer was handed over.
+/// Lives from the moment a request is parsed until its answer has been handed to hyper.
 pub struct Answering(ConnectionPhase);
 
 impl Drop for Answering {
@@ -144,7 +144,7 @@ pub struct HttpConnection {
     phase: ConnectionPhase,
     /// What is left to write of the answer to a head that could not be parsed.
     refusal: Option<Bytes>,
-    /// Runs while an answer is being written that the client has not taken completely.
+    /// Runs from the first write of an answer that blocks until the answer is flushed.
     stalled: Option<Pin<Box<Sleep>>>,
     /// Set once the answer was sent and the sending side closed.
     lingering: Option<Lingering>,
@@ -191,7 +191,7 @@ impl HttpConnection {
         HttpConnection { stream, phase, refusal: None, stalled: None, lingering: None }
     }
 
-    /// Takes `head` over if it is an answer of hyper's own.
+    /// Takes over the answer that begins with `head` if it is hyper's own.
     fn take_over(&mut self, head: &[u8]) -> bool {
         if self.refusal.is_some() {
             return true;
@@ -203,7 +203,7 @@ impl HttpConnection {
         self.refusal.is_some()
     }
 
-    /// Fails a write that has to wait once the answer has taken too long: other answers may be waiting for its memory.
+    /// Fails a blocked write if the answer has taken too long, because other answers may be waiting for its memory.
     fn in_time(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_pending() {
             let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(WRITE_STALL_MAX)));
@@ -224,7 +224,7 @@ impl HttpConnection {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads on for a while. Closing a socket with unread input resets it, and a client that is still sending an
+    /// Keeps reading for a while. Closing a socket with unread input resets it, and a client that is still sending an
     /// oversized head or body would lose the answer.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.lingering.get_or_insert_with(Lingering::new).poll(cx, Pin::new(&mut self.stream))

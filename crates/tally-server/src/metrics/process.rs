@@ -1,4 +1,4 @@
-//! What the operating system knows about this process. Linux only: elsewhere there are no such metrics.
+//! Metrics of this process from the operating system. Linux only; elsewhere they are absent.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub fn process_usage() -> Option<ProcessUsage> {
 }
 
 fn parse_stat(stat: &str) -> Option<ProcessUsage> {
-    // The second field is the name of the program in brackets, and may contain anything.
+    // The second field is the name of the program in parentheses, which may contain anything.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let ticks = rustix::param::clock_ticks_per_second() as f64;
@@ -42,7 +42,7 @@ fn parse_stat(stat: &str) -> Option<ProcessUsage> {
     })
 }
 
-/// The most memory that the process has had, from `/proc/self/status`; `None` if there is none.
+/// Peak resident memory, from `/proc/self/status`; `None` if there is no such file.
 pub fn resident_bytes_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -55,7 +55,7 @@ fn boot_time_s() -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// Encodes the metrics that Prometheus clients of every language have under these names.
+/// Encodes the standard process metrics of Prometheus client libraries.
 pub fn encode_process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Some(usage) = process_usage() else { return Ok(()) };
     let help = "User and system CPU time of the process.";

@@ -15,7 +15,7 @@ pub struct RespClient {
     pub id: u64,
     /// Its address.
     pub peer: SocketAddr,
-    /// The server's address it connected to.
+    /// The server address it connected to.
     pub local: SocketAddr,
     since: Millis,
     last_ms: AtomicU64,
@@ -26,12 +26,12 @@ pub struct RespClient {
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     texts: Mutex<Texts>,
-    /// The thread that serves it takes orders to close it.
+    /// Tells the thread that serves it to close it.
     closer: OnceLock<Closer>,
     closed: AtomicBool,
 }
 
-/// How a connection is closed that a client asked to close.
+/// How a connection is closed on request, such as by `CLIENT KILL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClosingMode {
     /// Its replies are sent first.
@@ -40,10 +40,10 @@ pub enum ClosingMode {
     AtOnce,
 }
 
-/// Takes the IDs of connections to close. Each comes at most once.
+/// Sends the IDs of connections to close, each at most once.
 pub type Closer = mpsc::UnboundedSender<(u64, ClosingMode)>;
 
-/// What a client set about itself.
+/// What a client said about itself, and its last command.
 #[derive(Clone, Default)]
 struct Texts {
     name: Vec<u8>,
@@ -72,12 +72,12 @@ impl RespClient {
         self.sent_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Sets who closes it. There is only ever one.
+    /// Sets the thread that closes it. Called once.
     pub fn set_closer(&self, closer: Closer) {
         let _ = self.closer.set(closer);
     }
 
-    /// Has it closed.
+    /// Asks its thread to close it.
     pub fn close(&self, mode: ClosingMode) {
         if let Some(closer) = self.closer.get().filter(|_| !self.closed.swap(true, Relaxed)) {
             // If the thread is gone, so is the connection.
@@ -109,32 +109,32 @@ impl RespClient {
         self.texts().name = name.to_vec();
     }
 
-    /// Its library.
+    /// Sets the name of its library.
     pub fn set_library(&self, name: &[u8]) {
         self.texts().library = name.to_vec();
     }
 
-    /// The version of its library.
+    /// Sets the version of its library.
     pub fn set_library_version(&self, version: &[u8]) {
         self.texts().library_version = version.to_vec();
     }
 
-    /// The last command, except those on counters.
+    /// Records its last command, except commands on counters.
     pub fn set_last_command(&self, name: &'static str) {
         self.texts().last_command = name;
     }
 
-    /// The protocol it speaks, 2 or 3.
+    /// Sets the protocol version it speaks, 2 or 3.
     pub fn set_version(&self, version: u8) {
         self.version.store(version, Relaxed);
     }
 
-    /// Whether it is queueing a transaction.
+    /// Sets whether it is queueing a transaction.
     pub fn set_queueing(&self, queueing: bool) {
         self.queueing.store(queueing, Relaxed);
     }
 
-    /// Whether it is a monitor.
+    /// Sets whether it is a monitor.
     pub fn set_monitoring(&self, monitoring: bool) {
         self.monitoring.store(monitoring, Relaxed);
     }
@@ -200,7 +200,7 @@ impl Traffic {
 #[derive(Default)]
 pub struct Clients {
     next: AtomicU64,
-    /// That of clients that have disconnected.
+    /// The traffic of clients that have disconnected.
     past: Mutex<Traffic>,
     known: Mutex<BTreeMap<u64, Arc<RespClient>>>,
 }

@@ -1,8 +1,9 @@
 //! One connection: its socket, its unsent replies, and when it may be read.
 //!
-//! A connection is read only while none of its commands is in progress and all its replies have been sent. That keeps its
-//! replies in order and bounds its memory: a client that does not read its replies is not read either. Replies are
-//! written by the task that settles the turn; the connection's own task only sends what the socket did not accept.
+//! A connection is read only while none of its commands is in progress and all its replies have been sent. That keeps
+//! its replies in order and bounds its memory: if a client does not read its replies, its requests are not read either.
+//! Replies are written by the task that settles the turn; the connection's own task only sends what the socket did not
+//! accept.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -125,7 +126,7 @@ impl RespConnection {
         let mut out = self.out.borrow_mut();
         // Even if the client has disconnected; `give_up` frees it again.
         write(&mut out.bytes);
-        // More shares follow: one write for all.
+        // If more shares follow, one write covers them all.
         if self.over.get() || (is_last && self.write(&mut out).is_err()) {
             self.give_up(&mut out);
         }
@@ -180,7 +181,7 @@ impl RespConnection {
         self.wake();
     }
 
-    /// Closes the connection because a client asked for it.
+    /// Closes the connection on request, such as by `CLIENT KILL`.
     pub fn close(&self, mode: ClosingMode) {
         if mode == ClosingMode::AtOnce {
             // Wakes its task, and makes writes fail.

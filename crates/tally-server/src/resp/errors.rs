@@ -8,7 +8,7 @@ use crate::service::Failure;
 pub const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 /// Options that are incompatible or do not exist.
 pub const SYNTAX: &str = "ERR syntax error";
-/// A cursor that no `SCAN` returned.
+/// A cursor that no `SCAN` returned, or that has been dropped.
 pub const INVALID_CURSOR: &str = "ERR invalid cursor";
 /// A command that cannot be part of a transaction.
 pub const NOT_IN_TRANSACTION: &str = "ERR Command not allowed inside a transaction";

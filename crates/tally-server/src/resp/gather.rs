@@ -1,7 +1,7 @@
 //! Gathers the commands of one thread's connections into a turn, and submits it once all connections have been read.
 //!
-//! In a cluster each connection has turns of its own: a partition that does not answer must not delay or fail the commands
-//! of others, and calls are combined behind it anyway, by partition.
+//! In a cluster each connection has turns of its own: a partition that does not answer must not delay or fail the
+//! commands of others, and calls are combined later anyway, per partition.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -93,7 +93,7 @@ impl Gatherer {
     }
 
     async fn submit(&self) {
-        // One more round: includes what arrived while the others were read.
+        // Yields once more, to include what arrived while other connections were read.
         tokio::task::yield_now().await;
         self.run(self.take_open()).await;
     }
@@ -115,7 +115,7 @@ impl Gatherer {
         self.spare.replace(open);
     }
 
-    /// Resolves when few enough commands are gathered and in progress to read more.
+    /// Resolves when few enough commands are gathered or in progress to read more.
     pub async fn room(&self) {
         while self.is_full() {
             self.settled.notified().await;

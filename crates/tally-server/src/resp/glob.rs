@@ -23,7 +23,7 @@ impl Pattern {
         matches(&self.0, text, case)
     }
 
-    /// The prefix of every text that matches.
+    /// The literal prefix of every text that matches.
     pub fn prefix(&self) -> Vec<u8> {
         self.0.iter().copied().take_while(|byte| !matches!(byte, b'*' | b'?' | b'[' | b'\\')).collect()
     }

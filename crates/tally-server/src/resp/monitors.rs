@@ -1,7 +1,7 @@
-//! Connections that see the commands of all others, as `MONITOR` asks for.
+//! Connections in `MONITOR` mode, which see the commands of all others.
 //!
-//! Each has a feed: threads append lines to it, and the task of the connection writes them to its socket. A feed is bounded: a
-//! monitor that reads too slowly is disconnected. While there is none, a thread only finds out that there is none, once for all
+//! Each has a feed: threads append lines to it, and the task of the connection writes them to its socket. A feed is
+//! bounded: a monitor that reads too slowly is disconnected. Without monitors, the only cost is one check for all
 //! requests that arrived together.
 
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub struct Monitors {
 struct MonitorFeed {
     client: Arc<RespClient>,
     lines: Mutex<Vec<u8>>,
-    /// There are lines.
+    /// Notified when lines are added.
     filled: Notify,
 }
 
@@ -66,7 +66,7 @@ impl Monitors {
         Some(MonitorSubscription { monitors: Arc::clone(self), feed })
     }
 
-    /// Where the requests that arrived together are recorded; `None` if nobody wants to see them.
+    /// Records requests that arrived together; `None` if there are no monitors.
     #[inline]
     pub fn recorder(&self) -> Option<MonitorLines<'_>> {
         if self.count.load(Relaxed) == 0 { None } else { Some(MonitorLines { monitors: self, bytes: Vec::new() }) }
@@ -92,7 +92,7 @@ impl Monitors {
     }
 }
 
-/// The right of a connection to see all commands. Ends when it is dropped.
+/// A connection's subscription to all commands. Ends when it is dropped.
 pub struct MonitorSubscription {
     monitors: Arc<Monitors>,
     feed: Arc<MonitorFeed>,
@@ -125,7 +125,7 @@ pub struct MonitorLines<'a> {
 }
 
 impl MonitorLines<'_> {
-    /// Adds a request. What `is_secret` says is replaced.
+    /// Adds a request. Arguments for which `is_secret` is true are redacted.
     pub fn add(&mut self, now: Millis, peer: SocketAddr, args: &Args<'_>, is_secret: impl Fn(usize) -> bool) {
         let (seconds, micros) = (now.0 / 1000, now.0 % 1000 * 1000);
         self.bytes.extend_from_slice(format!("+{seconds}.{micros:06} [0 {peer}]").as_bytes());

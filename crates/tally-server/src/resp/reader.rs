@@ -101,11 +101,12 @@ impl RequestReader {
         }
     }
 
-    /// Resolves when there is something to read. A monitor is sent what others do meanwhile.
+    /// Resolves when there is something to read. Until then, a monitor is sent the commands of others.
     async fn ready(&self) -> Ready {
         let Some(monitor) = &self.session.monitor else { return self.connection.ready().await };
         loop {
-            // Lines do not come between the replies of one request, and a monitor that does not read gets no more.
+            // Lines must not come between the replies of one request, and a monitor that does not read gets no more
+            // lines.
             self.connection.settled().await;
             tokio::select! {
                 biased;

@@ -123,7 +123,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// A truth value. In version 2 it is 1 or 0.
+    /// A boolean. In version 2 it is 1 or 0.
     pub fn boolean(&mut self, value: bool) {
         match self.version {
             ProtocolVersion::V2 => self.integer(i64::from(value)),
@@ -174,7 +174,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// At most a colon, 19 digits and a line end.
+/// Enough for a colon, 19 digits and a line end.
 const LINE_BYTES: usize = 24;
 
 /// A non-negative integer as a reply.

@@ -1,4 +1,4 @@
-//! What all threads of the Redis protocol share.
+//! State shared by all threads of the Redis protocol.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -33,11 +33,11 @@ pub struct RespServer {
     pub stats: RespStats,
     /// Settings that `INFO` and `CONFIG GET` show.
     pub settings: ShownSettings,
-    /// When the server started.
+    /// Runs since the server started.
     pub uptime: Stopwatch,
     clock: SystemClock,
     random: RandomState,
-    /// Random numbers so far.
+    /// How many random numbers have been drawn.
     drawn: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ impl SharedLimit {
     /// Updates the share of one connection from `before` to `after` bytes.
     #[inline]
     pub fn change(&self, before: usize, after: usize) {
-        // Usually both are 0, and the shared counter is not touched.
+        // Usually both are 0, so the shared counter is not touched.
         if before < after {
             self.0.fetch_add(after - before, Relaxed);
         } else if after < before {
@@ -79,7 +79,7 @@ pub struct ShownSettings {
     pub data: String,
     /// The memory budget.
     pub memory_bytes: u64,
-    /// Most connections at once.
+    /// Maximum number of connections.
     pub connections_max: usize,
     /// The address the server listens on.
     pub address: SocketAddr,
@@ -109,7 +109,7 @@ impl RespServer {
         format!("{:040x}", (u128::from(self.random.hash_one(0u8)) << 64) | u128::from(std::process::id()))
     }
 
-    /// A number that differs every time.
+    /// A pseudorandom number.
     pub fn random(&self) -> u64 {
         self.random.hash_one(self.drawn.fetch_add(1, Relaxed))
     }

@@ -20,7 +20,7 @@ pub struct Session {
     pub refused_database: Option<Box<str>>,
     /// Which replies the client wants.
     pub replies: ReplyMode,
-    /// It sees all commands.
+    /// The subscription of a connection in `MONITOR` mode.
     pub monitor: Option<MonitorSubscription>,
 }
 
@@ -51,7 +51,7 @@ impl WatchedKeys {
         self.0.borrow().iter().any(|(known, _)| known == key)
     }
 
-    /// What reads need at least: while there are any, nothing older than them may be read.
+    /// The minimum consistency of reads: while keys are watched, reads must not be older than their versions.
     pub fn reads_min(&self) -> Consistency {
         if self.0.borrow().is_empty() { Consistency::BestEffort } else { Consistency::Exact }
     }

@@ -31,7 +31,7 @@ pub struct CommandCounts {
 }
 
 impl CommandCounts {
-    /// Adds the counts of both.
+    /// Adds the other counts.
     pub fn add(&mut self, other: CommandCounts) {
         self.calls += other.calls;
         self.micros += other.micros;
@@ -40,7 +40,7 @@ impl CommandCounts {
     }
 }
 
-/// What replies were about.
+/// Hits, misses and errors among replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplyCounts {
     /// Reads of counters that exist.
@@ -62,7 +62,7 @@ impl ReplyCounts {
     }
 }
 
-/// How many commands there were at some moment, and the rate until then.
+/// The number of commands at some point in time, and the rate until then.
 #[derive(Clone, Copy, Default)]
 struct RateSample {
     at: Duration,
@@ -74,7 +74,7 @@ impl RespStats {
     /// Adds the counts of some replies.
     pub fn add_replies(&self, counts: ReplyCounts) {
         for (total, more) in [(&self.hits, counts.hits), (&self.misses, counts.misses), (&self.errors, counts.errors)] {
-            // Mostly zero, and then the shared counter is not touched.
+            // Usually zero, so the shared counter is not touched.
             if more > 0 {
                 total.fetch_add(more, Relaxed);
             }
@@ -99,8 +99,8 @@ impl RespStats {
         commands.iter().map(|(name, counts)| (*name, *counts)).collect()
     }
 
-    /// Commands per second since this was last asked for, or over a longer time if that was just now. `commands` is their
-    /// number at `now`, which counts from the start.
+    /// Commands per second since the last measurement, or the last result if that was too recent. `commands` is their
+    /// number at `now`, the time since the start.
     pub fn commands_per_second(&self, now: Duration, commands: u64) -> u64 {
         let mut last = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
         let span = now.saturating_sub(last.at);

@@ -4,9 +4,10 @@
 //! goes to the engine as a whole, and the next one fills while this one is flushed. Replies are written straight to the
 //! sockets, in the order of the commands.
 //!
-//! Commands that need no flush do not wait for one. As long as a connection has only read in this turn, its reads are answered
-//! from the current state; from its first write on, all its commands follow that write in the same submission. So the
-//! commands of a connection are split into *shares*: consecutive commands whose outcomes come from one submission.
+//! Commands that need no flush do not wait for one. As long as a connection has only read in this turn, its reads are
+//! answered from the current state; from its first write on, all its commands are submitted after that write, in order.
+//! So the commands of a connection are split into *shares*: consecutive commands whose outcomes come from one
+//! submission.
 //!
 //! A turn knows connections only by number. [`ReplySink`] writes the replies.
 
@@ -78,7 +79,7 @@ struct TurnSubmission {
 }
 
 impl TurnSubmission {
-    /// Whether it accepts more events, of a connection that already has some in it or of another one.
+    /// Whether it accepts more events. `continues` is whether they belong to a connection that already has some in it.
     fn has_room(&self, continues: bool) -> bool {
         let (events_max, parts_max, bytes_max) = match continues {
             true => (RESP_SUBMISSION_EVENTS_MAX, RESP_SUBMISSION_PARTS_MAX, RESP_SUBMISSION_BYTES_MAX),
@@ -188,7 +189,7 @@ impl Turn {
             CommandStatus::Refused => CommandCounts { rejected: times, ..CommandCounts::default() },
             CommandStatus::Failed => CommandCounts { failed: times, ..CommandCounts::default() },
         };
-        // Mostly the last one, or one of few.
+        // Usually the last entry, or one of a few.
         match self.calls.iter_mut().rev().find(|(known, _)| std::ptr::eq(*known, name)) {
             Some((_, known)) => known.add(counts),
             None if name.is_empty() => {}
@@ -196,7 +197,7 @@ impl Turn {
         }
     }
 
-    /// Whether the commands that follow are answered.
+    /// Sets whether the commands that follow are answered.
     pub fn set_silence(&mut self, silence: Silence) {
         self.open.silence = silence;
     }
@@ -272,7 +273,7 @@ impl Turn {
         submission.map_or(0, |submission| submission.events.outcomes_len())
     }
 
-    /// Where the events of a command go that only reads; they stay together.
+    /// Where the events of a command that only reads go. They stay together.
     pub fn read_events(&mut self, service: &Service, consistency: Consistency) -> Result<&mut Events, Failure> {
         if self.open.has_written {
             return self.events(service, consistency);
@@ -283,7 +284,7 @@ impl Turn {
         Ok(&mut self.reads[number].events)
     }
 
-    /// Where the events of any other command go; they stay together.
+    /// Where the events of any other command go. They stay together.
     #[inline]
     pub fn events(&mut self, service: &Service, consistency: Consistency) -> Result<&mut Events, Failure> {
         let continues = std::mem::replace(&mut self.open.has_written, true);

@@ -31,7 +31,7 @@ const LINE_END: &[u8] = b"\r\n";
 pub struct Limits {
     /// Longest argument.
     pub bulk_bytes_max: usize,
-    /// Most arguments, including the command's name.
+    /// Maximum number of arguments, including the command's name.
     pub args_max: usize,
 }
 

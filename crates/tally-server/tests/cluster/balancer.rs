@@ -42,13 +42,13 @@ impl ApiNodes {
     }
 }
 
-/// What clients were told.
+/// What was acknowledged to clients.
 #[derive(Default)]
 struct Told {
     stop: AtomicBool,
     /// Writes over HTTP with an `Idempotency-Key`, each repeated until it was acknowledged.
     keyed: AtomicU64,
-    /// Writes over the Redis protocol with an id, the same.
+    /// Writes over the Redis protocol with an id, also repeated until acknowledged.
     redis: AtomicU64,
     /// Writes without an id, sent once: acknowledged, and those whose outcome is unknown.
     plain: AtomicU64,
@@ -72,7 +72,7 @@ impl Told {
     }
 }
 
-/// Ends the load, also when the test fails.
+/// Ends the load, even if the test fails.
 struct StopOnDrop<'a>(&'a Told);
 
 impl Drop for StopOnDrop<'_> {

@@ -26,7 +26,7 @@ fn workers_killed_while_they_sum_sub_counters_lose_and_double_nothing() {
             let connection = Client::new(&server.base);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    // Neither waits for a worker, so none fails.
+                    // Neither waits for a worker, so neither fails.
                     assert!(matches!(redis.say("INCRBY views:hot 2"), Reply::Integer(_)));
                     let answer =
                         connection.send("POST", "/api/v1/counters/views:hot/increment", &[], r#"{"amount":1}"#);
@@ -75,7 +75,7 @@ fn a_best_effort_namespace_says_what_it_cannot_do() {
     let bounded = api.send("POST", "/api/v1/counters/views:a/decrement", r#"{"amount": 1, "floor": 0}"#);
     assert_eq!((bounded.status, bounded.problem()), (409, "consistency-too-weak"), "{}", bounded.text);
     assert_eq!(redis.say("GET views:a").number(), 5);
-    // What removes counters works, with the sub-counters.
+    // Commands that replace or remove the value work, including the sub-counters.
     assert_eq!(redis.say("EXPIRE views:a 1000"), Reply::Integer(1));
     assert_eq!(redis.say("SET views:a 3"), Reply::Simple("OK".into()));
     assert!(matches!(redis.say("INCR views:a"), Reply::Integer(_)));

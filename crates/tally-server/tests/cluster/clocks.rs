@@ -14,8 +14,8 @@ use crate::place::{EXACT, TestCluster};
 /// Far more than anything takes, far less than the clocks are off.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Preloaded: moves the wall clock by `CLOCK_OFFSET_S` seconds and leaves the monotonic clocks, as on a machine whose clock was
-/// set. `cnd_timedwait`, with which librdkafka waits, takes a time of the wall clock.
+/// Preloaded: moves the wall clock by `CLOCK_OFFSET_S` seconds and leaves the monotonic clocks, as on a machine whose
+/// clock was set. `cnd_timedwait`, which librdkafka waits with, takes a time of the wall clock.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -129,7 +129,7 @@ fn a_wrong_clock_changes_no_count_no_expiry_and_no_timestamp() {
         if read.status == 200 && is_recent { Ok(()) } else { Err(read.text) }
     });
 
-    // Expiry: what lasts an hour is there, what lasts a moment goes.
+    // Expiry: a counter that lasts an hour stays, and one that lasts a moment expires.
     assert_eq!(first.say("SET exact:long 7 EX 3600"), Reply::Simple("OK".into()));
     assert_eq!(first.say("SET exact:short 7 PX 300"), Reply::Simple("OK".into()));
     let tomorrow = (SystemTime::now() + 24 * HOUR).duration_since(UNIX_EPOCH).unwrap().as_secs();

@@ -9,7 +9,7 @@ use crate::load::Load;
 use crate::place::{Services, TestCluster};
 use crate::watched::{ReadKind, WatchedCounter};
 
-/// Stops the clients even if the test fails, which could not end otherwise.
+/// Stops the clients even if the test fails, because it could not end otherwise.
 struct StopOnDrop<'a>(&'a WatchedCounter);
 
 impl Drop for StopOnDrop<'_> {
@@ -33,7 +33,7 @@ fn an_accurate_read_includes_what_any_node_acknowledged_before_while_workers_cha
         }
         counter.read(scope, &nodes, ReadKind::Eventual);
         counter.wait_for_accurate_reads(100);
-        // One dies, one arrives, one leaves in order: the counter changes its worker at least once.
+        // One is killed, one starts, one shuts down cleanly: the counter changes its worker at least once.
         workers.remove(0).kill();
         counter.wait_for_accurate_reads(100);
         workers.push(cluster.node("worker"));
@@ -62,7 +62,7 @@ fn an_accurate_read_includes_what_was_acknowledged_before_when_replaced_kafka_le
         for broker in 0..3 {
             counter.wait_for_accurate_reads(20);
             kafka.pause(broker);
-            // They go on once the broker is replaced.
+            // Reads continue once the broker is replaced.
             counter.wait_for_accurate_reads(20);
             kafka.resume(broker);
         }
@@ -93,7 +93,7 @@ fn a_postgresql_that_crashes_or_is_gone_for_a_minute_loses_nothing_and_readings_
         counter.wait_for_accurate_reads(100);
         postgres.stop();
         let stopped = Instant::now();
-        // Writes go on all the time: the journal has them.
+        // Writes continue all the time, because the journal has them.
         while stopped.elapsed() < Duration::from_secs(60) {
             counter.wait_for_writes(20);
             load.wait_for_more(20);

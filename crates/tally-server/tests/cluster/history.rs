@@ -39,7 +39,7 @@ impl Recorder<'_> {
         let is_repeated = self.rng.one_in(2);
         let called_at = self.now();
         let answered = match asked {
-            // A repeated correction is another one: it has no request id.
+            // A repeated `Set` would be a second correction, because it has no request id.
             Asked::Read | Asked::Set(_) => self.send(key, asked, None),
             _ if !is_repeated => self.send(key, asked, None),
             _ => wait_for("a known outcome", || match self.send(key, asked, Some(id)) {
@@ -47,7 +47,7 @@ impl Recorder<'_> {
                 answered => Ok(answered),
             }),
         };
-        // Without an answer it did nothing.
+        // Without an answer, the operation did nothing.
         if let Some(answered) = answered {
             let returned_at = self.now();
             self.history.push((key, Operation { asked, answered, called_at, returned_at }));
@@ -133,7 +133,7 @@ fn a_history_of_exact_operations_is_linearizable_while_nodes_die() {
             workers.push(cluster.node("worker"));
         }
         wait_for_more(300);
-        // Its clients do not know what came of their last operation.
+        // Its clients do not know the outcome of their last operation.
         nodes.remove(0).kill();
         wait_for_more(300);
         stop.store(true, Ordering::Relaxed);

@@ -44,7 +44,8 @@ fn api_nodes_killed_under_load_lose_and_double_nothing() {
     cluster.assert_counted(&counted, &stable);
 }
 
-/// A worker that is paused for longer than its session loses its partitions without knowing, and persists when it wakes up.
+/// A worker that is paused for longer than its session loses its partitions without noticing, and tries to persist when
+/// it wakes up.
 #[test]
 fn a_worker_that_wakes_up_after_it_was_replaced_changes_nothing() {
     let cluster = TestCluster::new("");

@@ -1,7 +1,8 @@
 //! Whether a history of one counter is linearizable: the search of Wing and Gong (1993) with the cache of Lowe (2017).
 //!
-//! Operations take effect at one moment between call and return. The search tries the operations that may be next, in the
-//! order of their calls, and steps back when none fits. A pair of operations done and value reached is tried once.
+//! Operations take effect at one moment between call and return. The search tries the operations that may be next, in
+//! the order of their calls, and backtracks when none fits. Each pair of completed operations and value is tried only
+//! once.
 
 use std::collections::HashSet;
 
@@ -78,7 +79,7 @@ pub fn check(history: &[Operation]) -> Result<(), String> {
         if required_done == required {
             return Ok(());
         }
-        // Nothing that was called after another one returned can be before it.
+        // An operation that was called after another one returned cannot come before it.
         let pending = || (0..operations.len()).filter(|at| !done[*at]);
         let deadline = pending().map(|at| operations[at].returned_at()).min().unwrap_or(u64::MAX);
         let next = pending().skip_while(|at| *at < first).find_map(|at| {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::harness::{Client, Server, wait_for};
 
-/// One of this many requests is repeated after its acknowledgement.
+/// One in this many requests is sent again after its acknowledgement.
 const REPEAT_EVERY: u64 = 5;
 
 /// Clients that send increments with distinct ids, each until it is acknowledged.

@@ -19,7 +19,7 @@ fn an_embedded_server_moves_into_a_cluster_and_back_under_load() {
     let _worker = cluster.node("worker");
     cluster.wait_until_hosted();
 
-    // In: once while writers go on, then the rest.
+    // Into the cluster: once while writers go on, then the rest.
     let load = Load::start(&[&embedded], 4);
     load.wait_for_more(200);
     let file = export(&embedded, dir.path(), "embedded-1");
@@ -53,10 +53,10 @@ fn an_embedded_server_moves_into_a_cluster_and_back_under_load() {
     for (key, count) in load.stop() {
         *counted.entry(key).or_insert(0) += count;
     }
-    // A correction right before: it is in the journal and not persisted yet.
+    // A correction right before the export: it is in the journal, but not persisted yet.
     let set = json!({ "value": 7, "reason": "last" }).to_string();
     assert_eq!(first.send("PUT", "/api/v1/counters/exact:late", &set).status, 200);
-    // The same of a count that is only in a sub-counter.
+    // And counts that are only in sub-counters.
     for _ in 0..20 {
         assert_eq!(first.send("POST", "/api/v1/counters/loose:views/increment", "").status, 200);
     }

@@ -1,4 +1,4 @@
-//! What a cluster shows of itself.
+//! What the metrics of a cluster show.
 
 use std::collections::BTreeMap;
 

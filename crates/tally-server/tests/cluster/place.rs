@@ -94,7 +94,7 @@ impl TestCluster {
         status["partitions"].as_array().unwrap().clone()
     }
 
-    /// Waits until workers have applied all partitions.
+    /// Waits until every partition has a worker that has caught up.
     pub fn wait_until_hosted(&self) {
         wait_for("a worker for every partition", || {
             let status = self.status();

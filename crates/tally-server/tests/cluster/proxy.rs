@@ -1,5 +1,5 @@
-//! A TCP proxy in front of one service that holds chosen messages back, so that a test knows between which two steps its
-//! client is.
+//! A TCP proxy in front of one service. It holds back chosen messages, so that a test knows which two steps its client
+//! is between.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ pub enum Sender {
 /// What is forwarded in one piece: a frame of Kafka's protocol, or what was read at once.
 pub struct Message<'a> {
     pub from: Sender,
-    /// Kafka's number of the kind of request, also for its response.
+    /// Kafka's API key of the request; a response has that of its request.
     pub api_key: Option<i16>,
     pub bytes: &'a [u8],
 }
@@ -32,7 +32,7 @@ impl Message<'_> {
 
 type Rule = Box<dyn Fn(&Message<'_>) -> bool + Send>;
 
-/// How messages are told apart.
+/// How messages are delimited.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Kafka,
@@ -193,7 +193,7 @@ impl ProxyShared {
         }
     }
 
-    /// Waits while the message is held. Returns whether it may go on.
+    /// Waits while the message is held. Returns whether it may be forwarded.
     fn pass(&self, message: &Message<'_>) -> bool {
         let mut state = self.state.lock().unwrap();
         if state.rule.as_ref().is_some_and(|rule| rule(message)) {
@@ -204,7 +204,7 @@ impl ProxyShared {
         !state.is_closed
     }
 
-    /// Puts the ports of the proxy where a server names those of its nodes. All have five digits.
+    /// Replaces the ports of nodes in what a server sends with those of the proxy. All have five digits.
     fn replace_ports(&self, bytes: &mut [u8]) {
         for (node, port) in &self.ports {
             let (old, new) = match self.protocol {

@@ -9,7 +9,7 @@ use crate::place::{EXACT, TestCluster};
 const NAMESPACES: &str = "[namespaces.exact]\nconsistency = \"exact\"\n[namespaces.views]\nconsistency = \
                           \"best-effort\"\naggregation = \"hybrid\"\nshards = 4\n";
 
-/// What one connection says, with what another one says in between in brackets. Keys begin with `@`.
+/// Commands of one connection. Those of another connection in between are in brackets. Keys begin with `@`.
 const CASES: [&[&str]; 17] = [
     &["setex @a 100 5", "get @a", "ttl @a", "psetex @a 100000 6", "get @a", "setnx @a 1", "setnx @b 1", "get @b"],
     &["mset @c 1 @d 2 @c 3", "mget @c @d", "expire @c 100", "mset @c 4", "ttl @c", "get @c"],
@@ -160,7 +160,8 @@ fn commands_that_a_best_effort_namespace_cannot_do_are_refused_with_the_remedy()
     assert_eq!(redis.say("psetex views:a 1000000 7"), Reply::Simple("OK".into()));
 }
 
-/// In an eventual namespace, an increment is acknowledged before it is applied. What is read behind it is not estimated.
+/// In an eventual namespace, an increment is acknowledged before it is applied. Reads that follow it in a pipeline are
+/// not estimated.
 #[test]
 fn a_read_behind_an_increment_is_about_its_own_counter() {
     let cluster = TestCluster::new("");
@@ -176,7 +177,7 @@ fn a_read_behind_an_increment_is_about_its_own_counter() {
     let replies =
         say_together(&["INCR {p}a", "GET {p}none", "EXISTS {p}none {p}a", "TTL {p}a", "TTL {p}none", "GET {p}a"]);
     assert_eq!(replies, [number(1), null, number(1), number(-1), number(-2), Reply::Bulk(b"1".to_vec())]);
-    // The expiry of a transaction is no value, either.
+    // An expiry that is read in a transaction is not taken for a value, either.
     let replies = say_together(&["MULTI", "EXPIRE {p}a 1000", "TTL {p}a", "EXEC", "INCR {p}a"]);
     assert_eq!(replies[3], Reply::Many(b'*', vec![number(1), number(1000)]));
     assert_eq!(replies[4], number(2));
@@ -186,7 +187,7 @@ fn a_read_behind_an_increment_is_about_its_own_counter() {
     });
 }
 
-/// In an eventual namespace a read may be old. A transaction must not depend on such a one.
+/// In an eventual namespace a read may be old. A transaction must not depend on an old one.
 #[test]
 fn what_is_read_after_watch_is_not_older_than_it() {
     let cluster = TestCluster::new(EXACT);
@@ -239,7 +240,7 @@ fn no_update_is_lost_between_clients_of_different_nodes() {
     assert!(aborted.into_inner() > 0, "no two clients met");
 }
 
-/// HTTP, too: a change is a change.
+/// Changes over HTTP abort it, too.
 #[test]
 fn a_change_over_http_through_another_node_aborts_a_transaction() {
     let cluster = TestCluster::new("");

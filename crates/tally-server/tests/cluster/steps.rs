@@ -1,5 +1,5 @@
-//! Workers killed between two of their steps: fetch, apply, publish, persist, commit to the group. A proxy holds back the
-//! message that ends a step, so that each kill is where it should be.
+//! Workers killed between two of their steps: fetch, apply, publish, persist, commit to the group. A proxy holds back
+//! the message that ends a step, so that each kill happens at the intended point.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::place::{Services, TestCluster};
 use crate::proxy::Proxy;
 use crate::proxy::{Message, Sender};
 
-/// Kafka's numbers of requests.
+/// Kafka's API keys.
 const FETCH: i16 = 1;
 const OFFSET_COMMIT: i16 = 8;
 
@@ -43,7 +43,7 @@ impl TestCluster {
     }
 }
 
-/// What is there when the worker is killed.
+/// The setup in which the worker is killed.
 struct Scene<'a> {
     cluster: &'a TestCluster,
     api: &'a Server,
@@ -91,7 +91,7 @@ fn kill_when(reach: impl FnOnce(&Scene<'_>)) {
     load.wait_for_more(100);
     reach(&Scene { cluster: &cluster, api: &api, load: &load, proxies: &proxies });
     worker.kill();
-    // Connections end with their process. The proxies would keep them.
+    // The connections of a worker end with its process, but the proxies would keep them open.
     drop(proxies);
     let _successor = cluster.node("worker");
     load.wait_for_more(100);
@@ -102,7 +102,7 @@ fn kill_when(reach: impl FnOnce(&Scene<'_>)) {
 fn a_worker_killed_before_it_applies_loses_and_doubles_nothing() {
     kill_when(|scene| {
         scene.proxies.kafka.hold(|message| message.from == Sender::Server && message.api_key == Some(FETCH));
-        // Acknowledged, and not applied.
+        // Acknowledged, but not applied.
         scene.load.wait_for_more(100);
     });
 }

@@ -62,7 +62,7 @@ impl WatchedCounter {
                 format!("/api/v1/counters/{}{}", self.key, if kind == ReadKind::Accurate { "/exact" } else { "" });
             while !self.stop.load(Ordering::Relaxed) {
                 let before = self.acknowledged().len() as u64;
-                // A refusal is honest.
+                // A read may be refused, but must not be wrong.
                 let Ok(read) = clients.send("GET", &path, "") else { continue };
                 let value = read.json["value"].as_u64().unwrap();
                 let least = match kind {
@@ -104,7 +104,7 @@ impl WatchedCounter {
         });
     }
 
-    /// Ends the clients soon.
+    /// Tells the clients to stop.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -22,7 +22,7 @@ fn counters_work_over_http_and_redis_through_any_node() {
     assert_eq!((read.status, &read.json["value"]), (200, &json!(5)), "{}", read.text);
     let read = second.send("GET", "/api/v1/counters/views:1/exact", "");
     assert_eq!((&read.json["value"], &read.json["exact"]), (&json!(5), &json!(true)));
-    // A retry counts once, and says so where the outcome is waited for.
+    // A retry counts once, and says so if it waits for the outcome.
     second.send("POST", "/api/v1/counters/views:1/increment", r#"{"amount": 5, "request_id": "a"}"#);
     assert_eq!(first.send("GET", "/api/v1/counters/views:1/exact", "").json["value"], json!(5));
     let exact = |server: &Server| {

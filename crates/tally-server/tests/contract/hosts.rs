@@ -38,7 +38,7 @@ impl ServerAddress {
         }
         killed.current_dir(command.get_current_dir().unwrap());
         let (say, started) = channel();
-        // The signal comes when the thread ends that has started it.
+        // The signal is sent when the thread that started the process ends.
         std::thread::spawn(move || {
             let server = Server::start_with(killed);
             say.send(ServerAddress::of(&server)).unwrap();
@@ -54,7 +54,7 @@ impl ServerAddress {
 pub trait ProtocolClient: EngineClient + Send {
     /// What the protocol cannot express.
     const LACKS: &'static [Ability];
-    /// What behaviours that share a cluster cannot do as well.
+    /// What behaviours also cannot do on a shared cluster.
     const LACKS_IN_CLUSTER: &'static [Ability];
 
     /// A client of a server that others use too. Its keys begin with `prefix`.
@@ -102,7 +102,7 @@ impl<C: ProtocolClient> Host for OnEmbedded<C> {
     }
 }
 
-/// Most behaviours of both protocols that use the cluster.
+/// Maximum number of behaviours, of both protocols together, that use the cluster.
 const NAMESPACES: usize = 256;
 
 /// The cluster that all behaviours share.

@@ -18,7 +18,7 @@ use crate::harness::{Answer, Client, Server};
 use crate::hosts::{ProtocolClient, ServerAddress};
 use crate::refusals::{Answered, complete, millis};
 
-/// Keys in one request: the address of a request is limited.
+/// Maximum keys per request, because the length of a URL is limited.
 const KEYS_MAX: usize = 50;
 
 pub struct HttpCalls {
@@ -61,7 +61,7 @@ impl ProtocolClient for HttpCalls {
     }
 }
 
-/// What cannot be said over HTTP. The host's list of abilities keeps such calls away.
+/// The error for a call that HTTP cannot express. The host's list of abilities prevents such calls.
 fn inexpressible(what: &impl std::fmt::Debug) -> Failure {
     format!("HTTP cannot express {what:?}").into()
 }

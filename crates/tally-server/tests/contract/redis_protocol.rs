@@ -17,7 +17,7 @@ use crate::harness::wire::{Reply, Resp, request};
 use crate::hosts::{ProtocolClient, ServerAddress};
 use crate::refusals::{Answered, complete};
 
-/// Commands that are sent before their replies are read: both sides have room for them.
+/// Maximum number of commands that are sent before their replies are read. Both sides have room for them.
 const PIPELINE_MAX: usize = 256;
 
 pub struct RedisCalls {
@@ -178,7 +178,7 @@ impl RedisCalls {
         Ok(Translated { commands, meaning })
     }
 
-    /// Steps that are no group, in one pipeline.
+    /// Steps that are not a group, in one pipeline.
     fn pipeline(&self, steps: &[CallStep]) -> Result<Vec<Answered>, Failure> {
         let translated = steps.iter().map(|step| self.translate(step)).collect::<Result<Vec<_>, _>>()?;
         let commands: Vec<Command> = translated.iter().flat_map(|step| step.commands.clone()).collect();

@@ -1,4 +1,4 @@
-//! What an answer does not say about a refused event. A client that wants to know reads the counter.
+//! Fills in what an answer does not say about a refused event. A client that wants to know reads the counter.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The files in `deploy/`, checked with the tools of their fields. `make deploy-tools` installs them.
+//! The files in `deploy/`, each checked with its own linter or validator. `make deploy-tools` installs these tools.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
 
@@ -62,7 +62,7 @@ fn yaml_files(paths: &[PathBuf]) -> Vec<Value> {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Settings of services where nobody listens.
+/// Addresses of services at which nothing listens.
 const CLOSED: [(&str, &str); 3] = [
     ("TALLY_CLUSTER_KAFKA", "127.0.0.1:1"),
     ("TALLY_CLUSTER_REDIS", "127.0.0.1:1"),

@@ -23,7 +23,7 @@ fn documented() -> BTreeSet<String> {
     metrics_in(&read(&deployed("../docs/metrics.md")))
 }
 
-/// Metrics that a server of its own exports.
+/// Metrics that a new server exports.
 fn exported() -> BTreeSet<String> {
     let server = Server::start();
     // A series appears when it is first used.

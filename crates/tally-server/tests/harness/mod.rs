@@ -345,7 +345,7 @@ pub fn run(command: &mut Command) -> Ran {
     }
 }
 
-/// A file with this text.
+/// Writes a file with this text and returns its path.
 pub fn write(path: PathBuf, text: &str) -> PathBuf {
     File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
     path

@@ -20,7 +20,7 @@ pub struct Loopback(u32);
 impl Loopback {
     /// A random block of addresses.
     pub fn choose() -> Loopback {
-        // Not 127.0.x.x, which people use.
+        // Not 127.0.x.x, which other programs use.
         let random = RandomState::new().build_hasher().finish() as u32;
         Loopback(0x7f01_0000 + ((random % 0xfe_0000) & !0xf))
     }
@@ -50,7 +50,7 @@ impl Nginx {
             ("server api-1:", format!("server {}:", nodes[0])),
             ("server api-2:", format!("server {}:", nodes[1])),
             ("listen ", format!("listen {at}:")),
-            // Directories that only root may write to.
+            // By default, these are directories that only root may write to.
             ("\nhttp {", format!("\nhttp {{\n{}", temporary_paths(dir.path()))),
         ] {
             assert!(conf.contains(from), "`{from}` is not in tally.conf");
@@ -58,7 +58,8 @@ impl Nginx {
         }
         let file = super::write(dir.path().join("nginx.conf"), &change(conf));
         let log = std::fs::File::create(dir.path().join("nginx.log")).unwrap();
-        // Not a daemon. Started as root, it would otherwise become a user who may not enter the directory.
+        // Not a daemon. Without `user root`, an nginx that is started as root would run as a user that cannot access
+        // the directory.
         let main = format!("daemon off; user root; pid {}/nginx.pid;", dir.path().display());
         let mut command = Command::new(program());
         command.arg("-c").arg(&file).args(["-e", "stderr", "-g", &main]);

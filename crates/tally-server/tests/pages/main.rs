@@ -50,7 +50,7 @@ struct Step {
     expected: String,
 }
 
-/// A fenced block: what stands behind the fence, and its lines with their numbers.
+/// A fenced block: the text after the opening fence, and its lines with their numbers.
 #[derive(Debug)]
 struct Block {
     kind: String,

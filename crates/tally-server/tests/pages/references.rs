@@ -28,22 +28,22 @@ fn rows(text: &str) -> Vec<Vec<String>> {
     rows.map(|row| row.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// What stands between backticks.
+/// The texts between backticks.
 fn code(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// What stands between backticks in the first cell of each row.
+/// The texts between backticks in the first cell of each row.
 fn first_cells(text: &str) -> BTreeSet<String> {
     rows(text).iter().flat_map(|row| code(&row[0])).collect()
 }
 
-/// All that a pattern's first group matches.
+/// All matches of a pattern's first group.
 fn found(pattern: &str, text: &str) -> BTreeSet<String> {
     Regex::new(pattern).unwrap().captures_iter(text).map(|found| found[1].to_owned()).collect()
 }
 
-/// Both have the same, or the difference is shown.
+/// Asserts that both are equal; the error shows the difference.
 fn same<T: Ord + Debug>(page_name: &str, documented: &BTreeSet<T>, actual: &BTreeSet<T>) {
     assert!(!actual.is_empty(), "nothing was found to compare {page_name} with");
     let missing: Vec<&T> = actual.difference(documented).collect();
@@ -58,7 +58,7 @@ fn help(command: &[&str]) -> String {
     shown.out.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The commands that a help lists.
+/// The commands that a help text lists.
 fn listed_commands(command: &[&str]) -> Vec<String> {
     let shown = run(tally().args(command).arg("--help")).out;
     let lines = shown.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
@@ -250,7 +250,7 @@ fn the_page_of_metrics_has_every_verb() {
 /// The commands on the page on Redis: those by themselves, and subcommands as `CONTAINER|SUBCOMMAND`.
 fn documented_commands() -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut commands, mut parts) = (BTreeSet::new(), BTreeSet::new());
-    // A command, and what follows it in brackets.
+    // A command, and what follows it in parentheses.
     let command = Regex::new(r"`([A-Z][A-Z. -]*)`(?: \(((?:`[A-Z-]+` ?)+)\))?").unwrap();
     for row in rows(&section("docs/redis.md", "## Commands")).iter().filter(|row| row.len() == 2) {
         for found in command.captures_iter(&row[1]) {
@@ -274,7 +274,7 @@ fn the_page_on_redis_has_every_command() {
     let (parts, commands): (BTreeSet<String>, BTreeSet<String>) = names.partition(|name| name.contains('|'));
     let (documented, mut documented_parts) = documented_commands();
     same("docs/redis.md", &documented, &commands);
-    // Options of commands are in brackets, too. Every container has `HELP`, and all of `CLUSTER` is refused.
+    // Options of commands are in parentheses, too. Every container has `HELP`, and all of `CLUSTER` is refused.
     let containers: BTreeSet<&str> = parts.iter().map(|part| part.split('|').next().unwrap()).collect();
     documented_parts.retain(|part| containers.contains(part.split('|').next().unwrap()));
     let is_own = |part: &String| !part.ends_with("|HELP") && !part.starts_with("CLUSTER|");

@@ -202,8 +202,8 @@ fn the_memory_of_a_counter_depends_on_its_key_and_expiry() {
     assert!(plain > 50 && expiring > plain && long >= plain + 100, "{plain} {expiring} {long}");
 }
 
-/// The source is read before it is written, so another client can come between: then nothing is written and it is tried
-/// again.
+/// The source is read before the destination is written, so another client can change it in between. Then nothing is
+/// written, and the command is retried.
 #[test]
 fn no_increment_is_lost_while_a_counter_is_renamed() {
     const ROUNDS: i64 = 2_000;

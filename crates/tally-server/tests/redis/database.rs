@@ -1,4 +1,4 @@
-//! There is one database and no cluster: what clients get that expect others.
+//! Clients that expect several databases or a cluster: there is one database, and no cluster.
 
 use std::collections::BTreeMap;
 

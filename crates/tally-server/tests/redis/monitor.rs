@@ -32,7 +32,7 @@ fn a_monitor_sees_what_it_sees_in_redis() {
         &["multi", "incr a", "get a", "exec"],
         &["multi", "incr", "exec", "multi", "incr a", "discard", "exec", "multi", "multi", "incr a", "exec"],
         &["watch a", "unwatch", "reset", "select 0", "select 1", "select 0"],
-        // Administrators keep their secrets, and others their passwords.
+        // Administrative commands are not shown, and passwords are redacted.
         &["config get maxmemory", "client list", "client id", "slowlog get", "acl whoami", "role"],
         &["auth secret", "auth default secret", "hello 2 auth default secret setname me", "hello 2", "hello x"],
         &["echo \"\\\u{1}\u{7}\u{8}\r\n\té\u{0}", "echo ", "get ''", "set b 1 ex 10"],

@@ -4,7 +4,7 @@ use crate::harness::Server;
 use crate::harness::redis::Redis;
 use crate::harness::wire::{Reply, Resp};
 
-/// Each case: what one connection says, with what another one says in between in brackets.
+/// Each case has the commands of one connection. Those of another connection in between are in brackets.
 const CASES: [&[&str]; 22] = [
     &["watch a", "multi", "incr a", "exec", "get a"],
     &["watch a", "[incr a]", "multi", "incr a", "exec", "get a", "multi", "incr a", "exec"],
@@ -81,7 +81,8 @@ fn a_watched_counter_that_expires_aborts_the_transaction() {
     assert_eq!(resp.say("exists b"), Reply::Integer(0));
 }
 
-/// Read, then write what was read plus one: an update is lost if a transaction is applied although another came between.
+/// Read, then write what was read plus one: an update is lost if a transaction is applied even though another one came
+/// in between.
 #[test]
 fn no_update_is_lost_between_many_clients() {
     const CLIENTS: i64 = 6;

@@ -1,4 +1,4 @@
-//! TLS of a cluster. Files are read here, so that what is wrong with them stops the start with the name of the key.
+//! TLS of a cluster. Files are read here, so that an invalid one stops the start with an error that names its key.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub fn redis(given: Given<'_>) -> Result<Option<TlsClient>, ConfigError> {
     client.map(Some).map_err(|error| of_key(given, "redis_cert", &error))
 }
 
-/// How to reach PostgreSQL. `sslmode` in the URL decides about TLS.
+/// How to connect to PostgreSQL. `sslmode` in the URL decides whether TLS is used.
 pub fn postgres(given: Given<'_>) -> Result<PgSettings, ConfigError> {
     let url = given.required("postgres", "postgres://tally@10.0.0.1/tally")?;
     let certificates =
@@ -91,7 +91,7 @@ mod tests {
 
     use super::super::tests::{accepted, refused};
 
-    /// A file of this test's own, which is no certificate.
+    /// Creates a file that is not a certificate.
     fn file(dir: &tempfile::TempDir, name: &str) -> String {
         let path = dir.path().join(name);
         std::fs::write(&path, "password").unwrap();

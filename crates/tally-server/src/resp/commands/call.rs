@@ -31,7 +31,7 @@ pub struct CallContext<'a> {
     pub now: Millis,
     /// The counters that the connection's next transaction depends on.
     pub watched: &'a WatchedKeys,
-    /// What reads need at least: after `WATCH`, they must not be older than what it saw.
+    /// The minimum consistency of reads: after `WATCH`, they must not be older than what it read.
     pub reads_min: Consistency,
 }
 
@@ -95,7 +95,7 @@ pub enum EventTarget<'t> {
 }
 
 /// One command on counters: parses its arguments, has its keys admitted, and adds its events. Nothing may fail after
-/// the first event was added.
+/// the first event has been added.
 pub struct CommandCall<'a, 't> {
     /// The arguments. Their number is valid.
     pub args: Args<'a>,
@@ -135,13 +135,13 @@ impl<'a> CommandCall<'a, '_> {
         Ok(admission::correction(&self.context.caller, command)?)
     }
 
-    /// Where the events of a command go that only reads this key.
+    /// Where the events of a command that only reads this key go.
     #[inline]
     pub fn reads(&mut self, key: KeyRef<'_>) -> Result<&mut Events, CommandError> {
         self.reads_with(self.context.server.service.consistency(key))
     }
 
-    /// Where the events of a command go that only reads.
+    /// Where the events of a command that only reads go.
     #[inline]
     pub fn reads_with(&mut self, consistency: Consistency) -> Result<&mut Events, CommandError> {
         let consistency = consistency.max(self.context.reads_min);
@@ -151,7 +151,7 @@ impl<'a> CommandCall<'a, '_> {
         }
     }
 
-    /// Where the events of a command go that changes this key.
+    /// Where the events of a command that changes this key go.
     #[inline]
     pub fn writes(&mut self, key: KeyRef<'_>) -> Result<&mut Events, CommandError> {
         self.writes_with(self.context.server.service.consistency(key))

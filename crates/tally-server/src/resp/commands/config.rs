@@ -12,7 +12,8 @@ pub static CONFIG: Spec = Spec::new("config", -2, Execution::Immediate(wrong_arg
     .subcommands(&[&CONFIG_GET, &CONFIG_SET, &CONFIG_RESETSTAT, &CONFIG_HELP])
     .docs("server", "2.0.0", "Depends on the subcommand.", "A container for server configuration commands.");
 
-/// Every setting with its value. Each acknowledgement is flushed first, which Redis calls `appendfsync always`.
+/// Every setting with its value. Except in `best-effort` namespaces, writes are flushed before they are acknowledged,
+/// which Redis calls `appendfsync always`.
 fn all(server: &RespServer) -> [(&'static str, String); 15] {
     let settings = &server.settings;
     [

@@ -11,7 +11,7 @@ use crate::resp::session::{ReplyMode, Session};
 use crate::resp::turn::Silence;
 use crate::resp::wire::{Args, integer};
 
-/// The version of Redis whose replies these are.
+/// The version of Redis whose replies are reproduced.
 pub const REDIS_VERSION: &str = "7.0.15";
 
 const NO_PASSWORD: &str = "ERR AUTH <password> called without any password configured for the default user. Are you \
@@ -47,7 +47,8 @@ pub static AUTH: Spec = Spec::new("auth", -2, Execution::Immediate(auth))
     .syntax(&["[username]", "password"])
     .docs("connection", "1.0.0", "O(1)", "Authenticates the connection.");
 
-/// The default user has no password, so any password is accepted. There is no other user.
+/// With the name of the default user, any password is accepted, because that user has none. There is no other user. As
+/// in Redis, a password without a name is an error.
 fn auth(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     match call.args.len() {
         2 => reply.error(NO_PASSWORD),
@@ -220,7 +221,7 @@ fn set_name(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.ok();
 }
 
-/// Only printable characters, and no spaces: these separate the fields of `CLIENT LIST`.
+/// Only printable characters, and no spaces, because spaces separate the fields of `CLIENT LIST`.
 fn is_name(name: &[u8]) -> bool {
     name.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
@@ -349,7 +350,7 @@ struct KillFilter<'a> {
     id: Option<i64>,
     address: Option<&'a [u8]>,
     local: Option<&'a [u8]>,
-    /// No connection has this type.
+    /// Whether the filter names a type that no connection has.
     other_type: bool,
     keeps_caller: bool,
 }
@@ -392,7 +393,7 @@ impl<'a> KillFilter<'a> {
     }
 }
 
-/// Whether a type of connection is that of all of Tally's.
+/// Whether this is the type `normal`, which all connections have. An error if Redis has no such type.
 fn is_normal(kind: &[u8]) -> Result<bool, String> {
     let known: [&[u8]; 5] = [b"normal", b"master", b"replica", b"slave", b"pubsub"];
     if !known.iter().any(|name| kind.eq_ignore_ascii_case(name)) {

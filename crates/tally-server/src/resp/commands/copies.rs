@@ -1,7 +1,7 @@
 //! Commands that write what they read: `RENAME`, `RENAMENX`, `COPY`.
 //!
-//! The engine has no event that moves a value from one counter to another. So the source is read, and what it says is
-//! written behind a guard: if the source has changed meanwhile, nothing is written, and both are done again.
+//! The engine has no event that moves a value from one counter to another. So the source is read, and its value is
+//! written behind a guard: if the source has changed in between, nothing is written, and both steps are retried.
 
 use tally_core::batch::Events;
 use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, Field, VERSION_ABSENT};
@@ -88,12 +88,12 @@ struct CopyKind {
     replaces: bool,
 }
 
-/// What became of a copy.
+/// The result of a copy.
 enum Copied {
     Done,
-    /// There is no source.
+    /// The source does not exist.
     NoSource,
-    /// There is a destination already.
+    /// The destination already exists.
     Exists,
 }
 

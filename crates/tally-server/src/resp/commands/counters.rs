@@ -220,7 +220,7 @@ fn write_set_number(outcomes: &[Outcome], reply: &mut Reply<'_>) {
     }
 }
 
-/// Reads the value that the change replaces: with nothing in between.
+/// Reads the value that the change replaces. Both are one group, so nothing comes in between.
 fn read_and_change(events: &mut Events, key: KeyRef<'_>, change: Change) {
     events.group(|events| {
         events.push(key, Change::Read(Field::Value), None, None);

@@ -1,7 +1,7 @@
 //! Databases and cluster nodes, of which there is one each: `SELECT`, `SWAPDB`, `MOVE`, and what cluster clients send.
 //!
-//! Some clients go on after a refused `SELECT`, and would then count in database 0 what belongs elsewhere. So a connection
-//! that selected another database gets errors until it selects database 0 or resets
+//! Some clients carry on after a refused `SELECT`, and would then count in database 0 what belongs elsewhere. So a
+//! connection that selected another database gets errors until it selects database 0 or resets
 //! ([decision 0027](../../../../../docs/decisions/0027-a-refused-select-stops-the-connection.md)).
 
 use super::call::{CommandCall, CommandError};
@@ -64,7 +64,7 @@ pub fn selected(args: Args<'_>) -> Result<(), &'static str> {
     }
 }
 
-/// Whether a command is executed although the selected database does not exist.
+/// Whether a command is executed even though the selected database does not exist.
 #[cold]
 pub fn is_allowed(session: &Session, spec: &Spec) -> bool {
     match spec.name {

@@ -25,7 +25,7 @@ impl TimeUnit {
     }
 }
 
-/// What a time counts from.
+/// What a time is relative to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TimeOrigin {
     /// The batch that applies the command. The server's time is used to check that the deadline does not overflow.

@@ -83,7 +83,7 @@ fn idle_time(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandErr
     }))
 }
 
-/// Reads the key after the subcommand, and answers by whether it exists.
+/// Reads the key after the subcommand, and replies depending on whether it exists.
 fn read_second(call: &mut CommandCall<'_, '_>, write: WriteExistence) -> Result<ReplyPlan, CommandError> {
     let service = &call.context.server.service;
     let key = service.admission().admit(&call.context.caller, call.args.get(2).unwrap_or_default(), Action::Read)?;

@@ -53,25 +53,25 @@ pub fn dispatch(
     }
 }
 
-/// Whether the command has to wait until the server has recovered.
+/// Whether the command is refused because the server has not recovered yet.
 #[inline]
 fn is_loading(context: &CallContext<'_>, spec: &Spec) -> bool {
     context.server.service.is_recovering() && !spec.works_while_loading()
 }
 
-/// Whether the command would have to be executed in a database that does not exist.
+/// Whether the command is refused because the selected database does not exist.
 #[inline]
 fn is_elsewhere(session: &Session, spec: &Spec) -> bool {
     session.refused_database.is_some() && !database::is_allowed(session, spec)
 }
 
-/// Whether the command becomes a part of the transaction that is being queued.
+/// Whether the command is added to the queued transaction.
 #[inline]
 pub fn is_queued(session: &Session, spec: &Spec) -> bool {
     session.transaction.is_some() && !matches!(spec.execution, Execution::Session(_))
 }
 
-/// Whether the command is executed or queued.
+/// Whether the command is executed or queued, rather than refused.
 pub fn is_executed(context: &CallContext<'_>, session: &Session, spec: &Spec) -> bool {
     !is_loading(context, spec) && !is_elsewhere(session, spec)
 }

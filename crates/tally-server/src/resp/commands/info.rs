@@ -23,7 +23,7 @@ pub static INFO: Spec = Spec::new("info", -1, Execution::Immediate(info))
 /// Writes one section.
 type InfoSection = fn(&RespServer, &mut String);
 
-/// Shown only if it or everything is asked for.
+/// Shown only if it is named, or with `all` or `everything`.
 const COMMAND_STATS: &str = "commandstats";
 
 const SECTIONS: [(&str, InfoSection); 10] = [
@@ -43,7 +43,7 @@ fn info(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.verbatim(&sections(call.context.server, call.args));
 }
 
-/// The named sections; all of them if none is named, or if the name means all.
+/// The named sections. Without names, all of them except `commandstats`.
 fn sections(server: &RespServer, args: Args<'_>) -> String {
     let wanted = |name: &str| {
         let is_default = name != COMMAND_STATS;

@@ -164,7 +164,7 @@ pub fn help(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     help_of(call.commands, call.spec, reply);
 }
 
-/// The subcommands of the container that `spec` is the help of.
+/// Lists the subcommands of the container whose `HELP` is `spec`.
 pub fn help_of(commands: &CommandTable, spec: &Spec, reply: &mut Reply<'_>) {
     let container = spec.name.split('|').next().unwrap_or_default();
     let subcommands = commands.find(container.as_bytes()).map_or(&[][..], |spec| spec.subcommands);
@@ -270,8 +270,8 @@ fn arguments(reply: &mut Reply<'_>, syntax: &[&str]) {
     syntax.iter().for_each(|text| argument(reply, text));
 }
 
-/// Writes one argument: `name`, `TOKEN`, `TOKEN name`, or several of these separated by bars. In brackets it is optional,
-/// with dots it can be repeated.
+/// Writes one argument: `name`, `TOKEN`, `TOKEN name`, or several of these separated by bars. Brackets make it
+/// optional; dots make it repeatable.
 fn argument(reply: &mut Reply<'_>, text: &str) {
     let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let text = inner.unwrap_or(text);

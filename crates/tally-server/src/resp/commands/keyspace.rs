@@ -165,7 +165,7 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
     Ok(out)
 }
 
-/// The keys that match. Other connections of the thread are served in between.
+/// The keys that match. Yields between slices, so that the thread serves other connections.
 async fn matching(pattern: &Pattern, keys: impl Iterator<Item = Key>) -> Vec<Key> {
     let mut found = Vec::new();
     for (number, key) in keys.enumerate() {
@@ -297,14 +297,14 @@ async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
     Ok(call.reply(|reply| reply.ok()))
 }
 
-/// Removes the counters that have expired, which no listing shows and the number of counters includes.
+/// Removes expired counters: listings do not show them, but the number of counters includes them.
 async fn sweep_expired(service: &Service) -> Result<(), Failure> {
     service.settle().await?;
     let mut after = None;
     loop {
         let page = service.all_keys(after, PAGE_ITEMS_MAX).await?;
         let mut events: Events = service.events()?;
-        // The expiry record in the store stays for the engine's own sweep, which knows its time.
+        // The expiry record stays in the store for the engine's own sweep, which knows the time of the record.
         let sweep = Change::Sweep { expires_at: Millis(u64::MAX) };
         page.keys.iter().for_each(|key| events.push(key.as_ref(), sweep.clone(), None, None));
         if !events.is_empty() {

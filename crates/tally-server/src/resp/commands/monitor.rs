@@ -1,4 +1,4 @@
-//! `MONITOR`, and how requests are executed while somebody monitors.
+//! `MONITOR`, and how requests are executed while there are monitors.
 
 use super::call::CallContext;
 use super::dispatch::{dispatch, is_executed, is_queued};
@@ -55,7 +55,7 @@ pub fn dispatch_monitored(
     dispatch(context, session, (args, Sent { request, behind: &[] }), turn)
 }
 
-/// As in Redis, the commands of a transaction are shown with `EXEC`, and those of administrators are not shown.
+/// As in Redis, the commands of a transaction are shown with `EXEC`, and administrative commands are not shown.
 fn record(
     context: &CallContext<'_>,
     session: &Session,

@@ -2,7 +2,7 @@
 
 use crate::resp::wire::Args;
 
-/// Most bytes of a request that an error quotes.
+/// Maximum bytes of a request that an error quotes.
 const ECHO_BYTES_MAX: usize = 128;
 
 /// No command has this name.

@@ -96,7 +96,7 @@ enum OnExisting {
     SetNone,
 }
 
-/// Sets all counters as one group. Guards before them make sure that none exists.
+/// Sets all counters as one group. With `SetNone`, guards before them make sure that none exists.
 fn set_all(call: &mut CommandCall<'_, '_>, name: &str, existing: OnExisting) -> Result<ReplyPlan, CommandError> {
     if call.args.len().is_multiple_of(2) {
         return Err(String::from_utf8_lossy(&wrong_arguments(name)).into_owned().into());

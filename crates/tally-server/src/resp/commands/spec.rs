@@ -33,7 +33,7 @@ pub struct Spec {
     pub tips: &'static str,
     /// Which arguments are keys.
     pub keys: Option<Keys>,
-    /// What happens to the key after the first one, if that is something else.
+    /// Redis's key flags of a second key, directly after the first one; `None` if there is none.
     pub second_key: Option<&'static str>,
     /// The group it is documented in.
     pub group: &'static str,
@@ -91,7 +91,7 @@ pub enum Execution {
     Select,
     /// Changes the session. Executed at once, even while a transaction is queued.
     Session(fn(&mut SessionCall<'_>) -> NextStep),
-    /// Changes the session in a way that a transaction cannot.
+    /// Changes the session in a way that is refused in a transaction.
     Handshake(fn(&mut SessionCall<'_>) -> NextStep),
 }
 

@@ -50,8 +50,8 @@ pub fn queue(session: &mut Session, spec: &Spec, args: Args<'_>, turn: &mut Turn
         turn.reply(session.version, |reply| reply.error(watch::INSIDE_MULTI));
         return NextStep::Continue;
     }
-    // Replies after `HELLO` would be in another version of the protocol than those before it, and after `MONITOR` others
-    // would come between them.
+    // `HELLO` would change the protocol version in the middle of the replies, and `MONITOR` would mix its lines into
+    // them.
     if matches!(spec.execution, Execution::Handshake(_) | Execution::Engine(_)) {
         return refuse(session, turn, NOT_IN_TRANSACTION);
     }
@@ -157,7 +157,7 @@ fn exec(call: &mut SessionCall<'_>) -> NextStep {
     NextStep::Continue
 }
 
-/// Whether the engine can apply the events of a transaction in a row.
+/// An error if the engine cannot apply the events of a transaction as one group.
 fn check_grouping(
     context: &CallContext<'_>,
     transaction: &Transaction,
@@ -174,7 +174,7 @@ fn check_grouping(
     refuse_ungrouped(service, &keys)
 }
 
-/// An error if the engine cannot apply events of these keys in a row.
+/// An error if the engine cannot apply events of these keys as one group.
 pub fn refuse_ungrouped(service: &Service, keys: &[&[u8]]) -> Result<(), CommandError> {
     if service.keeps_all_together() {
         return Ok(());
@@ -223,7 +223,7 @@ impl QueuedCommands<'_> {
                     self.replies.push((spec, reply));
                     continue;
                 }
-                // Only the database that exists is queued.
+                // Only `SELECT 0` is queued.
                 Execution::Select => {
                     let reply =
                         self.run_immediate(spec, args, |call, reply| database::write_selected(call.args, reply));

@@ -1,7 +1,7 @@
 //! Optimistic transactions: `WATCH` remembers the versions of counters, and `EXEC` applies nothing if one has changed.
 //!
-//! The check is part of the transaction: `EXEC` puts a guard for each counter before its events, and the engine applies both
-//! in a row. So nothing can come between the check and the changes.
+//! The check is part of the transaction: `EXEC` puts a guard for each counter before its events, and the engine applies
+//! both as one group. So nothing can come between the check and the changes.
 
 use tally_core::event::{Change, Field};
 use tally_core::key::Key;
@@ -45,7 +45,7 @@ async fn run_watch(call: &EngineCall, keys: Vec<Key>) -> Result<Vec<u8>, Failure
     let mut events = service.events()?;
     keys.iter().for_each(|key| events.push(key.as_ref(), Change::Read(Field::Version), None, None));
     if !events.is_empty() {
-        // A version that a crash could take back is harmless: the crash takes the connection, too.
+        // A version that a crash could undo is harmless, because the crash also ends the connection.
         let reads = service.read_events(events, Consistency::Exact).await?;
         for (key, read) in keys.into_iter().zip(&reads.receipt.outcomes) {
             call.watched.add(key, read.value);

@@ -60,7 +60,7 @@ fn below(rng: &mut Rng, bound: usize) -> usize {
     rng.below(bound as u64) as usize
 }
 
-/// One to six small changes.
+/// One to five small changes.
 fn mutate(rng: &mut Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
     for _ in 0..=rng.below(5) {
         let at = below(rng, input.len() + 1);

@@ -89,7 +89,7 @@ impl Turn {
         self.clear(shares);
     }
 
-    /// Records the calls. Before any reply is written: a client that has its reply finds the call in `INFO`.
+    /// Records the calls before any reply is written, so that a client that has its reply finds the call in `INFO`.
     fn record_calls(&mut self, stats: &RespStats) {
         let micros = self.counts.micros();
         let timed = |(name, counts): (&'static str, CommandCounts)| {
@@ -107,8 +107,8 @@ impl Turn {
         self.counts.clear();
     }
 
-    /// Counts the commands of shares, then writes their replies: a client that has its reply finds the request in the
-    /// metrics.
+    /// Counts the commands of shares before it writes their replies, so that a client that has its reply finds the
+    /// request in the metrics.
     pub(super) fn answer_all(
         &self,
         shares: &[(&Share, SubmissionOutcomes<'_>)],
