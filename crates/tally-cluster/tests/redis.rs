@@ -443,6 +443,23 @@ async fn after_a_flush_of_data_and_scripts_only_first_publications_return() {
 }
 
 #[tokio::test]
+async fn every_registration_changes_the_entry_so_that_a_counter_in_use_stays_on_the_list() {
+    const PARTITION: u32 = 7;
+    let totals = connect(&SHARED).await;
+    let key = key("registered");
+    totals.register(PARTITION, key.as_ref(), 1, 1).await.unwrap();
+    for _ in 0..100 {
+        let seen = totals.active(PARTITION).await.unwrap();
+        // At once, as another node may do it.
+        totals.register(PARTITION, key.as_ref(), 1, 1).await.unwrap();
+        assert_eq!(totals.retire(PARTITION, &[&seen[0]]).await.unwrap(), [false]);
+    }
+    let last = totals.active(PARTITION).await.unwrap();
+    assert_eq!(totals.retire(PARTITION, &[&last[0]]).await.unwrap(), [true]);
+    assert!(totals.active(PARTITION).await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn wrong_credentials_and_a_missing_server_are_told_apart() {
     let redis = RedisCluster::start_with_password("secret");
     let settings = |password: Option<&str>| RedisSettings {

@@ -82,18 +82,21 @@ return 1";
 
 /// Enters a counter into the list of active ones. Arguments: the counter, its number of shards if it is new, the number of
 /// shards that are written to at least, and the most counters of the list. Answers the number of shards, or 0 if the list is
-/// full. An entry is `seconds:shards:peak`.
+/// full. An entry is `stamp:shards:peak`. The stamp is the time in microseconds, or one more than before if that is later, so
+/// that every registration changes the entry.
 const REGISTER: &str = "\
 local old = redis.call('HGET', KEYS[1], ARGV[1])
-local shards, peak = tonumber(ARGV[2]), tonumber(ARGV[3])
+local now = redis.call('TIME')
+local stamp, shards, peak = now[1] * 1000000 + now[2], tonumber(ARGV[2]), tonumber(ARGV[3])
 if old then
-  local s, p = string.match(old, '^%d+:(%d+):(%d+)$')
+  local t, s, p = string.match(old, '^(%d+):(%d+):(%d+)$')
+  stamp = math.max(stamp, (tonumber(t) or 0) + 1)
   shards, peak = tonumber(s) or shards, math.max(peak, tonumber(p) or 1)
 elseif redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then
   return 0
 end
 peak = math.max(peak, shards)
-redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ':' .. shards .. ':' .. peak)
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', stamp) .. ':' .. shards .. ':' .. peak)
 return shards";
 
 /// Changes the number of shards of an active counter. Arguments: the counter, and the number.
