@@ -1,7 +1,7 @@
 //! A cluster on one machine: Kafka, Redis Cluster, PostgreSQL, one API node and one worker.
 //!
-//! Two patterns that people build by hand are measured on the same services for comparison: sub-counters in Redis, which are
-//! not durable, and a row in PostgreSQL. Both sides have the same connections and pipelining, and take turns.
+//! Two patterns that people build by hand are measured on the same services for comparison: sub-counters in Redis,
+//! which are not durable, and a row in PostgreSQL. Both sides have the same connections and pipelining, and take turns.
 
 mod nodes;
 mod outage;
@@ -19,7 +19,7 @@ use crate::server::Tally;
 use crate::usage::cpu_seconds;
 use crate::{BenchError, Options};
 
-/// Pipelining, and the least ratio to sub-counters in Redis.
+/// Pipelining, and the minimum ratio to sub-counters in Redis.
 const HOT: [(u64, f64); 3] = [(1, 0.6), (16, 1.5), (128, 4.0)];
 /// Connections to the hot counter.
 const HOT_CONNECTIONS: u64 = 50;
@@ -27,21 +27,21 @@ const HOT_CONNECTIONS: u64 = 50;
 const SUB_COUNTERS: &str = "16";
 /// Connections that decrement a counter with a floor.
 const FLOOR_CONNECTIONS: u64 = 64;
-/// Reads per second while the node has half its load.
+/// Reads per second while increments run at half their peak rate.
 const READS_PER_SECOND: f64 = 500.0;
 
 const APPROXIMATE: Request = Request { command: ["GET", "hot"], reply_lines: 2 };
 const ACCURATE: Request = Request { command: ["GET", "accurate:hot"], reply_lines: 2 };
 const INCREMENT: Request = Request { command: ["INCR", "hot"], reply_lines: 1 };
 
-/// Seconds of load before anything is measured: a broker that has just started runs code that its JVM has not compiled yet, and
-/// takes a third of the appends that it takes later.
+/// Seconds of load before anything is measured: a broker that has just started runs code that its JVM has not compiled
+/// yet, and handles a third of the appends that it handles later.
 const WARM_UP_SECONDS: f64 = 20.0;
 
-/// Seconds of reads that are not measured: a counter that nobody has read lately is in Redis after the first ones.
+/// Seconds of reads that are not measured: the first reads of a counter make its worker publish it to Redis.
 const FIRST_READS_SECONDS: f64 = 1.0;
 
-/// Standbys of each outage.
+/// Number of standbys, for each outage.
 const STANDBYS: [u32; 2] = [0, 1];
 
 /// Steps of the progress bar.
@@ -180,7 +180,7 @@ fn floor(port: u16, seconds: f64) -> Result<ToolResult, BenchError> {
     redis_benchmark(port, FLOOR_CONNECTIONS, 1, seconds, &[], &command)
 }
 
-/// Reads while increments take half of what the node can do.
+/// Reads while increments run at half their peak rate.
 fn read_at(port: u16, half: f64, request: Request, seconds: f64) -> Result<Percentiles, BenchError> {
     // A counter that exists, so that every reply has a value.
     let mut client = crate::redis::client::RespClient::connect(port).map_err(|error| BenchError::new(&error))?;

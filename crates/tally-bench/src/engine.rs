@@ -24,8 +24,8 @@ pub fn loads(options: &Options) -> impl Iterator<Item = EngineLoad> {
     LOADS.into_iter().filter(|(name, ..)| name.contains(&options.load))
 }
 
-/// Runs the suite with interleaved rounds. Each load has its own engine for all rounds, so later rounds include the cost
-/// of checkpoints, merges, and request ids that no longer fit into memory.
+/// Runs the suite with interleaved rounds. Each load has its own engine for all rounds, so later rounds include the
+/// cost of checkpoints, merges, and request ids that no longer fit into memory.
 pub fn run(options: &Options, progress: &BenchProgress) -> Result<Vec<Row>, BenchError> {
     let dir = options.scratch()?;
     let mut rates = [const { Vec::new() }; LOADS.len()];

@@ -4,7 +4,7 @@ use tally_core::limits::BATCH_BYTES_MAX;
 
 /// Largest record of the journal: a batch, and what Kafka puts around it.
 pub const RECORD_BYTES_MAX: usize = BATCH_BYTES_MAX + (1 << 20);
-/// Shortest time that the journal keeps records: for that long PostgreSQL may be away.
+/// Shortest time that the journal keeps records: PostgreSQL may be down for that long.
 pub const RETENTION_MS_MIN: u64 = 3_600_000;
 /// How long an append may take before its outcome is unknown.
 pub const APPEND_TIMEOUT_MS: u64 = 10_000;
@@ -25,18 +25,18 @@ pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
 pub const READS_WAITING_MAX: usize = 4_096;
 /// Most reads of a worker that fetch from PostgreSQL at once. Fewer than its threads for blocking calls.
 pub const STORE_READS_MAX: usize = 64;
-/// Most reads of a worker that fetch or wait for it. More are refused, so that what is in memory can be read while
-/// PostgreSQL hangs.
+/// Most reads of a worker that fetch from PostgreSQL or wait to do so. More are refused, so that what is in memory can
+/// be read while PostgreSQL hangs.
 pub const STORE_READS_WAITING_MAX: usize = 1_024;
-/// This part of a partition's memory is for the totals that its worker keeps current in Redis. Counters beyond that are read from
-/// the worker.
+/// A partition's memory divided by this is for the totals that its worker keeps current in Redis. Counters beyond that
+/// are read from the worker.
 pub const PUBLISHED_MEMORY_SHARE: usize = 8;
 /// Time to live of a total in Redis, from when it was first read.
 pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
-/// A worker keeps a total current for at least this long: its time to live in Redis, which begins later, and some more for
-/// clocks that differ.
+/// A worker keeps a total current for at least this long: its time to live in Redis, which begins later, and a margin
+/// for clocks that differ.
 pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
-/// Most records of the journal that are applied with the partition locked once.
+/// Most records of the journal that are applied under one lock of the partition.
 pub const GROUP_RECORDS_MAX: usize = 1_024;
 /// Most events of such a group, unless one record has more.
 pub const GROUP_EVENTS_MAX: usize = 8_192;
@@ -44,15 +44,16 @@ pub const GROUP_EVENTS_MAX: usize = 8_192;
 pub const CAPTURE_BYTES: usize = 4 << 20;
 /// Longest wait of a request to a worker: for outcomes, or until a position is applied.
 pub const WORKER_WAIT_MS: u64 = 10_000;
-/// How long a worker lets a request wait for a position of the journal. Shorter, so that the caller learns what it waited for.
+/// How long a worker lets a request wait for a position of the journal. Shorter than [`WORKER_WAIT_MS`], so that the
+/// caller learns what it waited for.
 pub const REACH_WAIT_MS: u64 = WORKER_WAIT_MS * 4 / 5;
-/// Appends of one partition that are on their way at once.
+/// Most appends of one partition that an API node has in flight.
 pub const LANE_APPENDS_MAX: usize = 2;
 /// Longest wait for a place in the open batch of a partition.
 pub const JOIN_WAIT_MS: u64 = 5_000;
 /// Most counters whose value an API node estimates from its own writes.
 pub const ESTIMATES_MAX: usize = 1 << 18;
-/// Most writes of one estimate that are told apart.
+/// Most writes of one estimate that are kept separate.
 pub const ESTIMATE_WRITES_MAX: usize = 64;
 /// An estimate is refreshed after this long.
 pub const ESTIMATE_REFRESH_MS: u64 = 1_000;
@@ -80,19 +81,21 @@ pub const STANDBYS_MAX: u32 = 8;
 pub const SERVED_MAX: usize = 1 << 19;
 // Each partition has an equal part, which must be enough for the counters that are read again and again.
 const _: () = assert!(SERVED_MAX / PARTITIONS_MAX as usize >= 512);
-/// Most counters for which concurrent reads share one request to a worker. Those beyond are requested by each caller.
+/// Most counters for which concurrent reads share one request to a worker. Beyond that, each caller makes its own
+/// request.
 pub const SHARED_READS_MAX: usize = 1 << 16;
 /// Lag for metrics is asked for this often.
 pub const METERS_EVERY_MS: u64 = 2_000;
 /// Expired counters are looked for this often.
 pub const SWEEP_EVERY_MS: u64 = 5_000;
-/// A partition without records for this long, and with counters that expire, gets an empty batch, which has the time.
+/// A partition without records for this long, and with counters that expire, gets an empty batch, which carries the
+/// time.
 pub const IDLE_TICK_MS: u64 = 1_000;
 /// Most partitions of a cluster. A token names one position for each.
 pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;
 /// Longest wait for the total that an estimate is based on.
 pub const ESTIMATE_WAIT: std::time::Duration = std::time::Duration::from_millis(100);
-/// A partition whose totals were last published this long ago has no worker.
+/// A partition whose totals were last published this long ago counts as having no worker.
 pub const SILENT_AFTER_MS: u64 = 15_000;
 /// Longest wait of a closing API node for the answers to accepted calls.
 pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;
@@ -102,14 +105,14 @@ pub const ANY_WORKER_WAIT: std::time::Duration = std::time::Duration::from_milli
 pub const CERTIFICATE_FILE_BYTES_MAX: u64 = 4 << 20;
 /// Writes per second to one sub-counter above which their number is doubled.
 pub const SHARD_WRITES_PER_SECOND_MAX: f64 = 1_000.0;
-/// The number of sub-counters is halved when all of them together have had fewer writes per second than this share of what
-/// half of them can take, for [`SHARDS_COOL_MS`].
+/// The number of sub-counters is halved when all of them together have had fewer writes per second than this share of
+/// what half of them can take, for [`SHARDS_COOL_MS`].
 pub const SHARDS_COOL_SHARE: f64 = 0.5;
 /// How long a counter must be cool before it gets fewer sub-counters.
 pub const SHARDS_COOL_MS: u64 = 30_000;
 /// Most sub-counters of a counter, unless its namespace says otherwise.
 pub const SHARDS_MAX_DEFAULT: u32 = 64;
-/// An API node registers the counters that it writes to this often. So often it also learns their number of sub-counters.
+/// An API node registers the counters that it writes to this often, and learns their number of sub-counters.
 pub const REGISTER_EVERY_MS: u64 = 1_000;
 /// Sub-counters of a counter that nobody has registered for this long are removed, once they are summed.
 pub const SHARDS_IDLE_S: u64 = 60;
@@ -121,7 +124,8 @@ pub const SUMS_BATCH_MAX: usize = 1_000;
 pub const BY_TIME_MS: u64 = 1_000;
 
 const _: () = assert!(REGISTER_EVERY_MS * 10 <= SHARDS_IDLE_S * 1_000);
-/// The time of a partition follows what its brokers' clocks have shown for this long, and at most for twice as long.
+/// The time of a partition follows what its brokers' clocks have shown over at least this long, and at most twice as
+/// long.
 pub const CLOCK_WINDOW_MS: i64 = 60_000;
 /// Most events of a `best-effort` call, each with the sum of its sub-counters, that are appended at once.
 pub const JOURNALED_SUMS_MAX: usize = 500;

@@ -3,8 +3,8 @@
 use tally_core::key::KeyRef;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The part of a key that decides its partition: what is between the first `{` and the next `}`, as in Redis Cluster, so
-/// that related counters can be kept together. The whole key if there is no such part or it is empty.
+/// The part of a key that decides its partition: what is between the first `{` and the next `}`, as in Redis Cluster,
+/// so that related counters can be kept together. The whole key if there is no such part or it is empty.
 #[must_use]
 pub fn tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|&byte| byte == b'{') else { return key };

@@ -9,12 +9,12 @@ use crate::limits::SHARDS_MAX_DEFAULT;
 /// Which sub-counter a write goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShardLayout {
-    /// Any.
+    /// A random one.
     #[default]
     Random,
     /// Always the same one for the same client.
     ByClient,
-    /// All writes of a moment to the same one, the next moment to the next one.
+    /// All writes of a time slice to the same one, those of the next slice to the next one.
     ByTime,
 }
 
@@ -39,7 +39,7 @@ pub enum Aggregation {
     Hybrid,
 }
 
-/// What a read does that cannot reach a sub-counter.
+/// What a read does if it cannot reach a sub-counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnUnreachable {
     /// It fails.
@@ -58,7 +58,7 @@ pub struct ShardPolicy {
     pub count: ShardCount,
     /// When they are summed.
     pub aggregation: Aggregation,
-    /// What a read does that cannot reach one.
+    /// What a read does if it cannot reach one.
     pub on_unreachable: OnUnreachable,
 }
 
@@ -74,7 +74,7 @@ impl Default for ShardPolicy {
 }
 
 impl ShardPolicy {
-    /// How many sub-counters a counter has that is written to for the first time.
+    /// The number of sub-counters of a counter at its first write.
     #[must_use]
     pub fn first_shards(&self) -> u32 {
         match self.count {

@@ -95,7 +95,7 @@ fn increments_are_summed_from_sub_counters_and_persisted_exactly() {
             let exact = read(&other, key, Consistency::Exact).await.unwrap();
             assert_eq!(exact.value, expected);
             read_until(&api, key, expected);
-            // A reading of a worker does not say; the published total does.
+            // A worker's reading does not include it; the published total does.
             wait_until("the number of sub-counters", async || match read(&api, key, Consistency::BestEffort).await {
                 Ok(rolled_up) if exact.shards > 1 && rolled_up.shards == exact.shards => Ok(()),
                 other => Err(format!("{other:?}, {exact:?}")),
@@ -138,7 +138,7 @@ fn a_reading_of_a_rollup_has_everything_that_was_counted_before_its_time() {
             read_fresh += u32::from(reading.value > 0);
             if round % 100 == 50 {
                 let fresh = ReadOptions { staleness_max_ms: Some(1), ..ReadOptions::new(Consistency::BestEffort) };
-                // Too old, or everything.
+                // Either it is refused as too old, or it has everything.
                 if let Ok(readings) = other.read(vec![hot.clone()], fresh).await {
                     assert!(readings[0].value >= i64::from(round), "{:?}", readings[0]);
                 }
@@ -146,7 +146,7 @@ fn a_reading_of_a_rollup_has_everything_that_was_counted_before_its_time() {
                 for (_, listed) in other.list(page).await.unwrap().items {
                     check("listed", &counted, &listed);
                 }
-                // With nothing in memory, it does not claim more than what is stored.
+                // A successor with nothing in memory does not claim more than what is stored.
                 let successor = place.worker().await;
                 worker.stop().await;
                 worker = successor;
@@ -172,8 +172,8 @@ fn while_sub_counters_are_not_summed_the_time_of_a_rollup_reading_stands_still()
         hosted(&worker);
         let totals = Totals::connect(&place.redis).await.unwrap();
         let redis = |args: &[&str]| services.redis.cli(0, &[&["-c"], args].concat()).unwrap();
-        // A list of active counters that the worker cannot read. A writer needs it about once a second, so a slow one fails and
-        // tries again with another counter.
+        // A list of active counters that the worker cannot read. A writer needs it about once a second, so a slow one
+        // fails, and the test tries again with another counter.
         let (hot, list) = (0..)
             .find_map(|attempt| {
                 let hot = key(&format!("views:{attempt}"));
@@ -182,7 +182,7 @@ fn while_sub_counters_are_not_summed_the_time_of_a_rollup_reading_stands_still()
                     services.runtime.block_on(async {
                         add(&api, &hot, 1).await;
                         read_until(&api, &hot, 1);
-                        // Of the same partition, to see how current this node believes that totals are.
+                        // A counter of the same partition, to see how current this node believes totals are.
                         let beside = key(&format!("other:{{views:{attempt}}}"));
                         read_until(&api, &beside, 0);
                         wait_until("its total", async || {
@@ -245,7 +245,7 @@ fn an_aggregator_that_takes_over_counts_nothing_twice_and_a_flush_loses_only_wha
         }
         services.redis.flush_all();
         add(&api, &hot, 7).await;
-        // Registered again at the latest after a second.
+        // Registered again after a second at the latest.
         wait_until("the increment after the flush", async || {
             let value = read(&api, &hot, Consistency::Exact).await.unwrap().value;
             add(&api, &hot, 1).await;
@@ -411,7 +411,7 @@ fn a_sum_stops_at_the_end_of_the_range_and_counting_goes_on() {
     });
 }
 
-/// Each of them has a sum of its own, so the call is longer than it came.
+/// A sum is added before each correction, so the call becomes longer.
 #[test]
 fn a_call_of_many_corrections_is_made_in_parts() {
     let services = TestServices::shared();
@@ -448,7 +448,7 @@ fn a_hot_counter_gets_more_sub_counters() {
         let mut shards = 1;
         let mut added = 1;
         while shards < 4 {
-            // As many nodes would do it.
+            // As many nodes would.
             let adds = (0..512).map(|number| totals.add_to_shard(hot.as_ref(), number % shards, ShardAdd::Up(1)));
             join_all(adds).await.into_iter().for_each(|added| added.unwrap());
             added += 512;
@@ -495,7 +495,7 @@ fn idle_sub_counters_are_removed_and_one_that_comes_back_after_a_failover_counts
         }
         totals.register(partition, idle.as_ref(), 8, 8).await.unwrap();
         assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 40);
-        // And counting goes on, in those as well.
+        // And counting continues, in those as well.
         add(&api, &idle, 1).await;
         assert_eq!(read(&api, &idle, Consistency::Exact).await.unwrap().value, 41);
         gone();
@@ -524,7 +524,7 @@ fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial(
         let strict = strict.api().await;
         assert_eq!(read(&strict, &live, Consistency::BestEffort).await.unwrap().value, 64);
 
-        // One that has sub-counters, but neither the total nor the list of active counters.
+        // A master that has sub-counters, but neither the total nor the list of active counters.
         let cli = |args: &[&str]| services.redis.cli(0, args).unwrap();
         let name = &partial.redis.prefix;
         let partition = partition_of(live.as_ref(), PARTITIONS);
@@ -556,7 +556,7 @@ fn a_live_read_that_cannot_reach_a_sub_counter_fails_or_says_that_it_is_partial(
             "{failed:?}"
         );
 
-        // A part of a call that was made is not denied because another part fails.
+        // A part of a call that was made is not reported as refused because another part fails.
         services.kafka.pause(0);
         let mut call = api.events();
         call.push(live.as_ref(), Change::Add(100), None, None);

@@ -19,8 +19,8 @@ use tally_services::KafkaOptions;
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// Preloaded into Java: moves the wall clock by the seconds that the file `CLOCK_OFFSET_FILE` has now, and leaves the monotonic
-/// clocks.
+/// Preloaded into Java: moves the wall clock by the number of seconds in the file `CLOCK_OFFSET_FILE`, and does not
+/// change the monotonic clocks.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>

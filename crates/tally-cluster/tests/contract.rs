@@ -69,7 +69,7 @@ impl Host for OneNode {
 }
 
 impl OnRuntime {
-    /// Polls a future as a task of the runtime would be.
+    /// Polls a future the way a task of the runtime is polled.
     fn on_runtime<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
         let mut future = Box::pin(future);
         std::future::poll_fn(move |context| {

@@ -33,7 +33,7 @@ fn a_call_that_deletes_many_counters_knows_which_existed_and_makes_few_appends()
         // Summed, so that the worker has nothing to append meanwhile.
         assert!(api.read(keys.clone(), exact.clone()).await.unwrap().iter().all(|reading| reading.value == 2));
 
-        // As DEL does it. One key does not exist, and one is there twice.
+        // As DEL does it. One key does not exist, and one is listed twice.
         let absent = Key::new("views:absent").unwrap();
         let why = Correction::new("test", "because").unwrap();
         let mut events = api.events();

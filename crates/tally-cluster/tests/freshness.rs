@@ -63,7 +63,7 @@ async fn submit(api: &Cluster, key: &Key, change: Change) -> Token {
     api.submit(events, SubmitOptions::new(Consistency::Eventual)).await.unwrap().token
 }
 
-/// Waits until Redis has a value, and the node that reads it as well.
+/// Waits until Redis has a value, and the node reads the same.
 fn wait_until_published(api: &Cluster, totals: &Totals, key: &Key, value: i64) {
     wait_until("the total in Redis", async || {
         let read = read(api, key, Consistency::Eventual).await;
@@ -94,7 +94,7 @@ fn a_reading_is_not_older_than_an_exact_one_or_a_write_before_it() {
         let key = key("n");
         submit(&api, &key, Change::Add(8)).await;
         wait_until_published(&api, &totals, &key, 8);
-        // The next one publishes once, when it takes over.
+        // The next worker publishes once, when it takes over.
         worker.stop().await;
         let worker = TestPlace { rollup_every: Duration::from_secs(3_600), ..place.clone() }.worker().await;
         wait_until_published_by(&worker, &totals);
@@ -105,13 +105,13 @@ fn a_reading_is_not_older_than_an_exact_one_or_a_write_before_it() {
         let set = Change::Set { value: 500, when: Condition::Always, expiry: Expiry::Keep, why };
         submit(&api, &key, set).await;
         assert_eq!(read(&api, &key, Consistency::Eventual).await, 500);
-        // Nobody has published it, so Redis is not what was read.
+        // Nobody has published it, so it was not read from Redis.
         let stored = totals.stored(std::slice::from_ref(&key)).await.unwrap().remove(0).unwrap().total.unwrap();
         assert_eq!(stored.state.unwrap().counter.value(), 8);
     });
 }
 
-/// As a worker publishes it that has the time `at`.
+/// A total as a worker publishes it at the time `at`.
 fn total(key: &Key, position: Position, at: Millis, value: i64) -> TotalUpdate {
     let valid_until = Millis(at.0 + TOTAL_TTL_MS);
     TotalUpdate { key: key.clone(), position, at, valid_until, record: record(value), summed: None, first: true }

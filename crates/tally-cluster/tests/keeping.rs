@@ -71,7 +71,7 @@ fn counted(measures: &[Measure], name: &str, label: Option<&str>) -> u64 {
     }
 }
 
-/// Cuts the replica of a master off: it stays as it is, and takes over when its master dies.
+/// Cuts off the replica of a master: it keeps its state, and takes over when its master dies.
 fn stop_replication(redis: &RedisCluster, master: usize) {
     // Connections of clients stay; the replica has to connect again, and cannot.
     redis.cli(master, &["CONFIG", "SET", "requirepass", "secret"]).unwrap();
@@ -196,7 +196,8 @@ fn a_total_that_differs_from_the_state_is_found_healed_and_counted() {
             })
             .await;
             assert_eq!(read(&api, &key).await, 5);
-            // A total is taken for wrong because it is ahead only after the leader has taken a batch: others may know less.
+            // A total that is ahead counts as wrong only after the leader has accepted a batch: other brokers may know
+            // less.
             assert_eq!(end() > end_before, found == 2);
         }
         assert!(stored(&totals, &key).await.unwrap().position < Position(u64::MAX));
@@ -251,7 +252,7 @@ enum AfterwardsComes {
     Nothing,
 }
 
-/// A standby of PostgreSQL took over that lacked the last transactions. Nothing else tells the worker.
+/// As if a PostgreSQL standby that lacked the last transactions had taken over. Nothing else tells the worker.
 #[test]
 fn a_worker_whose_postgres_went_back_starts_over_and_no_increment_is_missed() {
     let services = TestServices::shared();
@@ -305,7 +306,7 @@ fn a_worker_whose_postgres_went_back_starts_over_and_no_increment_is_missed() {
     });
 }
 
-/// More than a slice of them, so that one pass has to go on where the last slice ended.
+/// More than one slice, so that a pass has to continue where the last slice ended.
 #[test]
 fn expired_counters_are_removed_also_if_they_are_many() {
     const COUNTERS: usize = 3 * SWEEP_SLICE;
@@ -374,7 +375,7 @@ fn nobody_waits_for_a_position_that_the_journal_does_not_have() {
     });
 }
 
-/// Only by hand: no worker publishes such a position.
+/// Somebody has edited Redis by hand: no worker publishes such a position.
 #[test]
 fn a_total_with_a_position_beyond_the_journal_does_not_keep_a_counter_from_being_read() {
     let services = TestServices::shared();

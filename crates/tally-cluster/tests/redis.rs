@@ -20,7 +20,7 @@ const FAILOVER: Duration = Duration::from_secs(20);
 /// Time between two attempts. No result depends on it.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// For tests that leave it whole. Each has keys of its own.
+/// For tests that do not break it. Each has its own keys.
 static SHARED: LazyLock<RedisCluster> = LazyLock::new(RedisCluster::start);
 
 async fn connect(redis: &RedisCluster) -> Totals {
@@ -56,7 +56,7 @@ fn record(state: &CounterState) -> Option<Vec<u8>> {
     records.iter().next().unwrap().1.map(<[u8]>::to_vec)
 }
 
-/// Of all totals, unless a test says otherwise.
+/// Until when all totals are valid, unless a test says otherwise.
 const VALID_UNTIL: u64 = 1_000_000;
 
 /// A total whose value is its position, for counters that exist.
@@ -77,12 +77,12 @@ fn total(position: u64) -> Total {
     }
 }
 
-/// Without the generation, which is Redis's.
+/// Without the generation, which depends on the nodes of Redis.
 fn plain(total: Option<Total>) -> Option<Total> {
     total.map(|total| Total { generation: 0, ..total })
 }
 
-/// Totals as they are in Redis, whether or not they can be relied on.
+/// Totals as they are in Redis, including those that must not be served.
 async fn stored(totals: &Totals, keys: &[Key]) -> Vec<Option<Total>> {
     let stored = totals.stored(keys).await.unwrap();
     stored.into_iter().map(|stored| plain(stored.and_then(|stored| stored.total))).collect()
@@ -110,7 +110,7 @@ fn outdated(outdated: usize) -> PublishReport {
 async fn a_newer_total_replaces_an_older_one_and_never_the_other_way_round() {
     let totals = connect(&SHARED).await;
     let key = key("newer wins");
-    // Where bytes carry over, where a double is not exact any more, and the ends of the range.
+    // Where bytes carry, where a double is no longer exact, and the ends of the range.
     let positions =
         [0, 1, 127, 128, 255, 256, 65_535, 65_536, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, i64::MAX as u64, u64::MAX];
     assert_eq!(totals.publish(&[update(&key, positions[0], true)]).await.unwrap(), published(1));
@@ -343,7 +343,7 @@ async fn a_killed_master_is_replaced_without_a_new_handle() {
     println!("published again {took:?} after a master was killed");
     assert!(took < FAILOVER, "{took:?}");
     assert!(stored(&totals, &keys).await.iter().all(|read| *read == Some(total(2))));
-    // Every node has heard of it by now or does soon.
+    // Every node knows of it by now, or will soon.
     wait_for("a new generation", async || match totals.generation().await {
         Ok(now) if now != generation => Ok(()),
         other => Err(other),
@@ -372,7 +372,7 @@ async fn a_master_that_does_not_answer_fails_calls_in_time_and_is_replaced() {
     assert!(started.elapsed() < FAILOVER);
     redis.resume(paused);
     redis.wait_until_ready();
-    // The replica may lack what was published just before. The rest is there, and publishing again makes it whole.
+    // The replica may lack what was published just before. The rest is there, and publishing again completes it.
     let there = stored(&totals, &keys).await.iter().flatten().count();
     let sizes = redis.masters().into_iter().map(|node| redis.cli(node, &["DBSIZE"]).unwrap());
     assert_eq!(there, sizes.map(|size| size.trim().parse::<usize>().unwrap()).sum::<usize>());

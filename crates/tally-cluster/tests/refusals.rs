@@ -20,7 +20,7 @@ use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
 use tally_services::wait_for;
 use tokio::runtime::Handle;
 
-/// A key of each partition.
+/// A key in this partition.
 fn key_in(partition: u32) -> Key {
     let keys = (0..).map(|number| format!("key:{number}"));
     let mut found = keys.filter(|key| partition_of(KeyRef::new(key.as_bytes()).unwrap(), PARTITIONS) == partition);
@@ -69,7 +69,7 @@ fn a_record_that_is_not_a_batch_stops_its_partition_and_no_other() {
     let (services, place) = place();
     services.runtime.block_on(async {
         append(&place, 1, b"not a batch").await;
-        // A batch of a version that does not exist yet, with a checksum that is right.
+        // A batch of a version that does not exist yet, with a correct checksum.
         let mut newer = vec![9, 0, 0, 0];
         newer.extend_from_slice(&crc32fast::hash(&newer).to_le_bytes());
         append(&place, 2, &newer).await;
@@ -123,7 +123,7 @@ fn a_topic_with_another_number_of_partitions_is_refused() {
     });
 }
 
-/// What an operator does who wants more throughput and does not know that keys would move.
+/// An operator who wants more throughput may try this, not knowing that keys would move.
 #[test]
 fn partitions_that_are_added_to_the_topic_are_left_alone_and_no_node_starts_with_them() {
     let (services, place) = place();

@@ -33,12 +33,12 @@ use tokio::task::JoinSet;
 
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What must happen at once, on a machine with other work to do.
+/// The longest that "at once" may take on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
 /// Time between two attempts. No result depends on it.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Answers counts at once, status never, and outcomes when the test says so.
+/// Answers `Count` at once, `Status` never, and `Outcomes` when the test releases it.
 #[derive(Default)]
 struct TestWorker {
     waiting: Mutex<HashMap<u64, oneshot::Sender<()>>>,
@@ -306,7 +306,7 @@ async fn only_callers_with_the_secret_are_served() {
     assert_eq!((status, body.len()), (StatusCode::UNAUTHORIZED, 0));
     assert_eq!(worker.0.begun.load(Ordering::SeqCst), 0);
     assert_eq!(Caller::with_secret(server.address(), Some(&secret)).call(count(1)).await, Ok(counted(1)));
-    // A server without a secret does not mind one.
+    // A server without a secret ignores one.
     let server = start(&worker).await;
     assert_eq!(Caller::with_secret(server.address(), Some(&secret)).call(count(1)).await, Ok(counted(1)));
 }
@@ -323,7 +323,7 @@ async fn without_a_secret_a_server_listens_on_loopback_only() {
     assert!(matches!(taken, ListenError::Bind(..)), "{taken}");
 }
 
-/// Posts a body as somebody would who has no client of ours.
+/// Posts a body without our client.
 async fn post(address: SocketAddr, path: &str, body: Vec<u8>) -> (StatusCode, Bytes) {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();

@@ -19,7 +19,7 @@ use tokio::time::{Duration, Instant};
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The authority that the servers have their certificates from.
+/// The authority that issued the certificates of the servers.
 static OURS: LazyLock<CertificateAuthority> = LazyLock::new(CertificateAuthority::new);
 /// Another one.
 static FOREIGN: LazyLock<CertificateAuthority> = LazyLock::new(CertificateAuthority::new);
@@ -96,7 +96,7 @@ async fn connections_are_encrypted_and_postgres_sees_the_certificate_of_the_clie
     assert!(refused.to_string().contains("it refuses the certificate of this client"), "{refused}");
     let refused = ask_postgres(&url, Some(cas(&OURS)), None).await.unwrap_err();
     assert!(refused.to_string().contains("certificate"), "{refused}");
-    // It takes no connection without TLS.
+    // It accepts no connection without TLS.
     let refused = ask_postgres(&format!("{}?sslmode=disable", server.url()), None, None).await.unwrap_err();
     assert!(refused.to_string().contains("no encryption"), "{refused}");
 }
@@ -105,7 +105,7 @@ fn redis_tls(authority: &CertificateAuthority, identity: Option<&TlsIdentity>) -
     Some(TlsClient::new(ServerCheck::NameAndCa(cas(authority)), identity).unwrap())
 }
 
-/// Publishes to partitions whose heartbeats are on all masters, and reads them back.
+/// Publishes the heartbeats of enough partitions to reach all masters, and reads them back.
 async fn use_redis(settings: &RedisSettings) -> Result<(), RedisError> {
     let totals = Totals::connect(settings).await?;
     let heartbeats: Vec<Heartbeat> = (0..32)
@@ -173,7 +173,7 @@ async fn redis_without_tls_is_refused_if_tls_is_on() {
     );
 }
 
-/// A worker that hosts nothing.
+/// A worker that answers every request with the same count.
 struct Idle;
 
 impl RpcHandler for Idle {

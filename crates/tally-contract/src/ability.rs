@@ -17,7 +17,7 @@ pub enum Ability {
     AnyDelta,
     /// Choosing another consistency for one call.
     AnyConsistency,
-    /// Compare-and-set, reset and adjustment, also with request ids.
+    /// Compare-and-set, reset and adjustment, with and without request ids.
     Corrections,
     /// Naming the actor of a correction.
     Actors,

@@ -22,7 +22,7 @@ pub enum CallStep {
         change: Change,
         /// Its request id.
         id: Option<String>,
-        /// More about it.
+        /// Bounds and other details.
         details: Option<Box<Details>>,
     },
     /// Equal increments with one outcome; see [`Events::add_times`].
@@ -34,7 +34,7 @@ pub enum CallStep {
         /// How many there are.
         times: u32,
     },
-    /// Steps that nothing comes between.
+    /// Steps that are applied with nothing in between.
     Group(Vec<CallStep>),
 }
 
@@ -49,8 +49,9 @@ impl CallStep {
     }
 }
 
-/// Calls an engine and waits for its answers. Every engine is a caller of itself. A client that cannot express a call
-/// returns a [`Failure`]; the [abilities](crate::Ability) that its host lacks keep such calls away from it.
+/// Calls an engine and waits for its answers. Every engine is its own client. A client that cannot express a call
+/// returns a [`Failure`]; its host declares the missing [abilities](crate::Ability), so that no behaviour makes such
+/// calls.
 pub trait EngineClient: Sync {
     /// Submits the steps in order; an error of the engine is the inner result.
     fn send(&self, steps: &[CallStep], options: SubmitOptions) -> Result<Result<Receipt, EngineError>, Failure>;

@@ -10,7 +10,7 @@ use tally_core::surface::{Engine, EngineError, Health, SubmitOptions};
 
 use crate::{Failure, Host, Running, Verdict, block_on};
 
-/// The engine of a cluster may not have heard from its workers yet.
+/// Whether the engine accepts writes. A cluster engine is degraded until it has heard from its workers.
 fn is_open(health: &Health) -> bool {
     matches!(health, Health::Ready | Health::Degraded { writes: true, .. })
 }

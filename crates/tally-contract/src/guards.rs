@@ -72,7 +72,7 @@ where
     Ok(())
 }
 
-/// Reads behind the guard are answered all the same, and a request id is not used up.
+/// Reads behind the guard are still answered.
 pub fn a_guard_refuses_everything_behind_it_after_any_change<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,
@@ -102,7 +102,7 @@ where
     Ok(())
 }
 
-/// Each caller reads, and writes what it read plus one behind a guard. No write is based on an old value.
+/// Each caller reads, and writes what it read plus one behind a guard. No write is based on a stale value.
 pub fn no_update_behind_a_guard_is_lost<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,

@@ -1,9 +1,10 @@
-//! The contract suite: what every engine must do, written once and run against each engine, and against each protocol that
-//! an engine is called through.
+//! The contract suite: what every engine must do, written once and run against each engine, and against each protocol
+//! that an engine is called through.
 //!
-//! Behaviours call a [`EngineClient`]: an [`Engine`], or a client of one. What a protocol cannot express is an [`Ability`] that its
-//! host [lacks](Host::lacks). Behaviours name the abilities that they need, and are skipped without them; small parts of a
-//! behaviour are left out. Where an engine's answers are estimates, [`Host::weaker_answers`] says so.
+//! Behaviours call an [`EngineClient`]: an [`Engine`], or a client of one. What a protocol cannot express is an
+//! [`Ability`] that its host [lacks](Host::lacks). Behaviours name the abilities that they need, and are skipped
+//! without them; small parts of a behaviour are left out. Where an engine's answers are estimates,
+//! [`Host::weaker_answers`] says so.
 //!
 //! A behaviour is a function whose name is a sentence. It starts its own engine through a [`Host`], so behaviours are
 //! independent and may run in parallel. An engine's tests call [`contract!`], which generates one test per behaviour;
@@ -73,12 +74,12 @@ pub trait Host: Sync {
     /// Starts an engine on this data.
     fn start(&self, data: &Self::Data) -> Result<Self::Engine, Failure>;
 
-    /// Makes the engine refuse new work and finish what it has accepted. Returns once all of that is durable and another
-    /// engine may be started on the same data.
+    /// Makes the engine refuse new work and finish what it has accepted. Returns once all of that is durable and
+    /// another engine may be started on the same data.
     fn stop(&self, engine: &Self::Engine) -> Verdict;
 
-    /// Waits until listings and samples show everything acknowledged. They may be behind where they come from a store of
-    /// their own.
+    /// Waits until listings and samples show everything acknowledged. They may lag behind if they come from a separate
+    /// store.
     fn settle(&self, engine: &Self::Engine) -> Verdict {
         let _ = engine;
         Ok(())
@@ -193,7 +194,8 @@ macro_rules! each_behaviour {
     };
 }
 
-/// The same for behaviours that need more of an engine than its clients see: its futures, and what export and import use.
+/// The same for behaviours that need more of an engine than its clients see: its futures, and what export and import
+/// use.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! each_engine_behaviour {
@@ -218,7 +220,7 @@ macro_rules! each_engine_behaviour {
     };
 }
 
-/// Generates one `#[test]` per behaviour, with the engine's host that the expression creates.
+/// Generates one `#[test]` per behaviour. The expression creates the engine's host.
 #[macro_export]
 macro_rules! contract {
     ($host:expr) => {

@@ -81,7 +81,7 @@ where
     Ok(())
 }
 
-/// Values, statistics, times, expiries and ledgers are the same, also of a counter that was deleted.
+/// Values, statistics, times, expiries and ledgers are the same, and so is the ledger of a deleted counter.
 pub fn an_imported_counter_is_as_it_was_exported<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,
@@ -102,7 +102,7 @@ where
     assert_eq!(destination.count()?, 10);
     let destination = destination.restart()?;
     assert_eq!(export(&destination)?, exported, "after a restart");
-    // The ledger goes on.
+    // The ledger continues.
     destination.call().set("deleted", 1).reset("corrected").send()?;
     assert_eq!((destination.ledger("deleted", 9)?.len(), destination.ledger("corrected", 9)?.len()), (3, 3));
     Ok(())
@@ -130,7 +130,8 @@ where
     Ok(())
 }
 
-/// A counter with another content stays unless it is to be replaced. A ledger is extended and never rewritten.
+/// A counter with different contents stays as it is, unless the import replaces it. A ledger is extended and never
+/// rewritten.
 pub fn an_import_replaces_only_if_asked_to<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,
@@ -164,7 +165,7 @@ where
     Ok(())
 }
 
-/// A ledger in several parts is the same as in one. Parts that are here already are skipped, and a gap is refused.
+/// A ledger in several parts is the same as in one. Parts that were already imported are skipped, and a gap is refused.
 pub fn a_long_ledger_is_imported_in_parts<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,
@@ -195,7 +196,7 @@ where
     Ok(())
 }
 
-/// A counter that exists is left alone with its ledger, also if the ledger that is refused comes in several parts.
+/// An existing counter and its ledger stay as they are, even if the refused ledger comes in several parts.
 pub fn no_part_of_a_refused_ledger_is_imported<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,

@@ -39,8 +39,8 @@ pub fn a_repeat_within_one_submission_counts_once<H: Host>(host: &H) -> Verdict 
     Ok(())
 }
 
-/// A different delta, key or kind of change is a different payload. The keys share a tag, because an engine with several
-/// partitions knows the ids of each.
+/// A different delta, key or kind of change is a different payload. The keys share a tag, because with several
+/// partitions, each knows only its own ids.
 pub fn the_same_id_with_another_payload_is_refused<H: Host>(host: &H) -> Verdict {
     let running = Running::fresh(host)?;
     running.add_once("id", "ns:{x}a", 5)?;

@@ -10,7 +10,7 @@ use crate::tool::{Tool, program};
 /// A certificate authority of this test. Its files are removed when it is dropped.
 pub struct CertificateAuthority {
     dir: ScratchDir,
-    /// Of the last certificate. Not in a file, which tests that run side by side would share.
+    /// Serial number of the last certificate. Not in a file, because tests that run in parallel would share it.
     serial: AtomicU32,
 }
 
@@ -42,7 +42,7 @@ impl CertificateAuthority {
         self.dir.path().join("ca.pem")
     }
 
-    /// A certificate for these names, such as `IP:127.0.0.1,DNS:localhost`. `name` is that of its files.
+    /// A certificate for these names, such as `IP:127.0.0.1,DNS:localhost`. `name` is the base name of its files.
     pub fn issue(&self, name: &str, alternative_names: &str) -> CertificateFiles {
         self.issue_for_days(name, alternative_names, "2")
     }

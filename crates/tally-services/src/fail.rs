@@ -43,8 +43,8 @@ pub fn poll<T>(mut attempt: impl FnMut() -> Result<T, String>) -> Result<T, Stri
     }
 }
 
-/// Calls `attempt` until it succeeds, for what no method of a service waits for. Ends the test with the last error when the
-/// deadline has passed.
+/// Calls `attempt` until it succeeds, for conditions that no method of a service waits for. Ends the test with the last
+/// error when the deadline has passed.
 #[track_caller]
 pub fn wait_for<T>(what: &str, attempt: impl FnMut() -> Result<T, String>) -> T {
     poll(attempt).or_fail(what)

@@ -14,8 +14,8 @@ const VERSION: &str = "4.1.0";
 /// Any id will do: a cluster is never joined with another.
 const CLUSTER_ID: &str = "VGFsbHlUZXN0Q2x1c3Rlcg";
 
-/// Logged when a broker has joined the cluster and takes requests. `Transition from STARTING to STARTED` comes earlier and
-/// even when the start fails.
+/// Logged when a broker has joined the cluster and accepts requests. `Transition from STARTING to STARTED` is logged
+/// earlier, even if the start then fails.
 const STARTED: &str = "Kafka Server started";
 
 /// Settings that make a broker small, quick to start and quick to notice that another one is gone.
@@ -47,7 +47,7 @@ pub struct KafkaOptions {
     pub tls: Option<CertificateFiles>,
     /// Heap of each broker.
     pub heap_mb: usize,
-    /// With all of Java's compilers, for benchmarks: slower to start.
+    /// Runs Java with all its JIT compilers, for benchmarks. Slower to start.
     pub optimized: bool,
     /// More environment variables of the brokers, such as `LD_PRELOAD`.
     pub environment: Vec<(&'static str, String)>,
@@ -94,7 +94,7 @@ impl Kafka {
         Kafka::start_with(&KafkaOptions { brokers, ..KafkaOptions::default() })
     }
 
-    /// One broker that wants this user and password: `security.protocol=SASL_PLAINTEXT`, `sasl.mechanism=PLAIN`.
+    /// One broker that requires this user and password: `security.protocol=SASL_PLAINTEXT`, `sasl.mechanism=PLAIN`.
     pub fn start_with_password(user: &str, password: &str) -> Kafka {
         let credentials = Some((user.to_owned(), password.to_owned()));
         Kafka::start_with(&KafkaOptions { credentials, ..KafkaOptions::default() })
@@ -171,7 +171,7 @@ impl Kafka {
         self.brokers[broker].process.kill();
     }
 
-    /// Starts a killed broker again. Returns when it takes requests; it may still be catching up.
+    /// Starts a killed broker again. Returns when it accepts requests; it may still be catching up.
     pub fn restart(&self, broker: usize) {
         self.brokers[broker].process.start();
         self.brokers[broker].process.expect_log(STARTED);
@@ -198,9 +198,9 @@ impl Kafka {
         self.brokers.iter().for_each(|broker| broker.process.expect_log(STARTED));
     }
 
-    /// Waits until the brokers that run, and no others, are members of the cluster, and every partition has the replicas
-    /// it can have: all of them if all brokers run, otherwise enough for a write. Takes some seconds, because it
-    /// starts Kafka's own tools.
+    /// Waits until the brokers that run, and no others, are members of the cluster, and every partition has the
+    /// replicas it can have: all of them if all brokers run, otherwise enough for a write. Takes some seconds, because
+    /// it starts Kafka's own tools.
     pub fn wait_until_ready(&self) {
         let Some(first) = self.brokers.iter().find(|broker| broker.process.is_available()) else {
             fail("no broker is running");
@@ -226,7 +226,7 @@ impl Kafka {
         self.tool_as(credentials.map(|(user, password)| (&**user, &**password)), class, args, input)
     }
 
-    /// The same, with these credentials.
+    /// Like [`Kafka::tool`], with these credentials.
     pub fn tool_as(
         &self,
         credentials: Option<(&str, &str)>,
@@ -278,7 +278,7 @@ const LOGIN: &str = "org.apache.kafka.common.security.plain.PlainLoginModule req
 
 const SCRAM_LOGIN: &str = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
 
-/// The broker's own key and certificate are in one file. It also checks those of the other brokers.
+/// The broker's own key and certificate are in one file. It also verifies the certificates of the other brokers.
 fn tls_properties(own: &Path, ca: &Path) -> String {
     let (own, ca) = (own.display(), ca.display());
     format!(
@@ -322,12 +322,12 @@ fn properties(settings: &KafkaOptions, ports: &[BrokerPorts], node: usize, data:
     text
 }
 
-/// A Java of its own kind: the first compiler only and one thread for garbage, because it shares few cores.
+/// Java with the first JIT tier only and a serial garbage collector, because it shares few cores.
 fn java(jars: &Path, dir: &Path, log_level: &str) -> Tool {
     java_with(&["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"], jars, dir, log_level)
 }
 
-/// Java as it comes.
+/// Java with its default options.
 fn optimized_java(jars: &Path, dir: &Path, log_level: &str) -> Tool {
     java_with(&[], jars, dir, log_level)
 }
@@ -340,7 +340,7 @@ fn java_with(options: &[&str], jars: &Path, dir: &Path, log_level: &str) -> Tool
     ])
 }
 
-/// Debian's Java 17 if it is there, because `java` may be an older one.
+/// Debian's Java 17 if it is installed, because `java` may be an older one.
 fn java_program() -> PathBuf {
     let found = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
     let seventeen = found.filter(|entry| entry.file_name().to_string_lossy().starts_with("java-17-openjdk"));

@@ -15,13 +15,14 @@
 //! postgres.restart();
 //! ```
 //!
-//! - A function that starts something returns once it is ready. Faults return once the process is gone; what the other
-//!   nodes make of it is awaited separately: [`Kafka::wait_until_ready`], [`RedisCluster::wait_until_failed_over`].
-//! - Failures panic, with the end of the service's log. A missing program panics with the `make` target that installs it.
+//! - A function that starts something returns once it is ready. Faults return once the process is gone; use these to
+//!   wait until the other nodes have reacted: [`Kafka::wait_until_ready`], [`RedisCluster::wait_until_failed_over`].
+//! - Failures panic, with the end of the service's log. A missing program panics with the `make` target that installs
+//!   it.
 //! - All methods take `&self`, so one thread can inject faults while others use the service.
-//! - Ports are free ones and stay the same over a restart.
-//! - Dropping a service kills its processes and removes its data. When the test process is killed, its services die with
-//!   it and their data is removed, too: see `process.rs` and `scratch.rs`.
+//! - Ports are free when a service starts, and stay the same across restarts.
+//! - Dropping a service kills its processes and removes its data. When the test process is killed, its services die
+//!   with it and their data is removed, too: see `process.rs` and `scratch.rs`.
 //!
 //! `cargo run -p tally-services -- kafka=3 redis postgres` starts services by hand until standard input ends.
 

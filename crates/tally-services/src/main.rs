@@ -1,4 +1,5 @@
-//! Starts services by hand: `cargo run -p tally-services -- kafka=3 redis postgres`. They end with standard input.
+//! Starts services by hand: `cargo run -p tally-services -- kafka=3 redis postgres`. They stop when standard input is
+//! closed.
 
 use std::io::Read;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Free ports, and another try for a service that lost its port to somebody else.
+//! Free ports, and another attempt for a service whose port was taken by another process.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fail::fail;
 
-/// Below 32768, where Linux begins to take the ports of outgoing connections. Otherwise a client that reconnects to a
-/// killed service could get the service's own port, connect to itself, and the service could not return.
+/// Below 32768, where Linux's ephemeral ports begin. Otherwise a client that reconnects to a killed service could get
+/// the service's own port and connect to itself, and the service could not restart.
 const PORTS_FIRST: u64 = 20_000;
 const PORTS: u64 = 12_000;
 
 const ATTEMPTS_MAX: usize = 5;
 
-/// A port was taken between the choice and the start of the service.
+/// A port was taken after it was chosen and before the service bound it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PortTaken;
 
-/// A port on loopback that nobody listens on. No two calls of one process get the same.
+/// A port on loopback that nobody listens on. No two calls in one process return the same port.
 pub fn free_port() -> u16 {
-    // Random, because other test processes choose at the same time.
+    // Starts at a random port, because other test processes choose at the same time.
     static NEXT: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     for _ in 0..PORTS {
@@ -33,7 +33,7 @@ pub fn free_port() -> u16 {
     fail(&format!("no free port from {PORTS_FIRST} to {}", PORTS_FIRST + PORTS - 1))
 }
 
-/// Starts a service, again with other ports if one was taken.
+/// Starts a service, and tries again with other ports if one was taken.
 pub fn start_on_free_ports<T>(start: impl Fn() -> Result<T, PortTaken>) -> T {
     (0..ATTEMPTS_MAX).find_map(|_| start().ok()).unwrap_or_else(|| {
         fail(&format!("a free port was taken before the service could bind it, {ATTEMPTS_MAX} times"))

@@ -23,25 +23,25 @@ const STARTED: &str = "database system is ready to accept connections";
 /// A new data directory takes half of this.
 const DISK_MB_MIN: usize = 64;
 
-/// What a killed server leaves behind in the kernel: its segment of System V shared memory, whose id is in line 7 of
-/// `postmaster.pid`, and the file system of its data if that is mounted.
+/// Removes what a killed server leaves behind in the kernel: its System V shared memory segment, whose id is in line 7
+/// of `postmaster.pid`, and the file system of its data if that is mounted.
 const CLEANUP: &str = r#"ipcrm -m "$(awk 'NR == 7 { print $2 }' "$1/disk/data/postmaster.pid")"; umount -l "$1/disk""#;
 
 /// How to start [`Postgres`].
 #[derive(Clone, Debug, Default)]
 pub struct PostgresSettings {
-    /// Puts the data on a disk of its own of this size, which [`Postgres::fill_disk`] fills. It is a tmpfs, and only root
-    /// can mount one.
+    /// Puts the data on a separate disk of this size, which [`Postgres::fill_disk`] fills. It is a tmpfs, which only
+    /// root can mount.
     pub disk_mb: Option<usize>,
     /// Offers TLS with this certificate.
     pub tls: Option<CertificateFiles>,
-    /// With TLS: takes only clients over TLS that show a certificate of the same authority.
+    /// With TLS: whether clients must use TLS and present a certificate of the same authority.
     pub client_certificates: ClientCertificates,
     /// More settings of the server, such as `("max_connections", "10")`.
     pub parameters: Vec<(String, String)>,
 }
 
-/// Whether clients have to show a certificate.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientCertificates {
     /// They need none.
@@ -135,23 +135,24 @@ impl Postgres {
         self.process.end(Signal::INT);
     }
 
-    /// Stops it at once ("immediate"), which leaves it what a crash would leave.
+    /// Stops it at once ("immediate"), which leaves the data as a crash would.
     pub fn kill(&self) {
         self.process.end(Signal::QUIT);
     }
 
-    /// Starts it after [`Postgres::stop`], [`Postgres::kill`] or an end of its own. Returns when it has recovered.
+    /// Starts it after [`Postgres::stop`] or [`Postgres::kill`], or after it has exited by itself. Returns when it has
+    /// recovered.
     pub fn restart(&self) {
         self.process.start();
         self.process.expect_log(STARTED);
     }
 
-    /// Whether its process is there; one that meets a full disk may end by itself.
+    /// Whether its process is running. A full disk may make it exit by itself.
     pub fn is_running(&self) -> bool {
         self.process.pid().is_some()
     }
 
-    /// Waits until it takes connections, such as after it has restarted itself.
+    /// Waits until it accepts connections, for example after it has restarted itself.
     pub fn wait_until_available(&self) {
         let probe = Tool::new(self.bin.join("pg_isready"), self.dir.path());
         let probe = probe.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]);
@@ -161,7 +162,7 @@ impl Postgres {
     /// Fills the disk to the last byte. Needs [`PostgresSettings::disk_mb`].
     pub fn fill_disk(&self) {
         let mut file = File::create(self.filler()).or_fail("cannot create a file on the disk");
-        // Smaller and smaller, so that nothing is left.
+        // In smaller and smaller chunks, until no byte is free.
         let mut chunk = vec![1; 1 << 20];
         while !chunk.is_empty() {
             if file.write_all(&chunk).is_err() {
@@ -187,7 +188,7 @@ impl Postgres {
         self.psql_at(&self.url(), sql)
     }
 
-    /// The same, in the database of this URL.
+    /// Like [`Postgres::psql`], in the database of this URL.
     pub fn psql_at(&self, url: &str, sql: &str) -> Result<String, String> {
         let psql = Tool::new(self.bin.join("psql"), self.dir.path()).env("PGCONNECT_TIMEOUT", "10");
         psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", sql, url]).run()
@@ -211,7 +212,7 @@ impl Postgres {
 }
 
 impl Drop for Postgres {
-    /// An orderly end, so that the server removes its shared memory and its own processes.
+    /// With a signal that the server handles, so that it removes its shared memory and its child processes.
     fn drop(&mut self) {
         if self.is_running() && !std::thread::panicking() {
             self.kill();
@@ -219,7 +220,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Copies what TLS needs to files of the server's user, because PostgreSQL refuses keys that others can read.
+/// Copies the TLS files and gives them to the server's user, because PostgreSQL refuses keys that others can read.
 fn tls_parameters(settings: &PostgresSettings, dir: &ScratchDir, user: Option<UserIds>) -> Vec<(&'static str, String)> {
     let Some(files) = &settings.tls else { return Vec::new() };
     let own_file = |name: &str, text: &str| {
@@ -256,7 +257,7 @@ fn bin() -> PathBuf {
     })
 }
 
-/// PostgreSQL refuses to run as root; then it runs as the user of Debian's package.
+/// PostgreSQL refuses to run as root, so root runs it as the user of Debian's package.
 fn unprivileged_user(dir: &Path) -> Option<UserIds> {
     if !is_root() {
         return None;

@@ -62,13 +62,13 @@ impl ServiceProcess {
         state.is_running().then(|| state.child.as_ref().map(Child::id)).flatten()
     }
 
-    /// Whether it runs and is not paused.
+    /// Whether it is running and not paused.
     pub fn is_available(&self) -> bool {
         let mut state = self.state.lock();
         state.is_running() && !state.is_paused
     }
 
-    /// Sends SIGKILL and waits for the exit. Does nothing if it does not run.
+    /// Sends SIGKILL and waits for the exit. Does nothing if it is not running.
     pub fn kill(&self) {
         let mut state = self.state.lock();
         if let Some(mut child) = state.child.take() {
@@ -77,7 +77,7 @@ impl ServiceProcess {
         }
     }
 
-    /// Sends a signal that ends it, and waits for the exit. Does nothing if it does not run.
+    /// Sends a signal that ends it, and waits for the exit. Does nothing if it is not running.
     pub fn end(&self, signal: Signal) {
         if self.pid().is_some() {
             self.send(signal);
@@ -109,7 +109,7 @@ impl ServiceProcess {
     pub fn log(&self) -> String {
         let start = self.state.lock().log_start;
         let mut bytes = Vec::new();
-        // Not there before the first start.
+        // The file does not exist before the first start.
         if let Ok(mut file) = File::open(&self.log) {
             let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_to_end(&mut bytes));
             read.or_fail(&format!("cannot read {}", self.log.display()));
@@ -132,12 +132,12 @@ impl ServiceProcess {
             .unwrap_or_else(|late| fail(&format!("waiting for {} {what}: {late}\n{}", self.name, self.log_tail())))
     }
 
-    /// Waits for a line in the log of this run. An exit before it ends the test, except for a port that was taken.
+    /// Waits for a line in the log of this run. If the process exits first, the test ends, unless a port was taken.
     ///
-    /// A connection would prove less: somebody else may listen on a port that was taken.
+    /// A successful connection would prove less: if the port was taken, another process listens on it.
     pub fn wait_for_log(&self, text: &str) -> Result<(), PortTaken> {
         self.wait_until("to be ready", || {
-            // In this order: what an ended process has logged is complete.
+            // In this order, because the log of a process that has exited is complete.
             let is_running = self.pid().is_some();
             let log = self.log();
             if is_running && log.contains(text) {
@@ -152,7 +152,7 @@ impl ServiceProcess {
         })
     }
 
-    /// The same for a process that has its ports already and cannot get others.
+    /// Like `wait_for_log`, for a process that cannot change its ports.
     pub fn expect_log(&self, text: &str) {
         if self.wait_for_log(text) == Err(PortTaken) {
             fail(&format!("a port of {} was taken while it was down\n{}", self.name, self.log_tail()));

@@ -19,17 +19,17 @@ const STARTED: &str = "Ready to accept connections";
 /// How to start a [`RedisCluster`].
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
-    /// What clients must give.
+    /// The password that clients must send.
     pub password: Option<String>,
-    /// Takes only connections over TLS, also between nodes. Clients need no certificate until
+    /// Accepts only TLS connections, including those between nodes. Clients need no certificate until
     /// `CONFIG SET tls-auth-clients yes`.
     pub tls: Option<CertificateFiles>,
 }
 
 /// A running cluster.
 ///
-/// Nothing is stored on disk: a master that is killed and restarted before its replica takes over returns empty,
-/// and the replica with it.
+/// Nothing is stored on disk: a master that is killed and restarted before its replica takes over comes back empty, and
+/// empties its replica.
 pub struct RedisCluster {
     nodes: Vec<Node>,
     options: RedisOptions,
@@ -53,7 +53,7 @@ impl RedisCluster {
         RedisCluster::start_with(&RedisOptions::default())
     }
 
-    /// Six nodes that want this password, ready.
+    /// Six nodes that require this password, ready.
     pub fn start_with_password(password: &str) -> RedisCluster {
         RedisCluster::start_with(&RedisOptions { password: Some(password.to_owned()), tls: None })
     }
@@ -85,7 +85,7 @@ impl RedisCluster {
         self.nodes[node].process.kill();
     }
 
-    /// Starts a killed node again. Returns when it has joined the cluster and the cluster is whole.
+    /// Starts a killed node again. Returns when it has joined the cluster and the cluster is complete.
     pub fn restart(&self, node: usize) {
         self.nodes[node].process.start();
         self.nodes[node].process.expect_log(STARTED);
@@ -196,11 +196,11 @@ impl RedisCluster {
     }
 }
 
-/// What `CLUSTER NODES` of one node says.
+/// The reply of one node to `CLUSTER NODES`.
 struct ClusterView(String);
 
 impl ClusterView {
-    /// What it says about a node.
+    /// The line about a node.
     fn line(&self, node: &Node) -> Option<&str> {
         let address = format!(" 127.0.0.1:{}@", node.ports.client);
         self.0.lines().find(|line| line.contains(&address))
@@ -217,7 +217,7 @@ fn is_healthy(line: &str) -> bool {
 }
 
 fn owns_slots(line: &str) -> bool {
-    // They begin with the ninth field.
+    // Slots begin with the ninth field.
     line.split(' ').count() > 8
 }
 
@@ -232,7 +232,7 @@ impl Node {
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", NODE_TIMEOUT_MS])
             .args(["--cluster-config-file", &format!("nodes-{at}.conf")])
-            // A replica may take over however long it has not heard of its master.
+            // A replica may take over however long it has been disconnected from its master.
             .args(["--cluster-replica-validity-factor", "0"])
             .args(["--repl-diskless-sync-delay", "0", "--repl-diskless-load", "swapdb"]);
         server = match &options.tls {

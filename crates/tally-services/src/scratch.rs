@@ -6,15 +6,15 @@ use std::process::{Child, Command, Stdio};
 
 use crate::fail::OrFail;
 
-/// Waits until its standard input is closed, which happens when the owner drops the directory and also when the kernel ends
-/// the owner. A service may be dying at that moment and still write, so the removal is repeated.
+/// Waits until its standard input is closed, which happens when the owner drops the directory or is killed. A service
+/// may be dying at that moment and still write, so the removal is repeated.
 const CLEANER: &str = r#"trap '' HUP INT TERM
 read -r _
 eval "$2"
 for _ in $(seq 100); do rm -rf -- "$1" && exit; sleep 0.1; done
 exit 1"#;
 
-/// A temporary directory with a small process beside it that removes it.
+/// A temporary directory, and a small process that removes it.
 pub struct ScratchDir {
     path: PathBuf,
     cleaner: Child,
@@ -30,7 +30,7 @@ impl ScratchDir {
     pub fn with_cleanup(service: &str, cleanup: &str) -> ScratchDir {
         let dir = tempfile::Builder::new().prefix(&format!("tally-{service}-")).tempdir();
         let path = dir.or_fail("cannot create a temporary directory").keep();
-        // In a process group of its own: a terminal's Ctrl-C is for the test.
+        // In its own process group: Ctrl-C in a terminal is meant for the test.
         let cleaner = Command::new("sh")
             .args(["-c", CLEANER, "cleaner"])
             .arg(&path)

@@ -1,4 +1,5 @@
-//! Commands of this crate: programs found or reported missing, run as some user, and killed with this process.
+//! The commands that this crate runs: finding programs, running them as another user, and killing them with this
+//! process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,11 +14,11 @@ use crate::fail::{OrFail, fail, poll};
 /// The `make` target that installs everything this crate starts.
 pub const MAKE_TARGET: &str = "make cluster-tools";
 
-/// Runs the program after a check that its parent lives. Without it, a parent that dies before `setpriv` has asked for the
-/// signal would leave the program running.
+/// Runs the program only if its parent is still alive. Without this check, a parent that dies before `setpriv` has
+/// requested the signal would leave the program running.
 const EXEC_BELOW_PARENT: &str = r#"[ "$PPID" -eq "$0" ] && exec "$@""#;
 
-/// Variables that change what the services and their tools do.
+/// Prefixes of environment variables that change what the services and their tools do. They are removed.
 const VARIABLES: [&str; 6] = ["CLASSPATH", "JAVA_", "JDK_JAVA_", "KAFKA_", "PG", "REDISCLI_"];
 
 /// A program of this name, from `PATH`.
@@ -77,13 +78,13 @@ impl Tool {
         self
     }
 
-    /// Runs it as this user, or as ourselves.
+    /// Runs it as this user; as the current user if `None`.
     pub fn user(mut self, user: Option<UserIds>) -> Tool {
         self.user = user;
         self
     }
 
-    /// The command, which dies when this process does. To be started with [`spawn`].
+    /// The command, which dies when this process does. Start it with [`spawn`].
     pub fn command(&self) -> Command {
         let mut command = Command::new(program("setpriv"));
         if let Some(UserIds { user, group }) = self.user {
@@ -96,17 +97,17 @@ impl Tool {
                 command.env_remove(name);
             }
         }
-        // Messages in English, because some are searched for.
+        // Messages must be in English, because some are searched for.
         command.env("LC_ALL", "C").envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
 
-    /// Runs it to its end and returns what it printed; an error is what it printed when it failed.
+    /// Runs it to completion and returns what it printed; an error is what it printed when it failed.
     pub fn run(&self) -> Result<String, String> {
         self.run_with_input("")
     }
 
-    /// The same, with this as its standard input.
+    /// Like [`Tool::run`], with this as standard input.
     pub fn run_with_input(&self, input: &str) -> Result<String, String> {
         let started =
             File::from_input(input).and_then(|input| Ok((input, tempfile::tempfile()?, tempfile::tempfile()?)));
@@ -168,7 +169,7 @@ pub fn spawn(command: Command) -> io::Result<Child> {
         jobs
     });
     let (reply, child) = channel();
-    // If the thread is gone, the reply is, too.
+    // If the thread is gone, `recv` fails.
     let _ = SPAWNER.send((command, reply));
     child.recv().map_err(io::Error::other)?
 }

@@ -24,7 +24,7 @@ fn expect_records(kafka: &Kafka, topic: &str, lines: &str) {
     assert_eq!(kafka.tool("consumer.ConsoleConsumer", &read, "").unwrap(), lines);
 }
 
-/// The node that leads the only partition of a topic; nothing while nobody does.
+/// The node that leads the only partition of a topic; `None` while there is no leader.
 fn leader(kafka: &Kafka, topic: &str) -> Option<usize> {
     let described = kafka.tool("TopicCommand", &["--describe", "--topic", topic], "").ok()?;
     described.split("Leader: ").nth(1)?.split_whitespace().next()?.parse().ok()
@@ -64,7 +64,7 @@ fn a_cluster_of_three_brokers_elects_again_and_returns_after_an_outage() {
     kafka.wait_until_ready();
 
     kafka.pause(killed);
-    // The others serve alone.
+    // The other two keep serving.
     kafka.wait_until_ready();
     kafka.resume(killed);
 
@@ -140,7 +140,7 @@ fn postgres_keeps_a_committed_row_over_a_kill_and_a_stop() {
     assert!(postgres.socket_dir().join(format!(".s.PGSQL.{}", postgres.port())).exists());
 }
 
-/// Mounting needs root. Elsewhere the same call must say so.
+/// Mounting needs root. Without root, the same call must say so.
 #[test]
 fn postgres_on_a_disk_of_its_own_meets_a_full_disk_or_says_what_it_needs() {
     let settings = PostgresSettings { disk_mb: Some(96), ..PostgresSettings::default() };
@@ -155,7 +155,7 @@ fn postgres_on_a_disk_of_its_own_meets_a_full_disk_or_says_what_it_needs() {
     let grow = "INSERT INTO filler SELECT repeat(i::text, 100) FROM generate_series(1, 10000) i";
     let refused = postgres.psql(grow).unwrap_err();
     postgres.free_disk();
-    // Without room for its journal it ends, or restarts itself.
+    // Without space for its WAL it exits, or restarts itself.
     if !postgres.is_running() {
         postgres.restart();
     }

@@ -1,17 +1,17 @@
-//! What the documents of the tree keep to: links that lead somewhere, a code map that names real files, decision
-//! records without gaps, a changelog that is open for the next change.
+//! Rules for the documents of the tree: links resolve, the code map names real files, decision records have no gaps,
+//! and the changelog has a section for the next change.
 
 use crate::Finding;
 use crate::tree::TextFile;
 
-/// Where the decision records lie.
+/// The directory of the decision records.
 pub const DECISIONS: &str = "docs/decisions/";
 
 /// Sections every decision record has.
 const RECORD_SECTIONS: [&str; 4] = ["## Context", "## Decision", "## Consequences", "## Not taken"];
 
-/// Relative links of a Markdown file that lead nowhere. `exists` answers for paths relative to the root;
-/// `documents` holds the Markdown files whose headings can be linked to.
+/// Broken relative links of a Markdown file. `exists` takes paths relative to the root; `documents` has the Markdown
+/// files whose headings can be linked to.
 #[must_use]
 pub fn links(file: &TextFile, documents: &[TextFile], exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -35,7 +35,8 @@ pub fn links(file: &TextFile, documents: &[TextFile], exists: &dyn Fn(&str) -> b
     findings
 }
 
-/// Source paths between backticks, such as `tally-core/src/key.rs`, that are not there. A map without any is no map.
+/// Source paths between backticks, such as `tally-core/src/key.rs`, that do not exist. A map without any source path is
+/// a finding, too.
 #[must_use]
 pub fn code_map(file: &TextFile, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -142,7 +143,7 @@ fn resolve(from: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// The names headings are linked by: lower case, blanks as hyphens, punctuation gone.
+/// Anchors of the headings: lower case, hyphens for spaces, no punctuation.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     let headings: Vec<String> = prose_with_spans(text).filter(|line| line.starts_with('#')).collect();
     headings.into_iter().map(|heading| {
@@ -155,7 +156,7 @@ fn anchors(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Lines outside code blocks, code spans and all.
+/// Lines outside code blocks, including their code spans.
 fn prose_with_spans(text: &str) -> impl Iterator<Item = String> {
     let numbers: Vec<usize> = prose(text).into_iter().map(|(number, _)| number).collect();
     (1..).zip(text.lines()).filter(move |(number, _)| numbers.contains(number)).map(|(_, line)| line.to_owned())

@@ -1,4 +1,4 @@
-//! The functions of a piece of code: their names, and from where to where they reach.
+//! The functions of a piece of code: their names, and where they start and end.
 
 /// One function with its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Function {
     pub name: String,
     /// Offset of the keyword `fn`.
     pub start: usize,
-    /// Offset behind the closing brace.
+    /// Offset after the closing brace.
     pub end: usize,
 }
 
@@ -34,8 +34,8 @@ fn function_at(code: &str, start: usize) -> Option<Function> {
     Some(Function { name, start, end })
 }
 
-/// Where the body of a function ends; nothing if it has none. A brace within the brackets of the signature, such as in
-/// `[u8; { N }]`, does not open the body.
+/// Where the body of a function ends; `None` if it has no body. A brace within the brackets of the signature, such as
+/// in `[u8; { N }]`, does not open the body.
 fn body_end(code: &str, start: usize) -> Option<usize> {
     let (mut brackets, mut braces) = (0usize, 0usize);
     for (at, byte) in code.bytes().enumerate().skip(start) {

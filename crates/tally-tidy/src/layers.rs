@@ -1,8 +1,8 @@
-//! What each crate must not know.
+//! What each crate must not depend on or name.
 //!
-//! A layer is kept in three ways: packages it may not be built from, directly or through another, paths its shipped code
-//! may not name, and an order of modules, each of which uses only those before it. Tests inside a crate may use what they
-//! like.
+//! There are three kinds of rules: packages a crate must not depend on, directly or indirectly; paths its shipped code
+//! must not name; and an order of modules, each of which uses only those before it. Tests inside a crate may use
+//! anything.
 
 use crate::Finding;
 use crate::manifest::{CrateManifest, Lock};
@@ -21,7 +21,7 @@ const ENGINES: [&str; 2] = ["tally-engine", "tally-server"];
 /// Crates that exist for development and never reach a user.
 const NEVER_SHIPPED: [&str; 5] = ["tally-sim", "tally-contract", "tally-bench", "tally-services", "tally-tidy"];
 
-/// Packages that a crate must not be built from.
+/// Packages that a crate must not depend on.
 struct Unbuilt {
     package: &'static str,
     without: &'static [&'static [&'static str]],
@@ -134,8 +134,8 @@ fn is_below(path: &str, place: &str) -> bool {
 /// This file, where the lists are.
 const HERE: &str = "crates/tally-tidy/src/layers.rs";
 
-/// Rules that cannot fail: those about a crate, a directory, a module or a file that is not there, and exceptions that
-/// nothing needs.
+/// Rules that cannot fail, because their crate, directory, module or file does not exist, and exceptions that nothing
+/// needs.
 #[must_use]
 pub fn void_rules(files: &[TextFile], members: &[CrateManifest], lock: &Lock) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -173,7 +173,7 @@ pub fn void_rules(files: &[TextFile], members: &[CrateManifest], lock: &Lock) ->
     findings
 }
 
-/// Where the source of `tally_core::partition` may stand.
+/// The possible source files of a module such as `tally_core::partition`.
 fn module_files(module: &str) -> [String; 2] {
     let (package, module) = module.split_once("::").unwrap_or((module, "lib"));
     let stem = format!("crates/{}/src/{}", package.replace('_', "-"), module.replace("::", "/"));
@@ -228,7 +228,7 @@ fn declared_modules(code: &str) -> Vec<String> {
     declared.filter_map(|line| line.rsplit_once("mod ")).map(|(_, name)| name.to_owned()).collect()
 }
 
-/// Packages that crates are built from against the rules.
+/// Forbidden packages that crates depend on.
 #[must_use]
 pub fn dependencies(members: &[CrateManifest], lock: &Lock) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -251,7 +251,7 @@ pub fn lints(members: &[CrateManifest]) -> Vec<Finding> {
     without.map(|member| Finding::new(&member.file, 1, "add `[lints]` with `workspace = true`")).collect()
 }
 
-/// Paths that shipped code names against the rules.
+/// Forbidden paths that shipped code names.
 #[must_use]
 pub fn names(file: &TextFile) -> Vec<Finding> {
     let rules: Vec<_> =

@@ -1,7 +1,7 @@
 //! What crates depend on, read from `Cargo.toml` and `Cargo.lock`.
 //!
-//! Only the shapes that stand in this tree are understood: one dependency per line or per table. A line that is
-//! neither is reported by [`CrateManifest::parse`] rather than skipped, so a dependency cannot hide in it.
+//! Only the forms used in this tree are parsed: one dependency per line or per table. A line that is neither is
+//! reported by [`CrateManifest::parse`] rather than skipped, so a dependency cannot hide in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,9 @@ pub struct CrateManifest {
     pub file: String,
     /// Name of the package.
     pub name: String,
-    /// What the crate is built from and the line that says so; what only its tests use is left out.
+    /// Dependencies and their lines, without dev-dependencies.
     pub dependencies: Vec<(String, usize)>,
-    /// Whether the lints of the workspace hold here.
+    /// Whether it inherits the lints of the workspace.
     pub inherits_lints: bool,
 }
 
@@ -82,7 +82,7 @@ fn unquoted(text: &str) -> String {
     text.trim().trim_matches('"').to_owned()
 }
 
-/// What every locked package needs, by name. Versions of one package are taken together.
+/// The dependencies of every locked package, by name. Versions of one package are merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock(BTreeMap<String, BTreeSet<String>>);
 
@@ -110,8 +110,8 @@ impl Lock {
         self.0.contains_key(name)
     }
 
-    /// How `from` comes to need `wanted`, as a chain of names; nothing if it does not. `members` answers for the
-    /// crates of the workspace, whose locked entries also list what only their tests need.
+    /// The chain of dependencies from `from` to `wanted`; `None` if there is none. Crates of the workspace are looked
+    /// up in `members`, because their locked entries include dev-dependencies.
     #[must_use]
     pub fn chain(&self, members: &[CrateManifest], from: &str, wanted: &str) -> Option<Vec<String>> {
         let mut open = vec![vec![from.to_owned()]];

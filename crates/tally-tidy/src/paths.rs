@@ -1,7 +1,7 @@
 //! The paths a piece of code names, with groups unfolded: `use std::{fs, io::{self, Read}}` names `std::fs`,
 //! `std::io` and `std::io::Read`.
 
-/// One path and where it stands.
+/// One path and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathUse {
     /// Parts joined by `::`.
@@ -70,7 +70,7 @@ struct PathReader<'a> {
     code: &'a str,
     tokens: &'a [(usize, PathToken<'a>)],
     at: usize,
-    /// An offset and the line it lies on: lines are counted on from here.
+    /// An offset and its line, from where counting continues.
     counted: (usize, usize),
     found: Vec<PathUse>,
 }
@@ -80,7 +80,7 @@ impl<'a> PathReader<'a> {
         self.tokens.get(self.at).map(|&(_, token)| token)
     }
 
-    /// The line of an offset, which is not before the last one asked for.
+    /// The line of an offset. Offsets must not decrease from call to call.
     fn line_at(&mut self, offset: usize) -> usize {
         let (from, line) = self.counted;
         let more = self.code.as_bytes()[from..offset].iter().filter(|&&byte| byte == b'\n').count();

@@ -1,7 +1,7 @@
 //! Splits a Rust file into views: its code without comments and literals, and its comments.
 //!
-//! Both views keep every byte in its place, with blanks where the other view has text, so a line number holds in
-//! all of them. Each rule searches one view: a banned call named in a comment or in a string is not a call.
+//! Both views keep every byte in its place, with blanks where the other view has text, so line numbers are the same in
+//! both. Each rule searches one view: a banned call named in a comment or in a string is not a call.
 
 /// The views of one file.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub fn is_test_file(path: &str) -> bool {
     path.split('/').any(|part| part == "tests" || part == "tests.rs")
 }
 
-/// The line an offset lies on, from 1.
+/// The line of an offset, from 1.
 #[must_use]
 pub fn line_at(text: &str, offset: usize) -> usize {
     text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1
@@ -123,7 +123,7 @@ fn string_len(rest: &[u8]) -> usize {
     at + 1
 }
 
-/// Length of `#"…"#` or `"…"`, given what follows the `r`; nothing for a raw identifier.
+/// Length of `#"…"#` or `"…"`, given what follows the `r`; `None` for a raw identifier.
 fn raw_string_len(rest: &[u8]) -> Option<usize> {
     let hashes = rest.iter().take_while(|&&b| b == b'#').count();
     (rest.get(hashes) == Some(&b'"')).then_some(())?;
@@ -133,7 +133,7 @@ fn raw_string_len(rest: &[u8]) -> Option<usize> {
     Some(hashes + 1 + len + close.len())
 }
 
-/// Length of a character literal; nothing for a lifetime.
+/// Length of a character literal; `None` for a lifetime.
 fn char_len(rest: &[u8]) -> Option<usize> {
     let body = std::str::from_utf8(&rest[1..rest.len().min(12)]);
     let body = match &body {

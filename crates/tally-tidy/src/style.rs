@@ -1,4 +1,4 @@
-//! What every Rust file of the tree keeps to.
+//! Rules for every Rust file of the tree.
 
 use crate::Finding;
 use crate::paths::paths;
@@ -8,7 +8,7 @@ use crate::tree::TextFile;
 /// Longest Rust file, in lines.
 pub const LINES_MAX: usize = 600;
 
-/// Code that may stand nowhere, and what to do instead. Blanks are ignored when matching.
+/// Code that is banned everywhere, and what to do instead. Blanks are ignored when matching.
 const BANNED: [(&str, &str); 5] = [
     ("todo!", "finish it or leave it out"),
     ("unimplemented!", "finish it or leave it out"),

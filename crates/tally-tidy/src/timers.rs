@@ -1,4 +1,4 @@
-//! Where code may wait for time.
+//! Which code may wait for time.
 //!
 //! Group commit has no timer: a write waits for the flush and for nothing else. So the engine may wait for time in the
 //! functions listed here and nowhere else, and these are not on the path of a write. A function that calls a listed one
@@ -13,8 +13,8 @@ use crate::paths::paths;
 use crate::source::{SourceText, is_test_file};
 use crate::tree::TextFile;
 
-/// Calls that end when a time has passed: those of `std`, channels and locks. `layers` keeps out the condition variable
-/// of `parking_lot`, whose calls are named like others.
+/// Calls with a timeout: those of `std`, channels and locks. `layers` bans the condition variable of `parking_lot`,
+/// whose timed waits have the same names as other calls.
 const TIMED: [&str; 17] = [
     "park_timeout",
     "park_timeout_ms",
@@ -35,14 +35,15 @@ const TIMED: [&str; 17] = [
     "wait_while_until",
 ];
 
-/// What only passes time, for tests: waiting for a message, a process or a connection with a deadline is fine.
+/// Calls that only sleep, which tests must not use. Waiting for a message, a process or a connection with a deadline is
+/// fine.
 const PASTIMES: [&str; 5] = ["park_timeout", "park_timeout_ms", "sleep", "sleep_ms", "sleep_until"];
 
 /// A function that may wait for time.
 struct Waiting {
     file: &'static str,
     function: &'static str,
-    /// Whether calling it is waiting for time, too.
+    /// Whether a call to it counts as waiting for time.
     callers: Callers,
 }
 
@@ -51,11 +52,11 @@ struct Waiting {
 enum Callers {
     /// They wait as long as it does.
     Wait,
-    /// It is what a thread of its own does, or its name is used for other things as well.
+    /// It runs on a thread of its own, or other functions have the same name.
     AreNotFollowed,
 }
 
-/// Code that may not wait for time, but for some functions.
+/// Code that must not wait for time, except in some functions.
 struct Rule {
     covers: fn(&str) -> bool,
     banned: &'static [&'static str],
@@ -69,7 +70,7 @@ const RULES: [Rule; 2] = [
         banned: &TIMED,
         waiting: &[
             Waiting { file: "crates/tally-engine/src/signal.rs", function: "wait_up_to", callers: Callers::Wait },
-            // The checkpointer and the merger: no write waits for either, but for room.
+            // The checkpointer and the merger: a write waits for them only if there is no room left.
             Waiting {
                 file: "crates/tally-engine/src/embedded.rs",
                 function: "checkpoint_until_stopped",
@@ -87,7 +88,7 @@ const RULES: [Rule; 2] = [
                 callers: Callers::AreNotFollowed,
             },
             Waiting { file: "crates/tally-engine/src/embedded.rs", function: "warm", callers: Callers::AreNotFollowed },
-            // The marker records what was flushed already.
+            // The marker only records what is already flushed.
             Waiting {
                 file: "crates/tally-engine/src/embedded/mark.rs",
                 function: "wait_for_pause",
@@ -122,7 +123,7 @@ fn is_test(path: &str) -> bool {
     is_test_file(path)
 }
 
-/// Waits for time where there must be none, and entries that are of no use.
+/// Forbidden waits for time, and entries that are not needed.
 #[must_use]
 pub fn timers(files: &[TextFile]) -> Vec<Finding> {
     RULES.iter().flat_map(|rule| rule.check(files)).collect()
@@ -144,7 +145,7 @@ impl Rule {
                 let Some(word) = self.words().find(|word| named.has_part(word)) else { continue };
                 let around = enclosing(&functions, named.offset);
                 match self.entry(&file.path, around) {
-                    // Its own name is no use of it.
+                    // The function's own name does not count as a use.
                     Some(at) => used[at] |= self.waiting[at].function != word,
                     None => {
                         let within = around.map_or("no function", |function| &function.name);
@@ -162,7 +163,7 @@ impl Rule {
         findings
     }
 
-    /// Everything that is waiting for time by name.
+    /// The names of all calls that wait for time.
     fn words(&self) -> impl Iterator<Item = &'static str> {
         let followed = self.waiting.iter().filter(|entry| entry.callers == Callers::Wait).map(|entry| entry.function);
         self.banned.iter().copied().chain(followed)
@@ -231,7 +232,7 @@ mod tests {
         assert!(
             has(&nothing, "covers no file") && has(&nothing, "no `wait_up_to` in crates/tally-engine/src/signal.rs")
         );
-        // A function of that name that does not wait any more, although it names itself.
+        // A function of that name that no longer waits, although it names itself.
         let path = "crates/tally-engine/src/signal.rs".to_owned();
         let idle = TextFile { path: path.clone(), text: "fn wait_up_to() { wait_up_to() }".into() };
         assert!(has(&of(&[idle]), "no `wait_up_to` in"));

@@ -8,12 +8,12 @@ use std::{fs, io};
 pub struct TextFile {
     /// Path relative to the root, with `/` between its parts.
     pub path: String,
-    /// What it holds.
+    /// Its contents.
     pub text: String,
 }
 
-/// Directories at the root that hold what is built or stored, not what is written. One of that name further down is
-/// source like any other.
+/// Directories at the root with build output and data. Directories of the same name further down are read like any
+/// other.
 const SKIPPED: [&str; 2] = ["target", "tally-data"];
 
 /// Root of the tree: two levels above this crate.
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn only_what_is_built_at_the_root_is_left_out() {
-        // Below the directory for what tests write, so that nothing is left in the tree.
+        // Below `target`, so that nothing is left in the tree.
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tidy-tree");
         for dir in ["target", "src/target", ".hidden"] {
             fs::create_dir_all(root.join(dir)).unwrap();

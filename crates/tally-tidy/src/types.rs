@@ -8,7 +8,7 @@ use crate::Finding;
 use crate::source::{SourceText, is_test_file, line_at};
 use crate::tree::TextFile;
 
-/// Names that several files define today, and how many do.
+/// Names that several files still define, and the number of files.
 pub const SHARED: &[(&str, usize)] = &[("RespClient", 2)];
 
 /// Names defined by more files than allowed, and entries of `shared` that allow too much.

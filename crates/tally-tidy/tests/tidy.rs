@@ -8,7 +8,7 @@ use tally_tidy::{Finding, documents, layers, style, timers, types, words};
 
 type Verdict = Result<(), Box<dyn Error>>;
 
-/// Passes when nothing was found, and otherwise says all of it at once.
+/// Passes if there are no findings, and otherwise prints all of them.
 fn expect_none(findings: &[Finding]) -> Verdict {
     if findings.is_empty() {
         return Ok(());
@@ -18,7 +18,7 @@ fn expect_none(findings: &[Finding]) -> Verdict {
     Err(format!("{} places break a rule of the tree; they are listed above", findings.len()).into())
 }
 
-/// The files of the tree with this ending; an empty list is an error, because every rule would pass.
+/// The files of the tree with this suffix. Finding none is an error, because every rule would pass.
 fn some_files(suffix: &str) -> Result<Vec<TextFile>, Box<dyn Error>> {
     let found = files(&root(), suffix)?;
     if found.is_empty() { Err(format!("found no {suffix} file").into()) } else { Ok(found) }

@@ -11,7 +11,7 @@ use crate::timer::Timer;
 
 /// Counters that are written to; enough that every partition has one.
 const KEYS: u64 = 40;
-/// Longest outage that is waited for.
+/// Longest wait, for a rebalance and for the end of the outage.
 const SECONDS_MAX: f64 = 60.0;
 
 /// What happened.

@@ -11,18 +11,18 @@ use crate::redis::load::column;
 pub struct ToolResult {
     /// Operations per second.
     pub per_second: f64,
-    /// Operations, including those of the run that finds out how many to send.
+    /// Operations, including those of the calibration run.
     pub requests: f64,
-    /// 50th percentile of the latency; of pgbench the mean.
+    /// 50th percentile of the latency; the mean for pgbench.
     pub p50_ms: f64,
-    /// 99th percentile; of pgbench nothing.
+    /// 99th percentile; NaN for pgbench.
     pub p99_ms: f64,
 }
 
-/// Requests of the run that finds out how many to send.
+/// Requests of the calibration run, which finds out how many to send.
 const FEW: u64 = 5_000;
 
-/// Sends a command for about this long.
+/// Sends a command for about `seconds`.
 pub fn redis_benchmark(
     port: u16,
     connections: u64,

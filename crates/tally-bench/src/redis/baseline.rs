@@ -1,10 +1,10 @@
 //! The baseline server: only receives, flushes and answers; with `--counting` it counts too.
 //!
-//! One thread reads from all connections, writes pages to a file like Tally's journal, syncs the file and answers. Without
-//! counting it does not parse requests and every answer is the same number, so its throughput is the upper bound for any
-//! single-threaded server that flushes before it answers, on this machine and under this load. With counting it parses
-//! `INCR`, applies it to Tally's state machine and writes what the journal would write: no other command, no other thread,
-//! no lock, no store, no runtime, no metrics.
+//! One thread reads from all connections, writes pages to a file like Tally's journal, syncs the file and answers.
+//! Without counting it does not parse requests and every answer is the same number, so its throughput is the upper
+//! bound for any single-threaded server that flushes before it answers, on this machine and under this load. With
+//! counting it parses `INCR`, applies it to Tally's state machine and writes what the journal would write: no other
+//! command, no other thread, no lock, no store, no runtime, no metrics.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};

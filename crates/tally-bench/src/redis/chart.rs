@@ -1,7 +1,7 @@
-//! The chart of README: increments per second of Tally and of Redis, as an SVG.
+//! The chart in the README: increments per second of Tally and of Redis, as an SVG.
 //!
-//! One panel per load, because rates of different loads differ a hundredfold. Each has its own scale, and every bar has its
-//! figure.
+//! One panel per load, because rates of different loads differ a hundredfold. Each has its own scale, and every bar is
+//! labeled with its figure.
 
 use std::fmt::Write as _;
 

@@ -37,7 +37,8 @@ impl CountingState {
         }
     }
 
-    /// Parses every complete `INCR` in `rest` and `bytes`, and returns their number. An incomplete one is left in `rest`.
+    /// Parses every complete `INCR` in `rest` and `bytes`, and returns their number. An incomplete one is left in
+    /// `rest`.
     pub fn take(&mut self, rest: &mut Vec<u8>, bytes: &[u8]) -> usize {
         let mut kept = std::mem::take(rest);
         let (mut left, mut taken) = (bytes, 0);

@@ -1,8 +1,8 @@
 //! An open-loop load at a constant rate, whose latencies are free of coordinated omission.
 //!
-//! Request `i` is due `i` intervals after the start and is sent on connection `i` modulo their number. Its latency counts
-//! from the time it was due, so a stall also delays the requests after it. Replies of a connection are in order, so the
-//! number of a reply gives the time its request was due.
+//! Request `i` is due `i` intervals after the start and is sent on connection `i` modulo the number of connections. Its
+//! latency counts from the time it was due, so a stall also delays the requests after it. Replies of a connection are
+//! in order, so the number of a reply gives the time its request was due.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -31,7 +31,7 @@ pub struct Request {
     pub reply_lines: u64,
 }
 
-/// Percentiles percentiles in milliseconds.
+/// Latency percentiles in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Percentiles {
     /// 50th percentile.

@@ -11,7 +11,7 @@ use super::lane::BatchOutcomes;
 use crate::limits::WORKER_WAIT_MS;
 use crate::rpc::{RpcCallError, RpcError, RpcRequest, RpcResponse};
 
-/// Pause before a partition without an owner is asked for again.
+/// Pause before the owner of a partition is looked up and asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// Standbys are asked if the owner has not answered for this long.
@@ -23,7 +23,7 @@ impl Cluster {
         self.ask_within(Duration::from_millis(WORKER_WAIT_MS), partition, request).await
     }
 
-    /// The same, with another bound.
+    /// Like [`Cluster::ask`], with another bound.
     pub(super) async fn ask_within(
         &self,
         wait: Duration,
@@ -56,13 +56,13 @@ impl Cluster {
                 self.routes.refresh().await;
                 self.routes.refresh_owners().await;
             };
-            // Nobody waits longer because Redis or PostgreSQL hangs.
+            // A hanging Redis or PostgreSQL must not make the call wait longer.
             let _ = tokio::time::timeout_at(deadline, refreshed).await;
         }
     }
 
-    /// Asks the owner, and standbys as well if it fails or takes long. The first answer counts: all of them are right.
-    /// Otherwise returns the owner's error.
+    /// Asks the owner, and standbys as well if it fails or is slow. Every answer is correct, so the first one is
+    /// returned. If there is none, returns the owner's error.
     async fn call_any(
         &self,
         owner: &str,
@@ -77,7 +77,7 @@ impl Cluster {
         }
         let mut owners = Box::pin(owners);
         let early = tokio::time::timeout(STANDBY_AFTER, &mut owners).await;
-        // Outcomes that an owner does not have, because it took over later, a standby may have.
+        // A standby may have outcomes that the owner lacks because it took over later.
         if let Ok(response @ (Ok(_) | Err(RpcCallError::Worker(RpcError::Failed(_))))) = early {
             return response;
         }
@@ -105,7 +105,8 @@ impl Cluster {
         }
     }
 
-    /// The outcomes of the batch that ends at `end`. Without them, the outcome is unknown: the batch is in the journal.
+    /// The outcomes of the batch that ends at `end`. The batch is in the journal, so if no worker returns them, the
+    /// outcome is unknown.
     pub(super) async fn ask_outcomes(&self, partition: u32, end: Position) -> Result<BatchOutcomes, EngineError> {
         let request = RpcRequest::Outcomes { partition, offset: end.0.saturating_sub(1) };
         match self.ask(partition, request).await {

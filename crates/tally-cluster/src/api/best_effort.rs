@@ -21,7 +21,7 @@ use crate::limits::{BY_TIME_MS, JOURNALED_SUMS_MAX, REGISTER_EVERY_MS, REGISTERE
 use crate::policy::{ShardLayout, ShardPolicy};
 use crate::redis::{AddError, ShardAdd, ShardState};
 
-/// What an API node remembers of the counters it writes to.
+/// The counters that this API node writes to, and when it last registered them.
 #[derive(Default)]
 pub struct Registrations {
     known: Mutex<HashMap<Key, Registration>>,
@@ -53,7 +53,7 @@ impl Registrations {
     fn put(&self, key: &Key, at: Instant, shards: u32) {
         let mut known = self.known.lock();
         if known.len() >= REGISTERED_MAX && !known.contains_key(key) {
-            // Whatever is forgotten is registered again.
+            // A forgotten counter is registered again.
             known.retain(|_, known| known.at.elapsed() < Duration::from_millis(REGISTER_EVERY_MS));
             if known.len() >= REGISTERED_MAX {
                 known.clear();
@@ -104,8 +104,8 @@ fn is_read(event: &EventRef<'_>) -> bool {
     matches!(event.change, ChangeRef::Other(Change::Read(_)))
 }
 
-/// A read directly before the removal of the same counter goes with it: the journal knows what there was to remove, and one
-/// call can remove many counters.
+/// A read directly before the removal of the same counter goes through the journal with it: the journal knows what was
+/// removed, and a call that removes many counters needs only a few appends.
 fn read_with_removals(events: &[EventRef<'_>], ways: &mut [Way]) {
     let is_removal = |event: &EventRef<'_>| matches!(event.change, ChangeRef::Other(Change::Delete(_)));
     for (place, pair) in events.windows(2).enumerate() {
@@ -128,7 +128,7 @@ impl Cluster {
     pub(super) async fn write_best_effort(&self, events: &Events) -> Result<Receipt, EngineError> {
         let batch: Vec<EventRef<'_>> = events.batch().iter().collect();
         let mut ways: Vec<Way> = batch.iter().map(way).collect();
-        // Events that must be applied in a row depend on the state, unless they all only read or only remove.
+        // Events of a group depend on the state, unless all of them are reads, or all are unconditional corrections.
         for group in events.groups() {
             let ways = &mut ways[group.clone()];
             let is_uniform = |same: Way| ways.iter().all(|way| *way == same);
@@ -195,7 +195,7 @@ impl Cluster {
             Err(AddError::NotAdded(error)) => return Err(EngineError::Unavailable(error.to_string())),
             Err(AddError::Unknown(error)) => return Err(EngineError::OutcomeUnknown(error.to_string())),
         }
-        // A write that took long may have come after the counter was removed from the list of active ones.
+        // A slow write may have arrived after the counter was removed from the list of active ones.
         if self.registrations.recent(&key).is_none() {
             self.register(partition, &key, &policy, shard + 1).await.map_err(|error| error.unknown())?;
         }
@@ -203,7 +203,7 @@ impl Cluster {
         Ok(Outcome { value, applied: delta, exists: true, exact: false, duplicate: Some(false), refusal: None, at })
     }
 
-    /// Enters the counter into the list of active ones. Sub-counters below `peak` are written to.
+    /// Adds the counter to the list of active ones. Sub-counters below `peak` are in use.
     async fn register(&self, partition: u32, key: &Key, policy: &ShardPolicy, peak: u32) -> Result<u32, RegisterError> {
         let at = Instant::now();
         // Redis may have lost the entry in a failover.
@@ -242,7 +242,7 @@ impl Cluster {
         token: &mut Token,
     ) -> Result<Vec<Outcome>, EngineError> {
         let mut outcomes = Vec::with_capacity(events.len());
-        // Sums make a call longer than it came, so it may have to be made in several.
+        // Sums add events to the call, so it may have to be split.
         for events in events.chunks(JOURNALED_SUMS_MAX) {
             let reports = events.iter().enumerate().map(async |(place, event)| {
                 let is_summed = place > 0 && is_read(&events[place - 1]) && events[place - 1].key == event.key;
@@ -315,7 +315,7 @@ impl Cluster {
         let totals = &self.services.totals;
         let peak = totals.peak(self.partition_of(key), key).await;
         let peak = peak.map_err(|error| EngineError::Unavailable(error.to_string()))?;
-        // One by one, because some may be reached and others not.
+        // Separately, because some may be reachable and others not.
         let asked = (0..peak.min(tally_core::limits::SHARDS_MAX))
             .map(|shard| async move { totals.shards(&[(key, shard)]).await.map(|mut found| found.pop().flatten()) });
         let mut live = LiveShards { found: Vec::new(), unreachable: None };
@@ -331,7 +331,8 @@ impl Cluster {
         Ok(live)
     }
 
-    /// Sums the sub-counters of these counters into the journal, so that an exact read has them. Returns how many each has.
+    /// Sums the sub-counters of these counters into the journal, so that an exact read includes them. Returns the
+    /// number of sub-counters of each.
     pub(super) async fn sum_now(&self, keys: &[Key]) -> Result<BTreeMap<Key, u32>, EngineError> {
         let sharded: Vec<&Key> = keys.iter().filter(|key| self.policies.of(key.as_ref()).is_some()).collect();
         let mut shards = BTreeMap::new();

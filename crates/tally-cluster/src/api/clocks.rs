@@ -16,18 +16,18 @@ use crate::worker::{BrokerClock, elapsed_ms};
 
 /// One clock for each partition: a broker whose clock is ahead must not make counters of other brokers expire.
 ///
-/// What was read from a partition gives a bound: its time is at least that. The age of a reading can be told only once the
-/// time is known, because somebody has just appended.
+/// A time read from a partition is a lower bound for its current time. The age of a reading is known only once the
+/// current time is, from a recent append.
 pub struct PartitionClocks {
     clocks: Vec<PartitionClock>,
-    /// The time of another partition is known.
+    /// Notified when the time of another partition becomes known.
     learned: Notify,
 }
 
 struct PartitionClock {
     time: BrokerClock,
     is_known: AtomicBool,
-    /// When a broker last said it, by the monotonic clock.
+    /// When a broker last reported the time, by the monotonic clock.
     learned_at_ms: AtomicI64,
     /// Held while the time is changed.
     positions: Mutex<ClockPositions>,
@@ -54,7 +54,7 @@ struct ClockPositions {
 }
 
 impl PartitionClock {
-    /// Takes a time that came with this position, unless it is from before a reset: it may have arrived late.
+    /// Applies a time that came with this position, unless it is from before a reset and arrived late.
     fn take(&self, position: Position, take: impl FnOnce(&PartitionClock)) {
         let mut positions = self.positions.lock();
         if position >= positions.reset {
@@ -71,14 +71,14 @@ impl PartitionClocks {
         PartitionClocks { clocks, learned: Notify::new() }
     }
 
-    /// The partition had reached this time at this position, perhaps long ago.
+    /// Records that the partition had reached this time at this position, perhaps long ago.
     pub fn observe(&self, partition: u32, at: Millis, position: Position) {
         if let Some(clock) = self.clocks.get(partition as usize) {
             clock.take(position, |clock| clock.time.observe(at));
         }
     }
 
-    /// It is this time now: a broker has just said so, at this position.
+    /// Records the current time, as a broker has just reported it at this position.
     pub fn learn(&self, partition: u32, now: Millis, position: Position) {
         self.know(partition, position, |clock| {
             clock.time.learn(now);
@@ -86,8 +86,8 @@ impl PartitionClocks {
         });
     }
 
-    /// It is about this time now, or later: the partition has got there since it was last asked about. Its worker may be
-    /// behind, so this does not correct a later time.
+    /// Records that it is about this time now, or later: the partition has reached it since its last heartbeat. Its
+    /// worker may be behind, so this never sets the clock back.
     pub fn confirm(&self, partition: u32, at: Millis, position: Position) {
         self.know(partition, position, |clock| clock.time.observe(at));
     }
@@ -111,7 +111,7 @@ impl PartitionClocks {
     pub async fn known(&self, partition: u32) {
         loop {
             let mut learned = std::pin::pin!(self.learned.notified());
-            // Before the question, so that nothing is missed between the two.
+            // Enabled before the check, so that no notification is missed in between.
             learned.as_mut().enable();
             if self.is_known(partition) {
                 return;
@@ -120,8 +120,8 @@ impl PartitionClocks {
         }
     }
 
-    /// The partition's clock was reset before this position, and has reached this time since. Returns whether anything that was
-    /// known of it is from before.
+    /// Records that the partition's clock was reset before this position and has reached this time since. Returns
+    /// whether a time from before the reset was known.
     pub fn reset(&self, partition: u32, at: Millis, position: Position) -> bool {
         let Some(clock) = self.clocks.get(partition as usize) else { return false };
         let mut positions = clock.positions.lock();
@@ -139,13 +139,15 @@ impl PartitionClocks {
         true
     }
 
-    /// The time of a partition. While it has no record, the earliest time of the others, so that nothing expires too soon.
+    /// The time of a partition. While it has no record, the earliest time of the others, so that nothing expires too
+    /// soon.
     pub fn now(&self, partition: u32) -> Millis {
         let own = self.clocks.get(partition as usize).and_then(|clock| clock.time.now());
         own.or_else(|| self.clocks.iter().filter_map(|clock| clock.time.now()).min()).unwrap_or_default()
     }
 
-    /// Partitions whose time is not known, or was not learned for long: a clock that was ahead is corrected only then.
+    /// Partitions whose time is unknown, or was learned too long ago: only learning it again corrects a clock that was
+    /// ahead.
     fn to_learn(&self) -> Vec<u32> {
         let learned_before = elapsed_ms() - TIME_LEARNED_EVERY_MS;
         let is_old = |clock: &PartitionClock| clock.learned_at_ms.load(Ordering::Acquire) < learned_before;
@@ -154,8 +156,8 @@ impl PartitionClocks {
     }
 }
 
-/// Learns the time of each partition by appending an empty batch, unless it is learned otherwise first, and from time to time
-/// again. A heartbeat would not do: those of a worker that is gone stay in Redis.
+/// Learns the time of each partition by appending an empty batch, unless another append has just told it, and does so
+/// again from time to time. A heartbeat is not enough: those of a dead worker stay in Redis.
 pub async fn learn_times(clocks: Weak<PartitionClocks>, appender: Arc<Appender>) {
     let mut empty = Vec::new();
     encode(&Batch::default(), Millis(0), &mut empty);
@@ -174,7 +176,7 @@ async fn learn_time(clocks: &Weak<PartitionClocks>, appender: &Appender, partiti
     match (appended, clocks.upgrade()) {
         (Ok(Appended { at: Some(at), end }), Some(clocks)) => clocks.learn(partition, at, end),
         (Err(error), _) => tracing::debug!(partition, %error, "the time of the partition is not known yet"),
-        // The broker did not say.
+        // The broker gave no time, or this node is closing.
         (Ok(_), _) => {}
     }
 }
@@ -235,7 +237,7 @@ mod tests {
     fn the_time_that_a_worker_is_at_does_not_set_the_clock_back() {
         let clocks = PartitionClocks::new(1);
         clocks.learn(0, Millis(10_000_000), Position(1));
-        // It was stopped for an hour, and catches up.
+        // The worker was stopped for an hour and is catching up.
         (2..100).for_each(|n| clocks.confirm(0, Millis(6_000_000 + n), Position(n)));
         assert!(clocks.now(0) >= Millis(10_000_000));
     }

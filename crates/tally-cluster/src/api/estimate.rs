@@ -36,17 +36,17 @@ impl Estimates {
     /// The keys without a recent total.
     pub fn outdated<'k>(&self, keys: impl Iterator<Item = &'k Key>, now: Millis) -> Vec<Key> {
         let known = self.known.lock();
-        // Also if it is from the future: the partition's clock was reset.
+        // A time in the future counts as outdated, too: the partition's clock was reset.
         let is_outdated =
             |key: &&Key| known.get(*key).is_none_or(|known| known.refreshed_at.0.abs_diff(now.0) > ESTIMATE_REFRESH_MS);
         keys.filter(is_outdated).cloned().collect()
     }
 
-    /// A total as of a position.
+    /// Sets the total as of a position.
     pub fn refresh(&self, key: &Key, total: i64, position: Position, now: Millis) {
         let mut known = self.known.lock();
         if known.len() >= ESTIMATES_MAX && !known.contains_key(key) {
-            // Any estimate can be had again.
+            // A dropped estimate is fetched again when it is needed.
             known.retain(|_, estimate| estimate.refreshed_at.0 + ESTIMATE_REFRESH_MS >= now.0);
             if known.len() >= ESTIMATES_MAX {
                 known.clear();
@@ -73,7 +73,7 @@ impl Estimates {
         if end > estimate.position {
             let is_full = estimate.pending.len() >= ESTIMATE_WRITES_MAX;
             match estimate.pending.last_mut() {
-                // While no newer total comes, more are not told apart.
+                // If there are too many, they are merged until a newer total arrives.
                 Some((last, sum)) if *last == end || is_full => {
                     *last = end.max(*last);
                     *sum = sum.saturating_add(delta);

@@ -1,7 +1,7 @@
 //! Reading everything that the cluster has, for a move to another engine.
 //!
-//! PostgreSQL lists keys and request ids. It is behind by up to `persist_every`, so the workers persist first: then every key
-//! that was acknowledged before is listed. Counters are read from the workers, as of the journal's end.
+//! PostgreSQL lists keys and request ids. It is behind by up to `persist_every`, so the workers persist first: then
+//! every key that was acknowledged before is listed. Counters are read from the workers, as of the journal's end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The way of writes into one partition: calls are combined into a batch, batches are appended to the journal.
+//! The write path of one partition: calls are combined into a batch, batches are appended to the journal.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use crate::kafka::{AppendError, Appended, Appender};
 use crate::limits::{JOIN_WAIT_MS, LANE_APPENDS_MAX};
 
-/// A batch is acknowledged once. Outcomes come from a worker, to those who want them.
+/// A batch has one stage: it is acknowledged when it is appended. Callers that need outcomes get them from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LaneStage {
-    /// Kafka has it.
+    /// Kafka has acknowledged it.
     Appended,
 }
 
@@ -32,7 +32,7 @@ pub struct AppendedBatch {
     /// Where it ends, and when it was appended.
     pub appended: Appended,
     combiner: Combiner,
-    /// Asked for by the first call that wants them, and shared by all.
+    /// Requested by the first call that needs them, and shared by all.
     outcomes: OnceCell<Result<BatchOutcomes, EngineError>>,
 }
 
@@ -60,7 +60,7 @@ impl AppendedCall {
         ask: impl Future<Output = Result<BatchOutcomes, EngineError>>,
     ) -> Result<(Vec<Outcome>, Millis), EngineError> {
         let of_batch = self.batch.outcomes.get_or_init(|| ask).await.as_ref().map_err(Clone::clone)?;
-        // A worker that answers for another batch must not reach a caller.
+        // Outcomes of another batch must not reach a caller.
         if of_batch.outcomes.slots().len() != self.batch.combiner.batch().len() {
             return Err(EngineError::OutcomeUnknown("the worker returned a wrong number of outcomes".to_owned()));
         }
@@ -75,10 +75,10 @@ pub struct Lane {
     filled: Notify,
     /// The last append failed and none has succeeded since.
     failing: AtomicBool,
-    /// While failing: a batch is on its way to find out whether Kafka is back.
+    /// While failing: a batch is in flight that finds out whether Kafka is back.
     probing: AtomicBool,
     closing: AtomicBool,
-    /// Events of batches that are on their way to Kafka.
+    /// Events of batches that are in flight to Kafka.
     appending: AtomicUsize,
 }
 
@@ -96,7 +96,7 @@ impl Lane {
         });
         let running = tokio::spawn(Arc::clone(&lane).run(appender));
         tokio::spawn(async move {
-            // Calls would wait for it forever.
+            // Otherwise calls would wait for the lane forever.
             if running.await.is_err_and(|error| error.is_panic()) {
                 broken
                     .send_replace(Some(format!("a bug has stopped the writes of partition {partition}; see the log")));
@@ -119,7 +119,7 @@ impl Lane {
         Ok(AppendedCall { joined, batch })
     }
 
-    /// Refuses calls from now on. What has joined is still appended.
+    /// Refuses calls from now on. Calls that have joined a batch are still appended.
     pub fn close(&self) {
         self.open.close(|| self.closing.store(true, Ordering::Release));
         self.filled.notify_one();
@@ -130,7 +130,7 @@ impl Lane {
         self.open.with(Batch::len) + self.appending.load(Ordering::Relaxed)
     }
 
-    /// Whether Kafka does not take batches.
+    /// Whether the last append failed.
     pub fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Acquire)
     }
@@ -139,8 +139,8 @@ impl Lane {
         if self.closing.load(Ordering::Acquire) {
             return Err(EngineError::Closing);
         }
-        // One batch is let through to find out whether Kafka is back. Its callers may wait long, so others are not
-        // made to.
+        // One batch is let through to find out whether Kafka is back. Its callers may wait long; other calls fail at
+        // once.
         if self.is_failing() && self.probing.swap(true, Ordering::AcqRel) {
             return Err(EngineError::Unavailable("Kafka does not answer".to_owned()));
         }
@@ -158,7 +158,7 @@ impl Lane {
             let (combiner, ticket) = self.open.take();
             if combiner.batch().is_empty() {
                 if is_closing {
-                    // The last lane drops the producer, which gives up what is in flight.
+                    // The last lane drops the producer, which would abandon appends in flight.
                     let _all = permits.acquire_many(LANE_APPENDS_MAX as u32 - 1).await;
                     return;
                 }
@@ -166,7 +166,7 @@ impl Lane {
             }
             self.appending.fetch_add(combiner.batch().len(), Ordering::Relaxed);
             bytes.clear();
-            // The broker's time counts.
+            // The broker sets the time.
             encode_with_reads(combiner.batch(), Millis(0), &mut bytes);
             match appender.append(self.partition, &bytes) {
                 Err(error) => self.finish(combiner, &ticket, Err(error)),
@@ -189,7 +189,7 @@ impl Lane {
         appended: Result<Appended, AppendError>,
     ) {
         self.appending.fetch_sub(combiner.batch().len(), Ordering::Relaxed);
-        // One without a position is appended: Kafka takes writes.
+        // A batch without a known position was appended, so Kafka accepts writes.
         let is_failing = matches!(appended, Err(AppendError::NotSent(_) | AppendError::Unknown(_)));
         let was_failing = self.failing.swap(is_failing, Ordering::AcqRel);
         match &appended {
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::kafka::mock;
 
-    /// As after an answer of Kafka that was lost.
+    /// As after a lost acknowledgement.
     #[tokio::test]
     async fn a_batch_that_kafka_has_without_saying_where_does_not_stop_other_writes() {
         let (brokers, appender) = mock();

@@ -71,7 +71,7 @@ pub enum ApiError {
     },
 }
 
-/// The cluster engine, as an API node has it.
+/// The cluster engine of an API node.
 pub struct Cluster {
     partitions: u32,
     seed: u64,
@@ -190,20 +190,20 @@ pub async fn checked_partitions(services: &Services) -> Result<u32, ApiError> {
 }
 
 impl Cluster {
-    /// How long ago the worker of a partition has published; `None` if that is not known.
+    /// The time since the worker of a partition last published; `None` if that is not known.
     fn silence_ms(&self, partition: u32) -> Option<u64> {
         let published_at = self.routes.get(partition).published_at.filter(|_| self.clocks.is_known(partition))?;
         Some(self.clocks.now(partition).since(published_at))
     }
 
-    /// Partitions whose worker has not published for long.
+    /// The number of partitions whose worker has not published for a long time.
     fn silent_partitions(&self) -> usize {
         let is_silent = |silence: Option<u64>| silence.is_none_or(|silence| silence > SILENT_AFTER_MS);
         (0..self.partitions).filter(|partition| is_silent(self.silence_ms(*partition))).count()
     }
 }
 
-/// Calls are boxed: their types are large, and would be part of those of all callers.
+/// Calls are boxed, because their futures are large and would be part of the futures of all callers.
 impl Engine for Cluster {
     fn events(&self) -> Events {
         Events::new(self.seed)
@@ -220,7 +220,7 @@ impl Engine for Cluster {
     }
 
     async fn durable(&self, _: Token) -> Result<(), EngineError> {
-        // Nothing is answered before Kafka has it.
+        // Only appended batches have tokens, and Kafka has those. Best-effort increments have none.
         Ok(())
     }
 
@@ -326,7 +326,7 @@ impl Engine for Cluster {
     }
 
     async fn poisoned(&self) -> String {
-        // Nothing that happens to its services makes a node need a restart.
+        // No failure of a service requires a restart, only a bug does.
         let mut broken = self.broken.subscribe();
         match broken.wait_for(Option::is_some).await.map(|why| why.clone()) {
             Ok(Some(why)) => why,

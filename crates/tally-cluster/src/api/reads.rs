@@ -1,7 +1,7 @@
 //! Reads: from Redis if its totals are fresh enough, otherwise from the partition's worker.
 //!
-//! An approximate reading is never older than an earlier one of the same counter. Totals are relied on only as far as
-//! Redis cannot have lost newer ones (`redis/generation.rs`), a worker answers with everything in the journal, and this node
+//! An approximate reading is never older than an earlier one of the same counter. Totals are used only if Redis cannot
+//! have lost newer ones (`redis/generation.rs`), a worker answers with everything in the journal, and this node
 //! remembers what it served (`served.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,7 @@ pub struct ReadCounter {
     now: Millis,
     /// What sub-counters have counted that is not in the counter yet.
     tail: UnsummedTail,
-    /// The partition's position, where it matters whether later readings are older.
+    /// The partition's position, so that later readings are not older.
     position: Position,
 }
 
@@ -50,7 +50,7 @@ pub struct ReadCounter {
 #[derive(Clone, Copy, Debug, Default)]
 struct UnsummedTail {
     value: i64,
-    /// Number of sub-counters; none if they were not asked.
+    /// Number of sub-counters; 0 if they were not read.
     shards: u32,
     /// Whether some could not be reached.
     partial: bool,
@@ -92,7 +92,7 @@ impl ReadCounter {
 }
 
 impl Cluster {
-    /// Reads counters, in the order of the keys, as fresh as the options want.
+    /// Reads counters, in the order of the keys, as fresh as the options require.
     pub(super) async fn read_counters(
         &self,
         keys: &[Key],
@@ -138,7 +138,7 @@ impl Cluster {
         for (key, shards) in &shards {
             found.entry(key).and_modify(|counter| counter.tail.shards = *shards);
         }
-        // Exact ones, too: the next reading may come from Redis, which has less.
+        // Exact readings, too: the next one may come from Redis, which may be behind.
         for (key, counter) in &found {
             self.served[self.partition_of(key.as_ref()) as usize].served(key, counter.position);
         }
@@ -152,7 +152,7 @@ impl Cluster {
         Ok(readings)
     }
 
-    /// Waits until this node can tell how old readings of these partitions are. It can soon after it has started.
+    /// Waits until this node can tell how old readings of these partitions are, which is soon after it has started.
     async fn known_times(
         &self,
         partitions: impl Iterator<Item = u32>,
@@ -179,7 +179,7 @@ impl Cluster {
         // Before the totals: a heartbeat that arrives later may promise more than they have.
         let routes: Vec<PartitionRoute> =
             keys.iter().map(|key| self.routes.get(self.partition_of(key.as_ref()))).collect();
-        // Also before: a sub-counter is removed only after a total that has it was published.
+        // Also before: a sub-counter is removed only after a total that includes it was published.
         let live_keys: BTreeSet<&Key> = keys.iter().filter(|key| self.reads_live(key)).collect();
         let live = live_keys.into_iter().map(async |key| (key, self.live_shards(key.as_ref()).await));
         let live: BTreeMap<&Key, Result<LiveShards, EngineError>> = join_all(live).await.into_iter().collect();
@@ -197,11 +197,11 @@ impl Cluster {
             let served = self.served[partition as usize].least(key);
             let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
             let is_rolled_up = self.is_rolled_up(key);
-            // A predecessor may have died before it published what changed since an older one, and nobody keeps one current that
-            // Redis has for too long.
+            // A previous owner may have died before it published changes of an older total, and a total that has
+            // outlived its time is no longer kept current.
             let is_current = |total: &Total| total.position >= route.since && total.is_valid(route.published_at);
             let total = total.filter(is_current).map(|total| {
-                // What has not changed since is as current as everything that was published.
+                // A total that has not changed since is as current as everything that was published.
                 let as_of = route.published_at.filter(|_| route.published >= total.position).max(Some(total.at));
                 // Totals that were published before a clock reset may be ahead of now.
                 let as_of = as_of.map_or(total.at, |as_of| if now.0 == 0 { as_of } else { as_of.min(now) });
@@ -211,8 +211,8 @@ impl Cluster {
             });
             let held = |total: &Total| total.state.filter(|held| !held.is_expired(now));
             match (total, live) {
-                // Its sub-counters are as of now, but corrections are as old as the total. A reading must not miss what an
-                // earlier one had from another source.
+                // Its sub-counters are as of now, but corrections are as old as the total. A reading must not miss what
+                // an earlier one had from another source.
                 (Some((true, as_of, total)), Some(live))
                     if total.position >= needed && total.position.max(route.published) >= served =>
                 {
@@ -223,14 +223,15 @@ impl Cluster {
                 (_, Some(live)) => {
                     found.extend(self.read_summed(partition, key, live, needed).await?.map(|counter| (key, counter)));
                 }
-                // Not by the heartbeat: after a failover, an old total can come with a newer heartbeat of another node.
+                // The heartbeat's position does not count: after a failover, an old total can come with a newer
+                // heartbeat of another node.
                 (Some((true, as_of, total)), None) if total.position >= needed.max(served) => {
                     let (held, position) = (held(&total), total.position);
                     let shards = total.summed.as_ref().map_or(0, SummedShards::open_len);
                     let tail = UnsummedTail { shards, ..UnsummedTail::default() };
                     found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
                 }
-                // What is not summed yet may be all that is missing.
+                // Summing its sub-counters may be all it takes to be fresh enough.
                 (_, None) if is_rolled_up && options.staleness_max_ms.is_some() => {
                     self.sum_for_read(std::slice::from_ref(key)).await?;
                     found.extend(self.read_newest(partition, &[key]).await?.pop().map(|counter| (key, counter)));
@@ -242,8 +243,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Reads a counter whose total does not do, together with its sub-counters: they are summed first. Fails if no
-    /// worker answers: what is stored may lack increments that earlier readings had.
+    /// Reads a counter whose total cannot be used, after summing its sub-counters. Fails if no worker answers: what is
+    /// stored may lack increments that earlier readings had.
     async fn read_summed(
         &self,
         partition: u32,
@@ -265,10 +266,9 @@ impl Cluster {
         Ok(self.read_newest(partition, &[key]).await?.pop())
     }
 
-    /// Reads counters as of the journal's end, where the best known reading is not new enough for an approximate one.
+    /// Reads counters as of the journal's end, because every other source may be older than what was served before.
     ///
-    /// What was served before has at most this position. If it seems to be greater, it was not from the journal: somebody has
-    /// edited a total in Redis.
+    /// Nothing that was served before can have a later position, unless somebody has edited a total in Redis.
     async fn read_newest(&self, partition: u32, keys: &[&Key]) -> Result<Vec<ReadCounter>, EngineError> {
         let served = &self.served[partition as usize];
         let before: Vec<Position> = keys.iter().map(|key| served.least(key)).collect();
@@ -282,7 +282,7 @@ impl Cluster {
         Ok(read)
     }
 
-    /// Sums sub-counters. A read changes nothing that its caller could ask about, so its outcome is never unknown.
+    /// Sums sub-counters. To its caller this is a read, so its outcome is never unknown.
     async fn sum_for_read(&self, keys: &[Key]) -> Result<BTreeMap<Key, u32>, EngineError> {
         Box::pin(self.sum_now(keys)).await.map_err(|error| match error {
             EngineError::OutcomeUnknown(why) => EngineError::Unavailable(why),
@@ -290,12 +290,12 @@ impl Cluster {
         })
     }
 
-    /// Whether readings have what sub-counters have counted up to the last sum.
+    /// Whether readings include sub-counters only up to their last sum.
     fn is_rolled_up(&self, key: &Key) -> bool {
         self.policies.of(key.as_ref()).is_some() && !self.reads_live(key)
     }
 
-    /// Up to when a counter has everything that was counted, if it does at `at` except for its sub-counters.
+    /// The time up to which a counter has everything that was counted: `at`, or when its sub-counters were last summed.
     fn complete_at(&self, key: &Key, at: Millis, summed_at: Millis) -> Millis {
         if self.policies.of(key.as_ref()).is_some() { at.min(summed_at) } else { at }
     }
@@ -326,7 +326,7 @@ impl Cluster {
         })
     }
 
-    /// Makes the worker publish the counter's total.
+    /// Asks the worker to publish the counter's total, in the background.
     fn ask_for_total(&self, partition: u32, key: &Key) {
         let Some(owner) = self.routes.get(partition).owner else { return };
         let request = RpcRequest::Read { partition, need: Need::Refill, keys: vec![key.clone()] };
@@ -382,7 +382,7 @@ impl Cluster {
         let counters = try_join_all(asked).await?.into_iter().flatten();
         let counters = counters.filter_map(|(key, counter)| Some((*by_key.get(&key)?, counter)));
         let mut counters: Vec<(&Key, ReadCounter)> = counters.collect();
-        // Newer ones may have been served since the request that was joined began.
+        // Newer readings may have been served since the shared request began.
         let served = &self.served[partition as usize];
         for (key, counter) in counters.iter_mut().filter(|(key, counter)| counter.position < served.least(key)) {
             self.read_newest(partition, &[*key]).await?.into_iter().for_each(|newest| *counter = newest);
@@ -411,7 +411,7 @@ impl Cluster {
         };
         let request = RpcRequest::Read { partition, need, keys: keys.iter().map(|key| (*key).clone()).collect() };
         let response = match need {
-            // PostgreSQL can answer too, so a worker that is away is not waited for.
+            // PostgreSQL can answer too, so the wait for a worker is short.
             Need::Refill => match self.ask_within(ANY_WORKER_WAIT, partition, request.clone()).await {
                 Err(why) => match self.read_stored(partition, keys, &why).await? {
                     Some(stored) => return Ok(stored),
@@ -439,14 +439,14 @@ impl Cluster {
                 let newer = || EngineError::Unreadable("the worker sent a counter of a newer version".to_owned());
                 record::read_counter(bytes).ok_or_else(newer)
             });
-            // Before an exact read sub-counters are summed.
+            // Sub-counters are summed before an exact read.
             let as_of = if exact { at } else { self.complete_at(key, at, summed_at) };
             Ok(ReadCounter { held: held.transpose()?, exact, as_of, now, tail, position })
         });
         counters.collect()
     }
 
-    /// Reads what is persisted; `None` if newer readings were served. It says how old it is.
+    /// Reads what is persisted; `None` if newer readings were served. The readings say how old they are.
     async fn read_stored(
         &self,
         partition: u32,
@@ -457,7 +457,7 @@ impl Cluster {
         let mut wanted = MissingKeys::default();
         keys.iter().for_each(|key| wanted.push(&record::counter_key(key.as_bytes())));
         let pg = &self.services.pg;
-        // The time first: records that are persisted in between are newer than it says, never older.
+        // The time is read first: records persisted in between are newer than it says, never older.
         let rows = pg.partitions().await.map_err(|error| unavailable(&error))?;
         let fetched = pg.fetch(partition, &wanted).await.map_err(|error| unavailable(&error))?;
         let position = fetched.position;
@@ -482,7 +482,7 @@ impl Cluster {
         keys.iter().map(counter).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Refreshes the totals that estimates are based on: from Redis, and from the worker what Redis does not have.
+    /// Refreshes the totals that estimates are based on: from Redis, or from the worker if Redis has none.
     pub(super) async fn refresh_estimates(&self, keys: &BTreeMap<u32, BTreeSet<Key>>) {
         let outdated = keys.iter().map(|(partition, keys)| {
             let now = self.clocks.now(*partition);
@@ -519,7 +519,7 @@ impl Cluster {
         let Some(owner) = self.routes.get(partition).owner.filter(|_| !unknown.is_empty()) else { return };
         let deadline = tokio::time::Instant::now() + ESTIMATE_WAIT;
         for keys in unknown.chunks(CALL_KEYS_MAX) {
-            // Position zero: as it is, and not to be published.
+            // Position zero: whatever is applied, without publishing it.
             let request = RpcRequest::Read { partition, need: Need::Position(Position(0)), keys: keys.to_vec() };
             let Ok(RpcResponse::Read { position, records, .. }) = self.workers.call(&owner, &request, deadline).await
             else {

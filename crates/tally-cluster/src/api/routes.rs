@@ -16,7 +16,7 @@ use crate::redis::{Heartbeat, Totals};
 pub struct PartitionRoute {
     /// Address of its owner.
     pub owner: Option<String>,
-    /// Redis has every change from there up to here.
+    /// Redis has every change from `since` up to here.
     pub published: Position,
     /// The time of that position.
     pub published_at: Option<Millis>,
@@ -26,13 +26,13 @@ pub struct PartitionRoute {
     pub rolled_up_at: Millis,
     /// The position after the last reset of its clock.
     pub clock_reset: Position,
-    /// Others that apply the partition.
+    /// Addresses of its standbys.
     pub standbys: Vec<String>,
 }
 
 impl PartitionRoute {
-    /// Takes over what a heartbeat says. Nothing goes back, also if Redis has lost the newest heartbeat, except for times that
-    /// are from before a reset of the partition's clock.
+    /// Applies a heartbeat. Nothing goes back, even if Redis has lost the newest heartbeat, except for times from
+    /// before a reset of the partition's clock.
     fn observe(&mut self, partition: u32, heartbeat: Heartbeat, clocks: &PartitionClocks) {
         if heartbeat.clock_reset > self.clock_reset {
             if clocks.reset(partition, heartbeat.at, heartbeat.clock_reset) {
@@ -42,11 +42,11 @@ impl PartitionRoute {
             self.published_at = None;
             self.rolled_up_at = Millis(0);
         }
-        // One that Redis kept from before the reset has times of the wrong clock.
+        // A heartbeat from before the reset has times of the wrong clock.
         if heartbeat.clock_reset == self.clock_reset {
             match self.published_at {
                 Some(before) if before < heartbeat.at => clocks.confirm(partition, heartbeat.at, heartbeat.position),
-                // It may be of a worker that is long gone.
+                // It may be from a worker that died long ago.
                 _ => clocks.observe(partition, heartbeat.at, heartbeat.position),
             }
             self.published_at = self.published_at.max(Some(heartbeat.at));
@@ -68,7 +68,7 @@ pub struct PartitionRoutes {
 }
 
 impl PartitionRoutes {
-    /// Starts to follow the heartbeats, until dropped.
+    /// Starts following the heartbeats, until dropped.
     pub fn start(
         partitions: u32,
         totals: Arc<Totals>,
@@ -95,7 +95,7 @@ impl PartitionRoutes {
         self.routes.lock().get(partition as usize).cloned().unwrap_or_default()
     }
 
-    /// A worker said who owns the partition.
+    /// Records the owner that a worker has named.
     pub fn set_owner(&self, partition: u32, owner: &str) {
         if let Some(route) = self.routes.lock().get_mut(partition as usize) {
             route.owner = Some(owner.to_owned());
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_reset_of_the_clock_is_noticed_however_small_and_whoever_told_the_time() {
         let (clocks, mut route) = (PartitionClocks::new(1), PartitionRoute::default());
-        // By an append of this node: no heartbeat has that time.
+        // From an append of this node: no heartbeat has that time.
         clocks.learn(0, Millis(10 * HOUR), Position(9));
         route.observe(0, heartbeat(10, HOUR, 0), &clocks);
         assert!(clocks.now(0) >= Millis(10 * HOUR), "a heartbeat may be old");

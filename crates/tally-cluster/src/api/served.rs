@@ -1,4 +1,4 @@
-//! How current the readings are that this node has served, so that later ones are not older.
+//! The positions of the readings that this node has served, so that later ones are not older.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,8 @@ use crate::limits::SERVED_MAX;
 
 /// The position of the last reading of each counter, for one partition.
 ///
-/// Counters that were not read for long are forgotten. They count as read at the newest position among those forgotten, so
-/// that forgetting can turn a reading away but never lets an older one through.
+/// Counters that were not read for a long time are forgotten. They count as read at the newest position among those
+/// forgotten, so forgetting may refuse a valid reading, but never lets an older one through.
 #[derive(Debug)]
 pub struct ServedPositions {
     known: Mutex<KnownPositions>,
@@ -28,7 +28,7 @@ struct KnownPositions {
 }
 
 impl ServedPositions {
-    /// For each partition of a node. Together they remember at most [`SERVED_MAX`] counters.
+    /// One for each partition. Together they remember at most [`SERVED_MAX`] counters.
     pub fn of_partitions(partitions: u32) -> Vec<ServedPositions> {
         let counters_max = SERVED_MAX / partitions.max(1) as usize;
         (0..partitions).map(|_| ServedPositions { known: Mutex::default(), counters_max }).collect()
@@ -40,7 +40,7 @@ impl ServedPositions {
         known.recent.get(key).or_else(|| known.earlier.get(key)).copied().unwrap_or(known.forgotten_max)
     }
 
-    /// The position of the counter's last reading was wrong.
+    /// Replaces the position of the counter's last reading, which was wrong.
     pub fn correct(&self, key: &Key, wrong: Position, right: Position) {
         let mut known = self.known.lock();
         let KnownPositions { recent, earlier, recent_max, earlier_max, forgotten_max } = &mut *known;
@@ -50,7 +50,7 @@ impl ServedPositions {
         }
     }
 
-    /// A reading of this position is served.
+    /// Records that a reading of this position is served.
     pub fn served(&self, key: &Key, position: Position) {
         let mut known = self.known.lock();
         let known = &mut *known;

@@ -18,7 +18,7 @@ pub struct SharedReads {
     open: Mutex<HashMap<Key, Arc<SharedRead>>>,
 }
 
-/// A request for counters of one partition. The first caller that gets to it makes it. If that caller is canceled, the next
+/// A request for counters of one partition. The first caller to poll it makes it. If that caller is canceled, the next
 /// one does; an error is shared like an answer.
 #[derive(Debug)]
 pub struct SharedRead {
@@ -35,12 +35,12 @@ pub struct JoinedRead<'a> {
     reads: &'a SharedReads,
     /// The request.
     pub read: Arc<SharedRead>,
-    /// What the caller wants of it: places among its keys.
+    /// The caller's keys, as indexes into the keys of the request.
     pub places: Vec<usize>,
 }
 
 impl SharedReads {
-    /// Joins the requests that are under way, and opens one for what they lack.
+    /// Joins the requests that are in flight, and opens one for the other keys.
     pub fn join<'k>(&self, keys: impl Iterator<Item = &'k Key>) -> Vec<JoinedRead<'_>> {
         let mut open = self.open.lock();
         let mut joined: Vec<JoinedRead<'_>> = Vec::new();

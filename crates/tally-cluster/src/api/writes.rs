@@ -43,7 +43,7 @@ impl Cluster {
         }
         let (with_shards, without): (Vec<_>, Vec<_>) =
             events.batch().iter().map(|event| event.key).partition(|key| self.policies.of(*key).is_some());
-        // Boxed, so that the last one does not have their size.
+        // Boxed, so that the last future does not have their size.
         match (with_shards.is_empty(), without.is_empty()) {
             (false, false) => Box::pin(self.write_mixed(events, consistency)).await,
             (false, true) => Box::pin(self.write_best_effort(&events)).await,
@@ -51,7 +51,7 @@ impl Cluster {
         }
     }
 
-    /// A call to counters with and without sub-counters: each part goes its own way. A group never has both, see
+    /// A call to counters with and without sub-counters: each part takes its own path. A group never has both, see
     /// [`Engine::grouping`](tally_core::surface::Engine::grouping).
     async fn write_mixed(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
         let call = events.divide(|key| u32::from(self.policies.of(key).is_some()));
@@ -64,7 +64,7 @@ impl Cluster {
 
     /// A call that goes through the journal as it is.
     pub(super) async fn write_journal(&self, events: Events, consistency: Consistency) -> Result<Receipt, EngineError> {
-        // Sums make a call longer than it came.
+        // Added sums may have made the call too large.
         if !events.batch().fits_call() {
             return Err(EngineError::TooLarge);
         }
@@ -112,7 +112,8 @@ impl Cluster {
         Ok(WrittenPart::Appended { end: appended.end, at, reads })
     }
 
-    /// When a batch was appended, by the clock of its broker. If the broker did not say: what that clock should show now.
+    /// When a batch was appended, by the clock of its broker. If the broker gave no time, this node's estimate of that
+    /// clock.
     fn append_time(&self, partition: u32, appended: &Appended) -> Millis {
         if let Some(at) = appended.at {
             self.clocks.learn(partition, at, appended.end);
@@ -133,7 +134,8 @@ impl Cluster {
         Ok(keys.into_iter().zip(counters).collect())
     }
 
-    /// Estimates begin at the values that are known now, not at earlier totals, and later readings are not older.
+    /// Records exact outcomes: estimates start from these values, not from earlier totals, and later readings are not
+    /// older.
     fn note_outcomes(&self, partition: u32, events: &Events, outcomes: &[Outcome], end: Position, at: Millis) {
         let is_value = |event: &EventRef<'_>| {
             !matches!(event.change, ChangeRef::Other(Change::Read(Field::Expiry | Field::Version)))
@@ -147,8 +149,8 @@ impl Cluster {
         }
     }
 
-    /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet. `reads` has the counters
-    /// that are read, as they were before.
+    /// Outcomes before the batch is applied: values are estimates, and duplicates are not known yet. `reads` has the
+    /// counters that are read, as they were before.
     fn estimate(&self, events: &Events, reads: &BTreeMap<Key, ReadCounter>, end: Position, at: Millis) -> Vec<Outcome> {
         let mut keys: BTreeMap<&[u8], Key> = BTreeMap::new();
         // The values after the adds of this call.
@@ -184,7 +186,7 @@ impl Cluster {
     }
 }
 
-/// What a read answers behind the adds of its call that led to `value`, if there are any.
+/// The outcome of a read that follows adds of the same call. `value` is the value after them, if there are any.
 fn behind(value: Option<i64>, field: Field, read: Outcome) -> Outcome {
     let Some(value) = value else { return Outcome { exact: false, ..read } };
     let value = match field {
@@ -211,7 +213,7 @@ fn joined(call: &DividedCall, parts: Vec<Receipt>) -> Result<Receipt, EngineErro
     Ok(Receipt { outcomes, as_of, token })
 }
 
-/// The error of a call of which a part was made.
+/// The error of a call that was made only in part.
 pub(super) fn partly_done(error: &EngineError) -> EngineError {
     match error {
         EngineError::OutcomeUnknown(_) => error.clone(),
@@ -219,7 +221,7 @@ pub(super) fn partly_done(error: &EngineError) -> EngineError {
     }
 }
 
-/// All results, or the one error that says the most: if a part may be in the journal, the outcome of the call is unknown.
+/// All results, or the most severe error: if a part may be in the journal, the outcome of the call is unknown.
 pub(super) fn all_or_unknown<T>(parts: Vec<Result<T, EngineError>>) -> Result<Vec<T>, EngineError> {
     let some_succeeded = parts.iter().any(Result::is_ok);
     let unknown = |error: &EngineError| matches!(error, EngineError::OutcomeUnknown(_));

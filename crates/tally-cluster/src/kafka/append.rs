@@ -39,8 +39,8 @@ pub enum AppendError {
     /// It may have been appended.
     #[error("{0}")]
     Unknown(String),
-    /// It was appended, and Kafka did not say where. The client library acknowledges a batch that it had to send again like this
-    /// if the broker says that it has it already, or has a later one.
+    /// It was appended, but Kafka did not say where. This happens when the client library resends a batch and the
+    /// broker reports that it already has it, or a later one.
     #[error(
         "Kafka has the batch, but did not say at which position. With a request id, a retry settles what came of it"
     )]
@@ -48,21 +48,21 @@ pub enum AppendError {
 }
 
 impl Appender {
-    /// Connects in the background: brokers may be away.
+    /// Connects in the background: brokers may be down.
     pub fn new(settings: &KafkaSettings) -> Result<Appender, TopicError> {
         let producer = connect(settings).map_err(|error| TopicError::new(settings, &error))?;
         Ok(Appender { producer: Mutex::new(producer), settings: Arc::new(settings.clone()) })
     }
 
-    /// The producer in use. The client library stops one for good if it cannot tell any more what the broker has, which
-    /// has then failed the batches it was sending.
+    /// The producer in use. The client library stops a producer for good when it can no longer tell what the broker
+    /// has. It has then failed the batches in flight, and is replaced here.
     fn producer(&self) -> Result<FutureProducer, AppendError> {
         let mut producer = self.producer.lock();
         if let Some((_, why)) = producer.client().fatal_error() {
             tracing::error!(%why, "the Kafka producer has stopped; replacing it");
             let next = connect(&self.settings).map_err(|error| AppendError::NotSent(say(&self.settings, &error)))?;
             let stopped = std::mem::replace(&mut *producer, next);
-            // Dropping it waits for its threads. Where there can be no thread for that, this one waits.
+            // Dropping it waits for its threads. If no thread can be started for that, this one waits.
             let _ = std::thread::Builder::new().name("tally-drop".to_owned()).spawn(move || drop(stopped));
         }
         Ok(producer.clone())
@@ -89,7 +89,8 @@ impl Appender {
         })
     }
 
-    /// Sets the clock of a partition to the time of its broker, even if that is earlier: decision 0019 says what follows.
+    /// Sets the clock of a partition to the time of its broker, even if that is earlier. Decision 0019 describes the
+    /// consequences.
     pub async fn reset_clock(&self, partition: u32) -> Result<Appended, AppendError> {
         let mut bytes = Vec::new();
         encode(&Batch::clock_reset(), Millis(0), &mut bytes);
@@ -98,18 +99,18 @@ impl Appender {
 
     /// Waits until everything queued was delivered or has failed. Blocks.
     pub fn flush(&self, timeout: Duration) {
-        // What is not delivered by then has told its caller.
+        // The caller of a batch learns whether it was delivered.
         let producer = self.producer.lock().clone();
         let _ = producer.flush(timeout);
     }
 }
 
-/// What an acknowledgement says.
+/// Position and time of an acknowledgement.
 fn appended(offset: i64, timestamp: Timestamp) -> Result<Appended, AppendError> {
     let offset = u64::try_from(offset).map_err(|_| AppendError::NoPosition)?;
     let at = match timestamp {
         Timestamp::LogAppendTime(at) => u64::try_from(at).ok().map(Millis),
-        // The clock of this host.
+        // From the clock of this host, not the broker's.
         Timestamp::CreateTime(_) | Timestamp::NotAvailable => None,
     };
     Ok(Appended { end: Position(offset + 1), at })
@@ -136,8 +137,9 @@ fn say(settings: &KafkaSettings, error: &KafkaError) -> String {
     TopicError::new(settings, error).to_string()
 }
 
-/// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal. Not if the topic
-/// is unknown or may not be written to: the batch may have been appended before, and its acknowledgement lost.
+/// Whether the broker or the client decided not to append, so that the batch is certainly not in the journal. An
+/// unknown topic or a missing permission does not count: the batch may have been appended before, and its
+/// acknowledgement lost.
 fn is_refused(error: &KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -185,7 +187,7 @@ pub(crate) mod tests {
         (brokers, appender)
     }
 
-    /// As after an answer that was lost: the batch is sent again, and the broker has it already.
+    /// As after a lost acknowledgement: the batch is sent again, and the broker already has it.
     #[tokio::test]
     async fn the_position_of_a_batch_that_the_broker_had_already_is_unknown() {
         let (brokers, appender) = mock();

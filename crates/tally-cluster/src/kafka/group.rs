@@ -1,4 +1,4 @@
-//! Who is in the group of workers, and who owns what.
+//! The members of the group of workers, and the partitions they own.
 
 use rdkafka::consumer::Consumer;
 
@@ -14,7 +14,7 @@ pub struct GroupWorker {
 }
 
 impl Tailer {
-    /// The workers in a group, or `None` while partitions are being divided among them. Blocks for a round trip.
+    /// The workers in a group, or `None` if there is no such group or it is rebalancing. Blocks for a round trip.
     pub fn group_workers(&self, group: &str) -> Result<Option<Vec<GroupWorker>>, TopicError> {
         let groups = self.consumer().fetch_group_list(Some(group), REQUEST_TIMEOUT);
         let groups = groups.map_err(|error| TopicError::new(self.settings(), &error))?;
@@ -30,8 +30,8 @@ impl Tailer {
     }
 }
 
-/// The partitions of a topic in an assignment of the consumer protocol: a version, topics with their partitions, and data
-/// of the assignor. Numbers are big-endian.
+/// The partitions of a topic in an assignment of the consumer protocol: a version, topics with their partitions, and
+/// data of the assignor. Numbers are big-endian.
 fn assigned(mut bytes: &[u8], topic: &str) -> Option<Vec<u32>> {
     let mut partitions = Vec::new();
     take(&mut bytes, 2)?;
@@ -54,7 +54,7 @@ fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// A number that is not negative.
+/// A big-endian number; `None` if it is negative.
 fn length(bytes: &[u8]) -> Option<usize> {
     let is_negative = bytes.first().is_none_or(|first| *first >= 0x80);
     (!is_negative).then(|| bytes.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))

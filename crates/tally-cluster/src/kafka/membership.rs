@@ -12,7 +12,7 @@ use tally_core::time::Position;
 use super::{KafkaSettings, TopicError};
 use crate::limits::{REVOKE_WAIT_MS, SESSION_TIMEOUT_MS};
 
-/// How often a stop is noticed.
+/// How often the polling thread checks whether to stop.
 const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// A change of the partitions that this worker owns.
@@ -20,11 +20,11 @@ const POLL_EVERY: Duration = Duration::from_millis(200);
 pub enum MembershipEvent {
     /// These are owned now.
     Assigned(Vec<u32>),
-    /// These are about to go to another worker, which waits until `done` is dropped, or for a bounded time.
+    /// These are about to go to another worker. The rebalance waits until `done` is dropped, or for a bounded time.
     Revoked {
         /// The partitions.
         partitions: Vec<u32>,
-        /// Dropped once the worker has let go of them.
+        /// Dropped once the worker has released them.
         done: std::sync::mpsc::SyncSender<()>,
     },
     /// These were taken away, because the group did not hear from this worker in time.
@@ -79,7 +79,8 @@ fn partitions(list: &TopicPartitionList) -> Vec<u32> {
 }
 
 impl Membership {
-    /// Joins the group `group`, in which others see this worker by its address. `events` is called on a thread of its own and must not block.
+    /// Joins the group `group`, with the worker's address as its client id. `events` is called on a thread of its own
+    /// and must not block.
     pub fn join(
         settings: &KafkaSettings,
         group: &str,
@@ -111,7 +112,7 @@ impl Membership {
                 while !stopping.load(Ordering::Acquire) {
                     let Some(Err(error)) = consumer.poll(POLL_EVERY) else { continue };
                     let error = error.to_string();
-                    // It comes again and again while the group cannot be joined.
+                    // It repeats while the group cannot be joined.
                     if error != last {
                         tracing::warn!(%error, "Kafka does not let this worker join the group of workers");
                         last = error;

@@ -36,7 +36,7 @@ pub struct KafkaSettings {
     pub topic: String,
     /// User name and password for SASL.
     pub login: Option<KafkaLogin>,
-    /// TLS, if the brokers want it.
+    /// TLS, if the brokers require it.
     pub tls: Option<KafkaTls>,
 }
 
@@ -76,7 +76,7 @@ impl KafkaSettings {
             .set("client.id", "tally")
             .set("socket.nagle.disable", "true")
             .set("socket.keepalive.enable", "true")
-            // Brokers that were away are tried again within a second.
+            // Brokers that were down are tried again within a second.
             .set("reconnect.backoff.ms", "100")
             .set("reconnect.backoff.max.ms", "1000")
             .set("topic.metadata.refresh.interval.ms", "30000")

@@ -20,7 +20,8 @@ use crate::limits::{RECORD_BYTES_MAX, TAIL_BUFFER_KIB};
 
 /// How often the consumer's own events are served while no record arrives.
 const SERVE_EVERY: Duration = Duration::from_millis(500);
-/// A partition without records for this long is compared with the journal's end. Twice in a row behind it, it is opened again.
+/// A partition without records for this long is compared with the journal's end. If it is behind twice in a row, it is
+/// opened again.
 const STALL_AFTER: Duration = Duration::from_secs(1);
 
 /// Reads partitions of the journal. One per process: its partitions share connections.
@@ -65,21 +66,21 @@ pub struct PartitionTail {
     next: Position,
     /// Since when no record has arrived.
     idle_since: Instant,
-    /// Whether there were records then already that have not arrived.
+    /// Whether the last check found records that have not arrived.
     is_behind: bool,
 }
 
 impl Tailer {
-    /// Connects in the background: brokers may be away.
+    /// Connects in the background: brokers may be down.
     pub fn new(settings: &KafkaSettings) -> Result<Tailer, TopicError> {
         let mut config = settings.client();
         config
-            // The client wants a group, although partitions are assigned by hand and no offset is committed.
+            // The client requires a group, although partitions are assigned manually and no offset is committed.
             .set("group.id", format!("{}-readers", settings.topic))
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "false")
-            // A position that is not there is an error, never a jump.
+            // A position that does not exist is an error, never skipped.
             .set("auto.offset.reset", "error")
             .set("isolation.level", "read_uncommitted")
             .set("check.crcs", "true")
@@ -100,7 +101,7 @@ impl Tailer {
                     // Records go to the queues of their partitions; here only errors and logs arrive.
                     match consumer.poll(SERVE_EVERY) {
                         Some(Err(error)) => tracing::debug!(%error, "Kafka consumer"),
-                        // Its tail notices that it lacks this one, and opens the partition again.
+                        // Its tail notices the missing record, and the partition is opened again.
                         Some(Ok(record)) => tracing::warn!(partition = record.partition(), "a record missed its queue"),
                         None => {}
                     }

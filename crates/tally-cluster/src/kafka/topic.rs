@@ -12,7 +12,7 @@ use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext}
 use super::{KafkaSettings, REQUEST_TIMEOUT, TopicError};
 use crate::limits::{RECORD_BYTES_MAX, RETENTION_MS_MIN};
 
-/// Time between two questions whether a new topic is known.
+/// Pause between two checks whether a new topic is known.
 const KNOWN_POLL: Duration = Duration::from_millis(50);
 /// How often a client is asked why it cannot connect. Each time takes up to twice [`KNOWN_POLL`].
 const CONNECTION_POLLS: usize = 50;
@@ -24,7 +24,7 @@ pub struct NewJournal {
     pub partitions: u32,
     /// Copies of each partition.
     pub replication: u32,
-    /// How long records are kept, in milliseconds. Longer than PostgreSQL may ever be away.
+    /// How long records are kept, in milliseconds. Must be longer than PostgreSQL may ever be down.
     pub retention_ms: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct NewJournal {
 pub enum Created {
     /// The topic is new.
     Created,
-    /// It existed already, with as many partitions.
+    /// It existed already, with the same number of partitions.
     Existed,
 }
 
@@ -89,7 +89,7 @@ pub async fn check(settings: &KafkaSettings) -> Result<u32, TopicError> {
     check_keeping(settings, RETENTION_MS_MIN).await
 }
 
-/// The same for a topic that keeps records for at least this long.
+/// Like [`check`], for a topic that must keep records for at least this long.
 async fn check_keeping(settings: &KafkaSettings, retention_ms: u64) -> Result<u32, TopicError> {
     let admin = admin(settings)?;
     let size = topic_size(settings, &admin).await?;
@@ -188,7 +188,7 @@ fn insync_min(replication: u32) -> u32 {
     replication.clamp(1, 2)
 }
 
-/// Waits until a broker knows a new topic, which is a moment after its creation. Nodes may be started then.
+/// Waits until a broker knows a new topic, which takes a moment after its creation. Nodes can be started only then.
 async fn wait_until_known(
     settings: &KafkaSettings,
     admin: &AdminClient<DefaultClientContext>,
@@ -203,7 +203,7 @@ async fn wait_until_known(
     Ok(())
 }
 
-/// Partitions of a topic, and copies of each: of the one that has the fewest.
+/// The number of partitions of a topic, and the lowest number of replicas of any of them.
 struct TopicSize {
     partitions: u32,
     replication: u32,
@@ -231,7 +231,8 @@ fn admin(settings: &KafkaSettings) -> Result<AdminClient<DefaultClientContext>, 
     settings.client().create().map_err(|error| TopicError::new(settings, &error))
 }
 
-/// Why a request failed. If its time was up, that is all the client says, so another one finds out why it cannot connect.
+/// Why a request failed. After a timeout the client does not say why, so another client finds out why it cannot
+/// connect.
 fn explain(settings: &KafkaSettings, error: &KafkaError) -> TopicError {
     let failed = TopicError::new(settings, error);
     match failed {
@@ -240,13 +241,13 @@ fn explain(settings: &KafkaSettings, error: &KafkaError) -> TopicError {
     }
 }
 
-/// Connects, and answers why that failed. Of all clients, producers are the simplest that report it.
+/// Connects, and returns why that failed. A producer is the simplest client that reports it.
 fn connection_error(settings: &KafkaSettings) -> Option<TopicError> {
     let producer: BaseProducer<ConnectionErrors> =
         settings.client().create_with_context(ConnectionErrors::default()).ok()?;
     let context = producer.client().context();
     for _ in 0..CONNECTION_POLLS {
-        // It connects when it is asked something.
+        // The client connects on its first request.
         if producer.client().fetch_metadata(Some(&settings.topic), KNOWN_POLL).is_ok() {
             return None;
         }
@@ -266,7 +267,7 @@ struct ConnectionErrors {
 
 impl ClientContext for ConnectionErrors {
     fn error(&self, error: KafkaError, reason: &str) {
-        // That all brokers are down follows from another error, and says less.
+        // `AllBrokersDown` follows another error, and says less.
         if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
             *self.last.lock() = Some((error, reason.to_owned()));
         }
@@ -289,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// The unsafe setting of a topic that is as `create` makes it, but for one setting.
+    /// The unsafe setting of a topic that is as `create` makes it, except for one setting.
     fn unsafe_with(name: &str, value: &str, replication: u32) -> Option<(&'static str, String)> {
         let record_bytes = RECORD_BYTES_MAX.to_string();
         let setting = |asked: &str| {

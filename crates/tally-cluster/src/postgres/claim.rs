@@ -1,4 +1,4 @@
-//! Who owns a partition, and where it stands.
+//! The owner of a partition, and its stored position.
 
 use std::time::SystemTime;
 
@@ -68,8 +68,8 @@ const PARTITIONS: &str = "SELECT position, epoch, clock, counters, expiring, sum
     persisted_at, owned_at FROM partitions ORDER BY partition";
 
 /// `ARRAY` runs the inner query once, whatever the plan: a join may run it again and again, each time for other rows.
-/// Locked rows are skipped, because a persist is about to write an id again that had expired. The outer condition on the
-/// time is for those that were written in between.
+/// Locked rows are skipped, because a persist is about to write an expired id again. The outer condition on the time
+/// excludes those that were written in between.
 const FORGET: &str = "WITH stored AS (SELECT to_timestamp(clock / 1000.0) AS clock FROM partitions WHERE partition = $1) \
     DELETE FROM idempotent_requests WHERE partition = $1 AND expires_at <= (SELECT clock FROM stored) AND id = ANY(ARRAY\
     (SELECT id FROM idempotent_requests WHERE partition = $1 AND expires_at <= (SELECT clock FROM stored) \
@@ -78,10 +78,10 @@ const FORGET: &str = "WITH stored AS (SELECT to_timestamp(clock / 1000.0) AS clo
 const REQUEST_COUNT: &str = "SELECT n_live_tup FROM pg_stat_user_tables WHERE relid = 'idempotent_requests'::regclass";
 
 impl Pg {
-    /// Makes `owner` the owner, with a new epoch, so that the previous owner can no longer persist. Waits for a persist in
-    /// progress; if that takes long, fails with [`PgError::Busy`]. Fails with [`PgError::NoPartition`] if
-    /// [`Pg::create_partitions`] did not create it. After any other error, claim again: an epoch may be skipped, which does
-    /// no harm.
+    /// Makes `owner` the owner, with a new epoch, so that the previous owner can no longer persist. Waits for a persist
+    /// in progress; if that takes long, fails with [`PgError::Busy`]. Fails with [`PgError::NoPartition`] if
+    /// [`Pg::create_partitions`] did not create it. After any other error, claim again: an epoch may be skipped, which
+    /// does no harm.
     pub async fn claim(&self, partition: u32, owner: &str) -> Result<Claim, PgError> {
         let owner = columns::text(owner.as_bytes());
         let rows = self.claiming().await?.query(CLAIM, &[&int(partition), &owner]).await?;
@@ -101,15 +101,15 @@ impl Pg {
         rows.iter().map(partition_row).collect()
     }
 
-    /// How many request ids there are, as PostgreSQL's statistics say. Counting them would read the whole table.
+    /// The number of request ids, according to PostgreSQL's statistics. Counting them would read the whole table.
     pub async fn request_count(&self) -> Result<u64, PgError> {
         let rows = self.reading().await?.query(REQUEST_COUNT, &[]).await?;
         rows.first().map_or(Ok(0), |row| number(column(row, 0)?))
     }
 
-    /// Deletes the request ids that had expired by the stored time of the partition, a bounded number at a time, and returns how
-    /// many there were. Not by the current time: a worker that takes over applies the batches since the stored position again,
-    /// and has to know the ids that they were compared with.
+    /// Deletes the request ids that had expired by the stored time of the partition, a bounded number at a time, and
+    /// returns their number. The current time is not used: a worker that takes over applies the batches since the
+    /// stored position again, and needs the ids that they were compared with.
     pub async fn forget_requests(&self, partition: u32) -> Result<u64, PgError> {
         let connection = self.claiming().await?;
         let (mut deleted, limit) = (0, FORGET_ROWS_MAX as i64);

@@ -40,7 +40,7 @@ pub(super) fn position(bigint: i64) -> Result<Position, PgError> {
     number(bigint).map(Position)
 }
 
-/// An `int`. Kafka numbers partitions by one.
+/// An `int`, which is also the type of Kafka's partition numbers.
 pub(super) fn int(partition: u32) -> i32 {
     i32::try_from(partition).unwrap_or(i32::MAX)
 }
@@ -60,7 +60,7 @@ pub(super) fn counter(key: &[u8], value: &[u8]) -> Result<CounterState, PgError>
     record::read_counter(value).ok_or_else(|| PgError::malformed(&record::counter_key(key)))
 }
 
-/// Bytes as `text`, for people. PostgreSQL takes neither invalid UTF-8 nor NUL, so those bytes become `\xNN`.
+/// Bytes as `text`, for people. PostgreSQL accepts neither invalid UTF-8 nor NUL, so those bytes become `\xNN`.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => Cow::Borrowed(text),
@@ -84,8 +84,8 @@ fn escaped(bytes: &[u8]) -> String {
 pub(super) struct Numeric(pub(super) u64);
 
 impl ToSql for Numeric {
-    /// Digits to the base of 10,000, the most significant first, preceded by their number, the exponent of the first, the
-    /// sign and the decimal places.
+    /// Base-10,000 digits, the most significant first, preceded by their number, the exponent of the first, the sign
+    /// and the number of decimal places.
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         const BASE: u64 = 10_000;
         let mut digits = [0; 5];

@@ -1,4 +1,4 @@
-//! Connections: opening them, limits in time, prepared statements, and replacing lost ones.
+//! Connections: opening them, time limits, prepared statements, and replacing lost ones.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -87,7 +87,7 @@ impl Connector {
     }
 }
 
-/// Starts the task that moves the bytes of a connection.
+/// Starts the task that drives the I/O of a connection.
 fn drive(io: impl Future<Output = Result<(), Error>> + Send + 'static) -> AbortHandle {
     let task = tokio::spawn(async move {
         if let Err(error) = io.await {
@@ -114,8 +114,8 @@ fn address(config: &Config) -> String {
     places.collect::<Vec<_>>().join(",")
 }
 
-/// Time limits, and plans that do not depend on the parameters. For thousands of keys the planner would otherwise choose
-/// to scan a whole table, and plan each statement anew.
+/// Time limits, and plans that do not depend on the parameters. For thousands of keys the planner would otherwise
+/// choose to scan a whole table, and plan each statement anew.
 fn session_settings() -> String {
     format!(
         "SET statement_timeout = {STATEMENT_MS_MAX}; SET lock_timeout = {LOCK_MS_MAX}; \
@@ -124,14 +124,14 @@ fn session_settings() -> String {
     )
 }
 
-/// A connection. Dropping it closes the socket, whereupon PostgreSQL rolls back an open transaction.
+/// A connection. Dropping it closes the socket, and PostgreSQL then rolls back an open transaction.
 pub(super) struct Connection {
     client: Client,
-    /// The task that moves the bytes.
+    /// The task that drives its I/O.
     io: AbortHandle,
     address: Arc<str>,
     statements: parking_lot::Mutex<HashMap<&'static str, Statement>>,
-    /// Whether an answer did not come in time. What else is sent would queue up behind it.
+    /// Whether an answer did not arrive in time. Further statements would queue up behind it.
     is_silent: AtomicBool,
 }
 
@@ -216,8 +216,8 @@ pub(super) struct SharedConnection {
 }
 
 impl SharedConnection {
-    /// The connection, a new one if there is none that works. Callers that wait for another's attempt to connect fail
-    /// together with it instead of trying in turn.
+    /// The current connection, or a new one if it no longer works. Callers that wait while another one connects share
+    /// its time limit, instead of each waiting for a full one in turn.
     pub(super) async fn get(&self, connector: &Connector) -> Result<Arc<Connection>, PgError> {
         connector
             .in_time(async {

@@ -11,7 +11,7 @@ use crate::tls::TlsFailure;
 /// Why the store did not answer. A call that failed can always be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PgError {
-    /// The settings cannot work.
+    /// The settings are invalid.
     #[error(
         "the PostgreSQL settings are invalid: {0}; the URL has the form `postgres://user:password@host:port/database`"
     )]
@@ -51,7 +51,7 @@ pub enum PgError {
     /// PostgreSQL has no disk space. Retry later.
     #[error("the disk of PostgreSQL is full: {0}; free or add disk space")]
     DiskFull(String),
-    /// A lock or a time limit was in the way. Retry soon.
+    /// A lock was not available, or a time limit was reached. Retry soon.
     #[error("PostgreSQL is busy: {0}; try again")]
     Busy(String),
     /// The database has no tables of Tally.
@@ -93,7 +93,7 @@ pub enum PgError {
     Refused {
         /// What PostgreSQL said.
         message: String,
-        /// The five characters of the error's class.
+        /// The five characters of SQLSTATE.
         code: String,
     },
     /// An answer that this version does not understand.
@@ -102,8 +102,8 @@ pub enum PgError {
 }
 
 impl PgError {
-    /// Whether the same call may succeed later without anybody changing settings or data. After a failure of TLS it may: a
-    /// certificate can be renewed on the server.
+    /// Whether the same call may succeed later without anybody changing settings or data. After a failure of TLS it
+    /// may: a certificate can be renewed on the server.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, PgError::Unreachable { .. } | PgError::Tls { .. } | PgError::DiskFull(_) | PgError::Busy(_))
@@ -171,7 +171,7 @@ impl PgError {
     }
 }
 
-/// What to do about an error, if it is one of TLS.
+/// What to do about an error, if it is a TLS error.
 fn tls_failure(source: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(failure) = source.downcast_ref::<TlsFailure>() {
         return Some(failure.to_string());
@@ -180,7 +180,7 @@ fn tls_failure(source: &(dyn std::error::Error + 'static)) -> Option<String> {
         return TlsFailure::within(error).map(|failure| failure.to_string());
     }
     let text = source.to_string();
-    // The library's own words.
+    // The message of the library.
     (text == "server does not support TLS").then(|| "the server has no TLS; set `ssl = on` there".to_owned())
 }
 
@@ -191,7 +191,7 @@ const BUSY: [SqlState; 4] = [
     SqlState::T_R_SERIALIZATION_FAILURE,
 ];
 
-/// The server starts, stops, has no connection left, or is a replica that was not promoted yet.
+/// The server is starting, stopping, out of connections, or a replica that is not promoted yet.
 const UNREACHABLE: [SqlState; 6] = [
     SqlState::ADMIN_SHUTDOWN,
     SqlState::CRASH_SHUTDOWN,
@@ -214,7 +214,8 @@ pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, in
 pub enum PersistError {
     /// Position or epoch are not those of this worker. Nothing was changed.
     ///
-    /// After [`PersistError::OutcomeUnknown`], the own epoch and the position of that persist mean that it had succeeded.
+    /// After [`PersistError::OutcomeUnknown`], this worker's epoch and the position of that persist mean that it had
+    /// succeeded.
     #[error(
         "the partition is stored at position {stored} with epoch {epoch}: another worker has it; discard its state"
     )]

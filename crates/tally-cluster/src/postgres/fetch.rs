@@ -19,8 +19,8 @@ pub struct FetchedRecords {
     pub records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// One statement, because a statement sees one snapshot, and takes one round trip. It rebuilds the store keys. The row of
-/// the position has none. `OFFSET 0` keeps the planner from scanning the whole ledger for a join.
+/// One statement, because a statement sees one snapshot, and takes one round trip. It rebuilds the store keys. The row
+/// of the position has none. `OFFSET 0` keeps the planner from scanning the whole ledger for a join.
 const FETCH: &str = "\
     SELECT NULL::bytea, NULL::bytea, position FROM partitions WHERE partition = $1 \
     UNION ALL SELECT 'c'::bytea || key, record, NULL FROM counters WHERE key = ANY($2::bytea[]) \
@@ -32,8 +32,8 @@ const FETCH: &str = "\
     UNION ALL SELECT key, value, NULL FROM records WHERE partition = $1 AND key = ANY($6::bytea[])";
 
 impl Pg {
-    /// The records with these store keys and the stored position, in one snapshot. Expiries and metadata have no record:
-    /// see [`Pg::expired`] and [`Pg::claim`].
+    /// The records with these store keys and the stored position, in one snapshot. Expiries and metadata have no
+    /// record: see [`Pg::expired`] and [`Pg::claim`].
     pub async fn fetch(&self, partition: u32, keys: &MissingKeys) -> Result<FetchedRecords, PgError> {
         let (mut counters, mut requests, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let (mut ledger_keys, mut ledger_seqs) = (Vec::new(), Vec::new());

@@ -6,13 +6,13 @@ use tally_core::limits::PAGE_ITEMS_MAX;
 pub const CONNECT_MS_MAX: u64 = 5_000;
 /// Longest time that a statement may take. PostgreSQL cancels it then.
 pub const STATEMENT_MS_MAX: u64 = 30_000;
-/// Longest time that Tally waits for the result of a statement. A server that should have canceled it and says nothing is
-/// not reachable.
+/// Longest time that Tally waits for the result of a statement. A server that should have canceled it by then and is
+/// silent counts as unreachable.
 pub const ANSWER_MS_MAX: u64 = STATEMENT_MS_MAX + 5_000;
 /// Longest wait for a lock, such as that of a partition which another worker is persisting.
 pub const LOCK_MS_MAX: u64 = 5_000;
-/// PostgreSQL rolls a transaction back if nothing arrives for this long. So a worker that is paused while it persists does
-/// not lock out its successor.
+/// PostgreSQL rolls a transaction back if nothing arrives for this long. So a worker that is paused while it persists
+/// does not lock out its successor.
 pub const IDLE_IN_TRANSACTION_MS_MAX: u64 = 15_000;
 /// Silence on a connection after which TCP probes the peer.
 pub const KEEPALIVE_IDLE_MS: u64 = 10_000;

@@ -1,8 +1,8 @@
 //! The store: the state of each partition in PostgreSQL, at one position of its journal.
 //!
 //! The tables (`schema/`) are meant to be queried by people, too. Their `record` columns are in the encoding of
-//! [`tally_core::record`] and are what Tally reads; the other columns are derived from them. A store key's family decides
-//! its table:
+//! [`tally_core::record`] and are what Tally reads; the other columns are derived from them. A store key's family
+//! decides its table:
 //!
 //! ```text
 //! 'c' → counters                'l' → counter_ledger
@@ -11,9 +11,9 @@
 //! 'h' and all others → records
 //! ```
 //!
-//! A worker [claims](Pg::claim) a partition, [fetches](Pg::fetch) records that it lacks, and [persists](Pg::persist) what
-//! has changed. A persist is one transaction. It holds the lock of the partition's row, and it is refused unless epoch and
-//! position are those the worker knows.
+//! A worker [claims](Pg::claim) a partition, [fetches](Pg::fetch) records that it lacks, and [persists](Pg::persist)
+//! what has changed. A persist is one transaction. It holds the lock of the partition's row, and it is refused unless
+//! epoch and position are those the worker knows.
 
 mod claim;
 mod columns;

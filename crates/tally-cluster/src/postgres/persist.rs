@@ -20,9 +20,10 @@ pub struct Persist {
     meta: Option<Meta>,
     summed_at: Millis,
     clock_reset: Position,
-    /// Whether the transaction has not ended.
+    /// Whether the transaction is still open.
     is_open: bool,
-    /// Whether every write was completed. One that failed or whose future was dropped may have written some of its rows.
+    /// Whether every write was completed. One that failed or whose future was dropped may have written some of its
+    /// rows.
     is_whole: bool,
 }
 
@@ -35,15 +36,15 @@ const ADVANCE: &str = "UPDATE partitions SET position = $2, clock = coalesce($3,
     clock_reset = greatest(clock_reset, $7), persisted_at = clock_timestamp() WHERE partition = $1";
 
 impl Pg {
-    /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist of
-    /// this node to end.
+    /// Begins to persist a partition that is stored at `from` and was claimed with `epoch`. Waits for another persist
+    /// of this node to end.
     pub async fn persist(&self, partition: u32, epoch: u64, from: Position) -> Result<Persist, PersistError> {
         let mut connection = self.persists.clone().lock_owned().await;
         if !connection.as_ref().is_some_and(Connection::is_usable) {
             *connection = None;
             *connection = Some(self.connector.connect().await?);
         }
-        // `is_open` from the start: if this future is dropped or fails, so is the transaction.
+        // `is_open` from the start: if this future is dropped or fails, the transaction is rolled back.
         let (meta, summed_at, clock_reset) = (None, Millis(0), Position(0));
         let mut persist =
             Persist { connection, partition, meta, summed_at, clock_reset, is_open: true, is_whole: true };
@@ -104,8 +105,8 @@ impl Persist {
         self.clock_reset = self.clock_reset.max(end);
     }
 
-    /// Moves the partition to `to`, together with everything written. Its metadata is that of the record written last;
-    /// without one, it stays.
+    /// Moves the partition to `to`, together with everything written. Its metadata is that of the last metadata record
+    /// written; without one, it stays as it is.
     pub async fn commit(mut self, to: Position) -> Result<(), PersistError> {
         if !self.is_whole {
             return Err(PersistError::Incomplete);

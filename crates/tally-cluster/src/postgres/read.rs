@@ -26,7 +26,7 @@ pub struct ListedCounter {
     pub state: CounterState,
     /// Its partition.
     pub partition: u32,
-    /// The time of the last batch that is stored of the partition: how old the reading is.
+    /// The time of the partition's last stored batch, which tells how old the reading is.
     pub clock: Millis,
     /// Everything that its sub-counters had counted before this time is in it. Zero if that is not known.
     pub summed_at: Millis,
@@ -53,7 +53,7 @@ const COUNT: &str = "SELECT coalesce(sum(counters), 0)::bigint FROM partitions";
 /// Blocks of the table.
 const BLOCKS: &str = "SELECT pg_relation_size('counters') / current_setting('block_size')::bigint";
 
-/// Counters from a block on that have not expired, in the order in which they are stored, which needs no sorting.
+/// Unexpired counters from a block on, in the order in which they are stored, which needs no sorting.
 const FROM_BLOCK: &str = "SELECT c.key FROM counters c LEFT JOIN partitions p USING (partition) \
     WHERE c.ctid >= $1::text::tid \
     AND (c.expires_at IS NULL OR c.expires_at > to_timestamp(coalesce(p.clock, 0) / 1000.0)) LIMIT $2";
@@ -70,7 +70,8 @@ impl Pg {
         rows.iter().map(listed).collect()
     }
 
-    /// The keys of counters and of ledgers after `after`, in order. Returns at most `limit`, and never more than two pages.
+    /// The keys of counters and of ledgers after `after`, in order. Returns at most `limit`, and never more than two
+    /// pages.
     pub async fn all_keys(&self, after: Option<&Key>, limit: usize) -> Result<Vec<Key>, PgError> {
         let (after, limit) = (after.map_or(&[][..], Key::as_bytes), limit.min(LIST_ROWS_MAX) as i64);
         let rows = self.reading().await?.query(ALL_KEYS, &[&after, &limit]).await?;
@@ -92,8 +93,8 @@ impl Pg {
         rows.iter().map(|row| request(column(row, 0)?, column(row, 1)?)).collect()
     }
 
-    /// Counters of a partition that have expired at `at`, and when, the oldest expiry first, after `after`. Returns at most
-    /// `limit`.
+    /// Counters of a partition that have expired at `at`, and when, the oldest expiry first, after `after`. Returns at
+    /// most `limit`.
     pub async fn expired(
         &self,
         partition: u32,
@@ -118,8 +119,8 @@ impl Pg {
         Ok(expired)
     }
 
-    /// The corrections of a counter after the one numbered `after`, oldest first. Returns at most `limit`, and never more
-    /// than two pages.
+    /// The corrections of a counter after the one numbered `after`, oldest first. Returns at most `limit`, and never
+    /// more than two pages.
     pub async fn ledger(&self, key: KeyRef<'_>, after: u64, limit: usize) -> Result<Vec<LedgerEntry>, PgError> {
         let limit = limit.min(LIST_ROWS_MAX) as i64;
         let rows = self.reading().await?.query(LEDGER, &[&key.as_bytes(), &bigint(after), &limit]).await?;
@@ -139,7 +140,8 @@ impl Pg {
         let blocks = connection.query(BLOCKS, &[]).await?;
         let blocks: i64 = blocks.first().map_or(Ok(0), |row| column(row, 0))?;
         let blocks = blocks.max(1) as u64;
-        // Blocks may be empty after deletions, to the end of the table even: then the search goes on at its start.
+        // Blocks may be empty after deletions, even all blocks up to the end of the table. The search then continues at
+        // its start.
         for block in [number % blocks, 0] {
             let (from, limit) = (format!("({block},0)"), SAMPLE_ROWS_MAX as i64);
             let rows = connection.query(FROM_BLOCK, &[&from, &limit]).await?;

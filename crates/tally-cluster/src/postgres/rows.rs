@@ -25,7 +25,7 @@ pub(super) struct TableRows<'a> {
     removed_ledger: Vec<(&'a [u8], u64)>,
     others: Vec<(&'a [u8], &'a [u8])>,
     removed_others: Vec<&'a [u8]>,
-    /// What is summed of sub-counters, which is also among the others.
+    /// Sums of sub-counters, which are also among the others.
     summed: Vec<(&'a [u8], &'a [u8])>,
     meta: Option<Meta>,
 }
@@ -206,7 +206,7 @@ async fn put_others(connection: &Connection, partition: i32, others: &[(&[u8], &
 const PUT_SHARDS: &str = "INSERT INTO counter_shards (key, shard, value, updated_at) \
     SELECT *, now() FROM unnest($1::bytea[], $2::int[], $3::bigint[])";
 
-/// Shows sub-counters as they were summed. The records are what Tally reads.
+/// Shows the sums of sub-counters to people. Tally reads the records instead.
 async fn put_shards(connection: &Connection, summed: &[(&[u8], &[u8])]) -> Result<(), PgError> {
     let counters: Vec<&[u8]> = summed.iter().map(|(key, _)| *key).collect();
     let (mut keys, mut shards, mut values) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,10 +1,10 @@
-//! The tables, in versions.
+//! The tables and their versions.
 
 use super::Pg;
 use super::connection::Connection;
 use super::error::{PgError, column};
 
-/// What brings the tables from each version to the next, from none on. Released ones never change.
+/// The migration from each version of the tables to the next, beginning with none. Released ones never change.
 const MIGRATIONS: [&str; 3] =
     [include_str!("schema/0001.sql"), include_str!("schema/0002.sql"), include_str!("schema/0003.sql")];
 
@@ -27,7 +27,7 @@ pub struct Migration {
 }
 
 impl Pg {
-    /// Creates the tables, or brings them up to date. Does nothing if they are. Safe to run at the same time elsewhere.
+    /// Creates the tables, or brings them up to date. Does nothing if they already are. Safe to run concurrently.
     pub async fn migrate(&self) -> Result<Migration, PgError> {
         // A connection of its own: if anything fails, dropping it rolls the transaction back.
         let connection = self.connector.connect().await?;

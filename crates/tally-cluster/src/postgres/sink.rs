@@ -1,4 +1,4 @@
-//! A capture writes through this into a persist.
+//! The sink through which a capture writes into a persist.
 
 use tally_core::record::Records;
 use tally_engine::host::{CapturedRequests, RecordSink};
@@ -10,8 +10,8 @@ use super::persist::Persist;
 
 /// A [`Persist`] as the [`RecordSink`] of a capture, for a thread that may block.
 ///
-/// It blocks on the runtime instead of sending records through a channel to a task: a failed write then stops the capture
-/// at once, and memory holds one buffer of records instead of a queue of them.
+/// It blocks on the runtime instead of sending records through a channel to a task: a failed write then stops the
+/// capture at once, and memory holds one buffer of records instead of a queue of them.
 pub struct PersistSink {
     persist: Persist,
     runtime: Handle,

@@ -16,7 +16,7 @@ pub(super) enum StoreKey<'a> {
     Expiry,
     /// Columns of `partitions`.
     Meta,
-    /// Table `records`: every other key, also one whose family is known and whose layout is not.
+    /// Table `records`: every other key, including those of a known family with an unknown layout.
     Other(&'a [u8]),
 }
 
@@ -46,7 +46,7 @@ fn ledger_of(store_key: &[u8]) -> Option<(KeyRef<'_>, u64)> {
     let (_family_and_length, rest) = store_key.split_first_chunk::<3>()?;
     let (key, seq) = rest.split_last_chunk::<8>()?;
     let key = KeyRef::new(key).ok()?;
-    // A `bigint` holds no more.
+    // A `bigint` cannot hold more.
     let seq = u64::from_be_bytes(*seq);
     (seq <= i64::MAX as u64 && record::is_ledger_of(store_key, key)).then_some((key, seq))
 }

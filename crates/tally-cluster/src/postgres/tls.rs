@@ -15,7 +15,7 @@ use crate::tls::{ServerCheck, TlsClient, TlsFailure, TlsIdentity, TrustedCas};
 /// Certificates for connections to PostgreSQL.
 #[derive(Clone, Debug, Default)]
 pub struct PgCertificates {
-    /// Who signs the server's certificate. Unset means those that the system trusts.
+    /// The CAs that may sign the server's certificate. If unset, `verify-full` uses those of the system.
     pub cas: Option<TrustedCas>,
     /// The certificate of this client.
     pub identity: Option<TlsIdentity>,
@@ -56,7 +56,7 @@ pub(super) fn of_url(url: &str, certificates: &PgCertificates) -> Result<(String
     let check = match (mode, cas) {
         (SslMode::Disable, _) => return Ok((url, None)),
         (SslMode::Prefer, _) | (SslMode::Require, None) => ServerCheck::Nothing,
-        // As libpq does when there is a file of the CA.
+        // As libpq does if there is a CA file.
         (SslMode::Require | SslMode::VerifyCa, Some(cas)) => ServerCheck::Ca(cas.clone()),
         (SslMode::VerifyCa, None) => {
             return Err(invalid("sslmode=verify-ca needs `postgres_ca`; with public CAs use sslmode=verify-full"));
@@ -72,7 +72,8 @@ fn system_cas() -> Result<TrustedCas, PgError> {
     TrustedCas::of_system().map_err(|error| PgError::Settings(format!("{error} with `postgres_ca`")))
 }
 
-/// The library knows `disable`, `prefer` and `require` only.
+/// Takes `sslmode` out of the URL. The library knows `disable`, `prefer` and `require` only, so other modes are
+/// replaced.
 fn take_mode(url: &str) -> Result<(String, SslMode), PgError> {
     let mut mode = SslMode::Prefer;
     let mut replaced = String::with_capacity(url.len());
@@ -97,7 +98,8 @@ fn take_mode(url: &str) -> Result<(String, SslMode), PgError> {
     Ok((replaced, mode))
 }
 
-/// The pieces of a URL, or of `key=value` pairs: parameters, and what is between them. Together they are the whole text.
+/// The pieces of a URL, or of `key=value` pairs: parameters, and what is between them. Together they are the whole
+/// text.
 fn parameters(url: &str) -> Vec<(&str, bool)> {
     let is_url = url.starts_with("postgres://") || url.starts_with("postgresql://");
     if !is_url {
@@ -171,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for PgTls
 pub(super) struct PgTlsStream<S>(client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for PgTlsStream<S> {
-    /// None: its hash depends on how the certificate is signed, which the library does not tell. PostgreSQL then
+    /// None: its hash depends on how the certificate is signed, which the library does not expose. PostgreSQL then
     /// authenticates without it.
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()

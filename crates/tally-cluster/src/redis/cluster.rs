@@ -1,8 +1,8 @@
 //! Sends commands to the nodes that own their keys: one pipeline per node, redirections followed, lost nodes replaced.
 //!
 //! The routing of the client library (`redis::cluster_async`, 1.8) is not used. When a master dies while many commands
-//! wait for it, its refresh of the slots never ends and every later call times out; and while it refreshes, commands for
-//! healthy nodes wait as well. It does not split a pipeline by node either.
+//! wait for it, its refresh of the slots never ends and every later call times out; and while it refreshes, commands
+//! for healthy nodes wait as well. It does not split a pipeline by node either.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,14 +28,14 @@ pub enum OnceError {
     Unknown(redis::RedisError),
 }
 
-/// The nodes and who owns what.
+/// The nodes, and which of them owns which slots.
 pub struct ClusterRouter {
-    /// The nodes of the settings.
+    /// The configured nodes.
     seeds: Vec<String>,
     security: NodeSecurity,
     links: Mutex<HashMap<String, Arc<NodeLink>>>,
     topology: Mutex<KnownTopology>,
-    /// Held while the topology is asked for, so that calls share the answer.
+    /// Held while the topology is fetched, so that calls share the result.
     refreshing: tokio::sync::Mutex<()>,
 }
 
@@ -43,7 +43,7 @@ pub struct ClusterRouter {
 struct KnownTopology {
     latest: Arc<Topology>,
     asked_at: Option<Instant>,
-    /// Whether a command was answered otherwise than it says.
+    /// Whether an answer has contradicted it.
     is_outdated: bool,
 }
 
@@ -58,20 +58,20 @@ struct PendingCommand {
 /// Where a node said that a key is.
 struct Redirect {
     address: String,
-    /// Whether the other node has to be told that this one sent us, because the slot is moving.
+    /// Whether to send `ASKING` first, because the slot is being migrated.
     asking: bool,
 }
 
-/// Where commands are sent; no address if nobody owns their slots.
+/// Where commands are sent, and whether with `ASKING`; no address if nobody owns their slots.
 type Destination = (Option<String>, bool);
 
-/// What came of one pipeline.
+/// The result of one pipeline.
 #[derive(Default)]
 struct SentCommand {
     answers: Vec<(usize, Value)>,
-    /// Those to send again.
+    /// Commands to send again.
     pending: Vec<PendingCommand>,
-    /// Why.
+    /// Why they have to be sent again.
     error: Option<redis::RedisError>,
 }
 
@@ -83,8 +83,8 @@ impl ClusterRouter {
     }
 
     /// Runs commands and returns their answers in the same order. None of the answers is an error. Commands of nodes
-    /// that answered are not sent again when others failed. Also returns the topology by which they were sent, if nothing
-    /// had to be sent again.
+    /// that answered are not sent again when others failed. Also returns the topology by which they were sent, if
+    /// nothing had to be sent again.
     pub async fn run(
         &self,
         commands: &[KeyCommand],
@@ -122,7 +122,8 @@ impl ClusterRouter {
         Ok((answers, sent_by))
     }
 
-    /// Runs a command that must not be run twice. It is sent again only if a node refused it or no connection could be made.
+    /// Runs a command that must not be run twice. It is sent again only if a node refused it or no connection could be
+    /// made.
     pub async fn run_once(&self, command: KeyCommand, hashes: &ScriptHashes) -> Result<Value, OnceError> {
         let started = Instant::now();
         let slot = Slot::for_key(&command.key);
@@ -161,7 +162,7 @@ impl ClusterRouter {
                 pause *= 2;
             }
         }
-        // The loop has no other end.
+        // Not reached: the loop ends only by returning.
         Err(OnceError::NotRun((ErrorKind::Client, "no attempt was made").into()))
     }
 
@@ -200,7 +201,7 @@ impl ClusterRouter {
         Err(last_error.unwrap_or_else(|| (ErrorKind::InvalidClientConfig, "no nodes are given").into()))
     }
 
-    /// All nodes, those first that answered last time.
+    /// All nodes, starting with those that answered last time.
     fn nodes_by_health(&self) -> RedisResult<Vec<String>> {
         let known = Arc::clone(&self.topology.lock().latest);
         let mut nodes: Vec<String> = known.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
@@ -227,7 +228,7 @@ impl ClusterRouter {
         (!known.is_outdated).then(|| Arc::clone(&known.latest))
     }
 
-    /// Who owns what, as far as it is known.
+    /// The known topology, fetched again if it is outdated.
     pub async fn topology(&self) -> RedisResult<Arc<Topology>> {
         if let Some(current) = self.current_topology() {
             return Ok(current);
@@ -239,7 +240,7 @@ impl ClusterRouter {
         self.ask_topology().await
     }
 
-    /// Who owns what, asked for again if that was long ago. Calls under way are not delayed.
+    /// The topology, fetched again if it is too old. Calls in flight are not delayed.
     pub async fn recent_topology(&self) -> RedisResult<Arc<Topology>> {
         let _refreshing = self.refreshing.lock().await;
         let is_recent = |asked_at: Instant| asked_at.elapsed() < TOPOLOGY_AGE_MAX;
@@ -269,7 +270,7 @@ impl ClusterRouter {
         Ok(latest)
     }
 
-    /// The next call asks for the topology, unless another one has done so already.
+    /// Makes the next call fetch the topology, unless that has already been done.
     fn forget(&self, topology: &Arc<Topology>) {
         let mut known = self.topology.lock();
         known.is_outdated |= Arc::ptr_eq(&known.latest, topology);
@@ -297,7 +298,7 @@ impl ClusterRouter {
         Ok(all)
     }
 
-    /// Sends commands to one node in one pipeline. Fails if an answer is an error that no retry can help.
+    /// Sends commands to one node in one pipeline. Fails if an answer is an error that a retry cannot fix.
     async fn send(
         &self,
         (address, asking): Destination,
@@ -310,7 +311,7 @@ impl ClusterRouter {
             return Ok(SentCommand { pending, error: Some(error), ..SentCommand::default() });
         };
         let mut pipeline = Pipeline::with_capacity(2 * pending.len());
-        // The first one makes the node remember the script for the others.
+        // The first command makes the node cache the script for the others.
         let mut form = ScriptForm::Text;
         for command in &pending {
             if asking {
@@ -338,7 +339,7 @@ impl ClusterRouter {
                     sent.pending.push(PendingCommand { redirect: Redirect::of(&error, &address), ..command });
                     sent.error = Some(error);
                 }
-                // Somebody else's list or hash, as malformed as an empty value.
+                // Another application's list or hash, which counts as malformed like an empty value.
                 Err(error) if error.code() == Some("WRONGTYPE") => {
                     sent.answers.push((command.place, Value::BulkString(Vec::new())));
                 }
@@ -376,14 +377,15 @@ impl Redirect {
     }
 }
 
-/// A node that says that the cluster is down is the last to be asked who owns what.
+/// A node that reports that the cluster is down is the last to be asked for the topology.
 fn note_down(link: &NodeLink, error: &redis::RedisError) {
     if error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown) {
         link.note_down();
     }
 }
 
-/// Whether a command that was not run may be run later or elsewhere: the node refused it for now, or could not be reached.
+/// Whether a command that was not run may be run later or elsewhere: the node refused it for now, or could not be
+/// reached.
 fn may_pass(error: &redis::RedisError) -> bool {
     is_temporary(error.kind()) || error.kind() == ErrorKind::Io
 }
@@ -407,7 +409,8 @@ mod tests {
     use super::*;
     use crate::redis::scripts::KeyVerb;
 
-    /// A node that answers each command as this says. It stands for one that the others have lost: a real one is hard to cut off.
+    /// A fake node that answers each command with `answer`. It stands for a node that is cut off from the others, which
+    /// is hard to do with a real one.
     async fn node(listener: TcpListener, answer: impl Fn(&[String]) -> String + Clone + Send + 'static) {
         while let Ok((mut socket, _)) = listener.accept().await {
             let answer = answer.clone();
@@ -449,7 +452,7 @@ mod tests {
         let (first, second) =
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let mut listeners = [first, second];
-        // The one that is cut off is asked first.
+        // The node that is cut off is asked first.
         listeners.sort_by_key(|listener| listener.local_addr().unwrap().to_string());
         let [cut_off, serving] = listeners;
         let ports = [&cut_off, &serving].map(|listener| listener.local_addr().unwrap().port());

@@ -1,11 +1,12 @@
-//! Why Redis did not do what it was asked for.
+//! Why a call to Redis failed.
 
 use redis::{ErrorKind, ServerErrorKind};
 
-/// How the client library's errors are marked that are those of TLS.
+/// Marks TLS errors among the errors of the client library.
 pub(super) const TLS_FAILED: &str = "TLS failed";
 
-/// Why a call failed. All calls can be repeated: what was done already is not done twice.
+/// Why a call failed. The call can be repeated, because what was done already is not done twice. Additions are the
+/// exception: see [`AddError`](super::AddError).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedisError {
     /// No answer: not listening, not reachable, or too slow.
@@ -39,10 +40,10 @@ pub enum RedisError {
          `redis-cli --cluster check`"
     )]
     Down(String),
-    /// The server is no cluster.
+    /// The server is not a cluster.
     #[error("Redis at {0} is not a cluster. Start it with `cluster-enabled yes`, a single node is enough")]
     NotACluster(String),
-    /// The settings are not usable.
+    /// The settings are invalid.
     #[error("the settings of Redis are not usable: {0}")]
     Settings(String),
     /// An unexpected answer.
@@ -51,7 +52,7 @@ pub enum RedisError {
 }
 
 impl RedisError {
-    /// What an error of the client library means; `nodes` are those of the settings.
+    /// What an error of the client library means; `nodes` are the configured ones.
     pub(super) fn new(error: &redis::RedisError, nodes: &str) -> RedisError {
         let reason = error.to_string();
         let says = |text: &str| reason.contains(text);

@@ -1,7 +1,7 @@
 //! Which master holds a slot, and since when.
 //!
 //! A replica that takes over may lack what its master acknowledged last. So a total says under which master it was
-//! published, and is relied on only if it is read from the same one: the same node, with the same configuration epoch. That
+//! published, and is used only if it is read from the same one: the same node, with the same configuration epoch. That
 //! epoch changes whenever a node takes slots over.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ pub struct Generations {
 }
 
 impl Generations {
-    /// Reads the answers of `CLUSTER SLOTS` and `CLUSTER NODES`. What is malformed is left out.
+    /// Reads the answers of `CLUSTER SLOTS` and `CLUSTER NODES`. Malformed parts are left out.
     pub fn parse(slots: &Value, nodes: &str) -> Generations {
         let epochs: HashMap<&str, &str> = nodes.lines().filter_map(epoch_of).collect();
         let mut generations = Generations::default();
@@ -27,18 +27,18 @@ impl Generations {
             let Some(epoch) = epochs.get(id) else { continue };
             let generation = xxh3_64(format!("{id} {epoch}").as_bytes());
             generations.slots.extend((first..=last).filter_map(Slot::new).map(|slot| (slot, generation)));
-            // The order of the ranges does not matter.
+            // XOR, because the order of the ranges does not matter.
             generations.all ^= xxh3_64(format!("{first} {last} {id} {epoch}").as_bytes());
         }
         generations
     }
 
-    /// That of a slot; `None` if nobody is known to own it.
+    /// The generation of a slot; `None` if its owner is not known.
     pub fn of(&self, slot: Slot) -> Option<u64> {
         self.slots.get(&slot).copied()
     }
 
-    /// Changes when that of any slot does.
+    /// Changes when the generation of any slot changes.
     pub fn all(&self) -> u64 {
         self.all
     }

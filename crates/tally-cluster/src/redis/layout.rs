@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The generation is that of the slot (`generation.rs`). The addresses are those of the owner and then of its standbys,
-//! with a space between them. Numbers are varints where nothing else is said. The scripts compare the fixed-width numbers that follow the version,
-//! so their place and meaning is the same in every version.
+//! with a space between them. Numbers are varints unless a width is given. The scripts compare the fixed-width numbers
+//! that follow the version, so their place and meaning are the same in every version.
 
 use tally_core::counter::CounterState;
 use tally_core::key::Key;
@@ -26,7 +26,7 @@ use crate::limits::STANDBYS_MAX;
 const VERSION: u8 = 5;
 /// Version of a total of a counter that has sub-counters.
 const VERSION_SUMMED: u8 = 6;
-/// The same two of earlier builds.
+/// The same two versions of earlier builds, without `valid until`.
 const VERSION_UNLIMITED: u8 = 3;
 const VERSION_SUMMED_UNLIMITED: u8 = 4;
 /// Version of a heartbeat.
@@ -39,14 +39,14 @@ pub struct Total {
     pub position: Position,
     /// When it was published, by the partition's clock.
     pub at: Millis,
-    /// Its worker replaces it whenever the counter changes before this time of the partition's clock. Redis removes it at about
-    /// the same time, but by a clock of its own.
+    /// Its worker replaces it whenever the counter changes before this time of the partition's clock. Redis removes it
+    /// at about the same time, but by its own clock.
     pub valid_until: Millis,
     /// The counter; `None` if it does not exist.
     pub state: Option<CounterState>,
     /// What is summed of its sub-counters, if it has any.
     pub summed: Option<SummedShards>,
-    /// Under which master it was published.
+    /// The master under which it was published.
     pub generation: u64,
 }
 
@@ -80,18 +80,18 @@ pub struct Heartbeat {
     pub position: Position,
     /// Everything that was acknowledged before this time is before that position.
     pub at: Millis,
-    /// Totals of earlier positions may be outdated: they were published by a previous owner, and it may have died before it
-    /// published what changed.
+    /// Totals of earlier positions may be outdated: they were published by a previous owner, which may have died before
+    /// it published later changes.
     pub since: Position,
-    /// Everything that sub-counters with a rollup had counted before this time is before that position, too. Zero if that is
-    /// not known.
+    /// Everything that sub-counters with a rollup had counted before this time is before that position, too. Zero if
+    /// that is not known.
     pub rolled_up_at: Millis,
-    /// The position after the last reset of the partition's clock. Times of earlier heartbeats may be in the future. Zero if
-    /// there was none.
+    /// The position after the last reset of the partition's clock. Times of earlier heartbeats may be in the future.
+    /// Zero if there was none.
     pub clock_reset: Position,
     /// Where the owner answers; at most [`ADDRESS_BYTES_MAX`] bytes.
     pub owner: String,
-    /// Where others answer that apply the partition, too.
+    /// Where its standbys answer.
     pub standbys: Vec<String>,
 }
 
@@ -146,7 +146,7 @@ impl Total {
         Some(Total { position, at, valid_until, state, summed, generation })
     }
 
-    /// Whether nothing has changed since but what is published, if everything is published that changed before this time.
+    /// Whether it is still kept current, given that everything that changed before `published_at` is published.
     pub fn is_valid(&self, published_at: Option<Millis>) -> bool {
         published_at.unwrap_or(self.at) <= self.valid_until
     }
@@ -174,7 +174,7 @@ impl Heartbeat {
         heartbeat.is_readable().then_some(heartbeat)
     }
 
-    /// Whether its addresses can be read again.
+    /// Whether its addresses can be decoded again.
     pub(super) fn is_readable(&self) -> bool {
         let mut addresses = self.standbys.iter().chain([&self.owner]);
         self.standbys.len() <= STANDBYS_MAX as usize && addresses.all(|address| is_address(address))
@@ -223,7 +223,7 @@ mod tests {
         let value = update.encode(9);
         let total = Total::decode(&value).unwrap();
         assert!(total.is_valid(None) && total.is_valid(Some(valid_until)) && !total.is_valid(Some(Millis(101))));
-        // The time of the last two bytes: now one, then until when it is valid.
+        // The last two bytes are times: when it was published, and until when it is valid.
         let earlier = [&[VERSION_UNLIMITED], &value[1..value.len() - 1]].concat();
         let total = Total::decode(&earlier).unwrap();
         assert_eq!((total.position, total.at), (Position(7), at));

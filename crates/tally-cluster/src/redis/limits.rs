@@ -1,10 +1,10 @@
-//! The bounds of what is asked of Redis.
+//! Limits of the calls to Redis.
 
 use std::time::Duration;
 
 /// Most commands in one pipeline. More of them gain nothing, and a node answers nobody else meanwhile.
 pub const PIPELINE_COMMANDS_MAX: usize = 512;
-/// Most pipelines of one call that are sent and not answered.
+/// Most pipelines of one call that are in flight.
 pub const PIPELINES_MAX: usize = 16;
 /// Longest wait for a connection to a node.
 pub const CONNECT_MAX: Duration = Duration::from_secs(1);
@@ -28,9 +28,9 @@ pub const ADDRESS_BYTES_MAX: usize = 256;
 pub const TOTAL_TTL_DEFAULT: Duration = Duration::from_millis(crate::limits::TOTAL_TTL_MS);
 /// Most counters of one partition with sub-counters in use. More are refused: the rollup is behind.
 pub const ACTIVE_COUNTERS_MAX: usize = 100_000;
-/// Counters that are listed at once.
+/// Counters on one page of a list.
 pub const SCAN_COUNT: usize = 1_000;
-/// A list is begun again this often because another master answered.
+/// How many times a list is started over because another master answered.
 pub const SCAN_RESTARTS_MAX: u32 = 3;
 /// Longest record of a counter in a total, in bytes.
 pub const TOTAL_RECORD_BYTES_MAX: usize = 1 << 10;

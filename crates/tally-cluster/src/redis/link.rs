@@ -36,7 +36,7 @@ pub struct NodeLink {
 #[derive(Default)]
 struct LinkState {
     connection: Option<MultiplexedConnection>,
-    /// Number of connections so far, so that only its user drops a broken one.
+    /// Number of connections so far, so that a caller drops only the connection that it used.
     generation: u64,
     /// The last failed attempt.
     failed: Option<(Instant, redis::RedisError)>,
@@ -59,15 +59,15 @@ impl NodeLink {
         self.connection().await.map(drop)
     }
 
-    /// Sends commands in one piece and returns their answers, which may be errors. An error of the whole is one of the
-    /// connection, which is then opened again by the next call.
+    /// Sends commands in one pipeline and returns their answers, which may be errors. `Err` means that the connection
+    /// failed; the next call opens it again.
     pub async fn send(&self, pipeline: &Pipeline, count: usize) -> RedisResult<Vec<Value>> {
         let sent = self.try_send(pipeline, count).await;
         self.has_failed.store(sent.is_err(), Ordering::Relaxed);
         sent
     }
 
-    /// The node answers, but does not serve its keys: it may be cut off from the others, and others may know more.
+    /// Records that the node answers, but does not serve its keys: it may be cut off, and other nodes may know more.
     pub fn note_down(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
@@ -148,7 +148,7 @@ impl NodeLink {
     }
 }
 
-/// A server that wants a certificate says so after the handshake.
+/// Explains a TLS failure within an error: a server that requires a client certificate says so after the handshake.
 fn explained(error: redis::RedisError) -> redis::RedisError {
     let source = std::error::Error::source(&error);
     let shared = source.and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());

@@ -2,7 +2,8 @@
 //!
 //! A worker publishes the totals that are read, and after them a heartbeat per partition. Nothing in Redis goes back to
 //! an older position: each value is compared and replaced by a script on the node that holds it, so two workers that
-//! both believe to own a partition do no harm. Everything here can be lost; the journal and the store have it.
+//! both believe they own a partition do no harm. Totals and heartbeats can be lost; the journal and the store have
+//! everything. Increments of sub-counters that are not summed yet are only here.
 //!
 //! | key | value | kept |
 //! |---|---|---|

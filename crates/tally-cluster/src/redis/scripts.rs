@@ -1,12 +1,13 @@
-//! The scripts that replace a value only by a newer one, and how commands call them.
+//! The Lua scripts that run in Redis, and how commands call them.
 //!
-//! Both compare bytes one by one. Numbers of Lua are doubles, which are not exact above 2⁵³, and `<` compares strings by
-//! the locale of the server (`strcoll`). A value of another type counts as absent, and `SET` replaces it.
+//! The two that publish replace a value only with a newer one, and compare bytes one by one: Lua's numbers are doubles,
+//! which are not exact above 2⁵³, and `<` compares strings by the locale of the server (`strcoll`). A value of another
+//! type counts as absent, and `SET` replaces it.
 
 use redis::Cmd;
 
-/// Arguments: the total, and its time to live in milliseconds or nothing. One at the same position is replaced if it was
-/// published under another master, or if this one was asked for. Answers one of the `TOTAL_` constants.
+/// Arguments: the total, and its time to live in milliseconds or nothing. A total at the same position is replaced if
+/// it was published under another master, or if this one has a time to live. Returns one of the `TOTAL_` constants.
 const PUBLISH_TOTAL: &str = "\
 local old = redis.pcall('GETRANGE', KEYS[1], 1, 8)
 if type(old) ~= 'string' or #old < 8 then
@@ -27,20 +28,20 @@ if ARGV[2] ~= '' or redis.call('GETRANGE', KEYS[1], 9, 16) ~= string.sub(ARGV[1]
 end
 return 1";
 
-/// The one there is newer.
+/// The total in Redis is newer.
 pub const TOTAL_OUTDATED: i64 = 0;
-/// It is there now, or was already.
+/// The total is in Redis now, or was already.
 pub const TOTAL_PUBLISHED: i64 = 1;
-/// There is none, and it was not created.
+/// Redis has none, and it was not created.
 pub const TOTAL_GONE: i64 = 2;
 
-/// Arguments: what is there, and what replaces it. Answers 1, or 0 if something else is there.
+/// Arguments: the expected value, and the new one. Returns 1, or 0 if the value is a different one.
 const REPLACE: &str = "\
 if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL')
 return 1";
 
-/// Argument: the heartbeat. Answers 1, or 0 if the one there is newer.
+/// Argument: the heartbeat. Returns 1, or 0 if the one in Redis is newer.
 const PUBLISH_HEARTBEAT: &str = "\
 local old = redis.pcall('GETRANGE', KEYS[1], 1, 24)
 if type(old) == 'string' and #old == 24 then
@@ -53,8 +54,8 @@ end
 redis.call('SET', KEYS[1], ARGV[1])
 return 1";
 
-/// Adds to a sub-counter, and creates it with the time of the server as its incarnation. Arguments: `p` for additions or
-/// `n` for subtractions, and the amount.
+/// Adds to a sub-counter, and creates it with the time of the server as its incarnation. Arguments: `p` for additions
+/// or `n` for subtractions, and the amount.
 const ADD: &str = "\
 if redis.call('EXISTS', KEYS[1]) == 0 then
   local now = redis.call('TIME')
@@ -64,8 +65,8 @@ redis.call('HINCRBY', KEYS[1], 'w', 1)
 redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])
 return 1";
 
-/// Removes a sub-counter if it has exactly these values. Arguments: the fields `i`, `p` and `n`; empty ones are not compared.
-/// Answers 1 if it is gone.
+/// Removes a sub-counter if it has exactly these values. Arguments: the fields `i`, `p` and `n`; empty ones are not
+/// compared. Returns 1 if it is gone.
 const CLOSE: &str = "\
 local now = redis.call('HMGET', KEYS[1], 'i', 'p', 'n')
 if not now[1] then return 1 end
@@ -75,15 +76,15 @@ end
 redis.call('DEL', KEYS[1])
 return 1";
 
-/// Notes the load of a sub-counter. Argument: writes per second.
+/// Records the load of a sub-counter. Argument: writes per second.
 const RATE: &str = "\
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'r', ARGV[1]) end
 return 1";
 
-/// Enters a counter into the list of active ones. Arguments: the counter, its number of shards if it is new, the number of
-/// shards that are written to at least, and the most counters of the list. Answers the number of shards, or 0 if the list is
-/// full. An entry is `stamp:shards:peak`. The stamp is the time in microseconds, or one more than before if that is later, so
-/// that every registration changes the entry.
+/// Adds a counter to the list of active ones. Arguments: the counter, its number of shards if it is new, the minimum of
+/// its peak, and the maximum length of the list. Returns the number of shards, or 0 if the list is full. An entry is
+/// `stamp:shards:peak`. The stamp is the time in microseconds, or the previous stamp plus one if that is greater, so
+/// every registration changes the entry.
 const REGISTER: &str = "\
 local old = redis.call('HGET', KEYS[1], ARGV[1])
 local now = redis.call('TIME')
@@ -106,7 +107,8 @@ if not s then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], s .. ':' .. ARGV[2] .. ':' .. math.max(tonumber(p), tonumber(ARGV[2])))
 return 1";
 
-/// Removes a counter from the list of active ones, if its entry is still this one. Arguments: the counter, and the entry.
+/// Removes a counter from the list of active ones, if its entry is still this one. Arguments: the counter, and the
+/// entry.
 const RETIRE: &str = "\
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
@@ -145,7 +147,7 @@ impl ShardScript {
     }
 }
 
-/// What is done with one key.
+/// A command on one key.
 pub struct KeyCommand {
     pub key: Vec<u8>,
     pub verb: KeyVerb,
@@ -155,7 +157,7 @@ pub enum KeyVerb {
     Get,
     PublishTotal {
         value: Vec<u8>,
-        /// `None` leaves a total that is not there absent.
+        /// With `None`, a total that does not exist is not created.
         ttl_ms: Option<u64>,
     },
     PublishHeartbeat {
@@ -183,9 +185,9 @@ pub enum KeyVerb {
 /// How a script is named in a command.
 #[derive(Clone, Copy)]
 pub enum ScriptForm<'a> {
-    /// By its text, which a node then remembers.
+    /// By its text, which a node then caches.
     Text,
-    /// By its hash, for a node that remembers the text.
+    /// By its hash, for a node that has cached the text.
     Hash(&'a ScriptHashes),
 }
 

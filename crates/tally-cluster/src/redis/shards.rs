@@ -1,8 +1,8 @@
 //! Sub-counters of best-effort counters, and the list of counters whose sub-counters are in use.
 //!
-//! A sub-counter is a hash with what it has counted since it was created: `i` is its incarnation, `p` and `n` are the sums of
-//! additions and subtractions, `w` is the number of writes and `r` the writes per second of late. A replica that takes over
-//! may lack the latest writes, but it has a prefix of them: never sums without their incarnation.
+//! A sub-counter is a hash with what it has counted since it was created: `i` is its incarnation, `p` and `n` are the
+//! sums of additions and subtractions, `w` is the number of writes and `r` the recent writes per second. A replica that
+//! takes over may lack the latest writes, but it has a prefix of them: never sums without their incarnation.
 
 use redis::Value;
 use redis::cluster_routing::Slot;
@@ -26,10 +26,10 @@ pub enum ShardAdd {
     Down(u64),
 }
 
-/// Why nothing was added, or nothing is known.
+/// Why an addition failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// The sums of the sub-counter would leave their range. Nothing was added.
+    /// The sums of the sub-counter would overflow. Nothing was added.
     #[error("the sub-counter would overflow")]
     Overflow,
     /// Nothing was added.
@@ -47,7 +47,7 @@ pub struct ShardState {
     pub counted: SubCounter,
     /// Number of writes.
     pub writes: u64,
-    /// Writes per second, as the last rollup has seen it.
+    /// Writes per second, as measured by the last rollup.
     pub writes_per_second: f64,
 }
 
@@ -68,7 +68,7 @@ pub struct ActiveCounter {
 type ScannedFields = Vec<(Vec<u8>, Vec<u8>)>;
 
 fn shard_key(prefix: &str, key: KeyRef<'_>, shard: u32) -> Vec<u8> {
-    // The tag spreads sub-counters over all nodes, also those of a key that has a tag itself.
+    // The tag spreads sub-counters over all nodes, even if the key has a tag itself.
     let tag = format!("{prefix}:s:{{{shard}:{:016x}}}:", xxh3_64(key.as_bytes()));
     [tag.as_bytes(), key.as_bytes()].concat()
 }
@@ -88,12 +88,12 @@ impl ActiveCounter {
 
 /// A list that is read page by page.
 ///
-/// A cursor means something only to the node that gave it. Another one may continue it elsewhere, and leave entries out, so the
+/// A cursor is valid only on the node that returned it. Another node may continue elsewhere and miss entries, so the
 /// list is read from the start again if another master answers.
 #[derive(Debug, Default)]
 struct ActiveScan {
     cursor: u64,
-    /// Of the master that the cursor is of; `None` if it is not known.
+    /// Generation of the master that returned the cursor; `None` if it is not known.
     generation: Option<u64>,
     restarts: u32,
     found: Vec<ActiveCounter>,
@@ -108,7 +108,7 @@ enum ScanStep {
 }
 
 impl ActiveScan {
-    /// Adds what the page at the cursor has. `generation` is that of the master that answered, if it is known.
+    /// Adds the page at the cursor. `generation` is that of the master that answered, if it is known.
     fn add_page(&mut self, generation: Option<u64>, next: u64, entries: ScannedFields) -> ScanStep {
         let is_first = self.cursor == 0;
         if !is_first && (generation.is_none() || generation != self.generation) {
@@ -153,7 +153,7 @@ impl Totals {
         Ok(wanted.iter().zip(answers).map(|((_, shard), answer)| state(*shard, answer)).collect())
     }
 
-    /// Removes sub-counters, each if it still has counted exactly this. Answers for each whether it is gone.
+    /// Removes sub-counters, each only if it still has counted exactly this. Returns for each whether it is gone.
     pub async fn close_shards(&self, closed: &[(KeyRef<'_>, SubCounter)]) -> Result<Vec<bool>, RedisError> {
         let command = |(key, counted): &(KeyRef<'_>, SubCounter)| {
             let numbers = [counted.incarnation, counted.increments, counted.decrements];
@@ -169,7 +169,7 @@ impl Totals {
         Ok(self.run_all([command]).await? == [true])
     }
 
-    /// Notes the loads of sub-counters, in writes per second, for statistics.
+    /// Records the loads of sub-counters, in writes per second, for statistics.
     pub async fn note_rates(&self, loads: &[(KeyRef<'_>, u32, f64)]) -> Result<(), RedisError> {
         let command = |(key, shard, per_second): &(KeyRef<'_>, u32, f64)| {
             let arguments = vec![format!("{per_second:.1}").into_bytes()];
@@ -182,8 +182,8 @@ impl Totals {
         KeyCommand { key: shard_key(&self.prefix, key, shard), verb: KeyVerb::Shard { script, arguments } }
     }
 
-    /// Enters a counter into the list of active ones of its partition. `shards` is its number of sub-counters if it is new, and
-    /// sub-counters below `peak` exist. Answers the number of sub-counters, or `None` if the list is full.
+    /// Adds a counter to the list of active ones of its partition. `shards` is its number of sub-counters if it is new,
+    /// and sub-counters below `peak` may exist. Returns the number of sub-counters, or `None` if the list is full.
     pub async fn register(
         &self,
         partition: u32,
@@ -197,7 +197,8 @@ impl Totals {
         Ok(u32::try_from(shards).ok().filter(|&shards| shards > 0).map(|shards| shards.min(SHARDS_MAX)))
     }
 
-    /// The counters of a partition whose sub-counters are in use. Fails if the masters of Redis keep changing meanwhile.
+    /// The counters of a partition whose sub-counters are in use. Fails if the masters of Redis keep changing
+    /// meanwhile.
     pub async fn active(&self, partition: u32) -> Result<Vec<ActiveCounter>, RedisError> {
         let mut scan = ActiveScan::default();
         loop {
@@ -220,7 +221,7 @@ impl Totals {
         }
     }
 
-    /// The number of sub-counters of a counter that may exist; none if it is not active.
+    /// The number of sub-counters of a counter that may exist; 0 if it is not active.
     pub async fn peak(&self, partition: u32, key: KeyRef<'_>) -> Result<u32, RedisError> {
         let command =
             KeyCommand { key: active_key(&self.prefix, partition), verb: KeyVerb::Field(key.as_bytes().to_vec()) };
@@ -238,8 +239,8 @@ impl Totals {
         self.run_active(partition, ShardScript::Reshard, arguments).await.map(drop)
     }
 
-    /// Removes counters from the list of active ones, unless a writer has registered them since. Answers for each whether it
-    /// is gone.
+    /// Removes counters from the list of active ones, unless a writer has registered them since. Returns for each
+    /// whether it is gone.
     pub async fn retire(&self, partition: u32, retired: &[&ActiveCounter]) -> Result<Vec<bool>, RedisError> {
         let command = |active: &&ActiveCounter| KeyCommand {
             key: active_key(&self.prefix, partition),
@@ -251,7 +252,7 @@ impl Totals {
         self.run_all(retired.iter().map(command)).await
     }
 
-    /// Runs scripts that answer with 1 or 0.
+    /// Runs scripts that return 1 or 0.
     async fn run_all(&self, commands: impl IntoIterator<Item = KeyCommand>) -> Result<Vec<bool>, RedisError> {
         let commands: Vec<KeyCommand> = commands.into_iter().collect();
         Ok(self.run(&commands).await?.into_iter().map(|answer| answer == Value::Int(1)).collect())
@@ -292,7 +293,7 @@ fn state(shard: u32, answer: Value) -> Option<ShardState> {
 
 fn is_overflow(error: &redis::RedisError) -> bool {
     let said = error.to_string();
-    // The second is about an amount that is too large by itself.
+    // The second message is about an amount that is too large by itself.
     said.contains("overflow") || said.contains("out of range")
 }
 
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_list_that_another_master_continues_is_read_from_the_start_again() {
-        // Another one is known, or it is only known that the command was sent again.
+        // Either another master is known, or only that the command was sent again.
         for other in [Some(2), None] {
             let mut scan = ActiveScan::default();
             assert_eq!(scan.add_page(Some(1), 17, entries(&["a"])), ScanStep::Continue);

@@ -17,12 +17,12 @@ pub struct Topology {
     slots: HashMap<Slot, usize>,
     /// Addresses of all nodes.
     nodes: BTreeSet<String>,
-    /// Under which masters the slots are.
+    /// The generations of the slots.
     pub generations: Generations,
 }
 
 impl Topology {
-    /// Reads the answer of `CLUSTER SLOTS`; what is malformed is left out. A node that does not know its own host is
+    /// Reads the answer of `CLUSTER SLOTS`; malformed parts are left out. A node that does not know its own host is
     /// reached by the address that was asked.
     pub fn parse(answer: &Value, asked: &str) -> Topology {
         let mut topology = Topology::default();
@@ -76,7 +76,7 @@ fn address(node: &Value, asked: &str) -> Option<String> {
     let [host, Value::Int(port), ..] = &fields[..] else { return None };
     let port = u16::try_from(*port).ok()?;
     match host {
-        // What a node says that does not know the address of another one.
+        // The answer of a node that does not know the address of another one.
         Value::BulkString(host) if host == b"?" => None,
         Value::BulkString(host) if !host.is_empty() => {
             let host = std::str::from_utf8(host).ok()?;

@@ -17,7 +17,7 @@ use super::scripts::{KeyCommand, KeyVerb, ScriptHashes, TOTAL_GONE, TOTAL_OUTDAT
 use super::topology::Topology;
 use crate::tls::TlsClient;
 
-/// Where Redis is.
+/// How to reach Redis.
 #[derive(Clone)]
 pub struct RedisSettings {
     /// Some nodes of the cluster, as `host:port`. The others are found through them.
@@ -28,7 +28,7 @@ pub struct RedisSettings {
     pub password: Option<String>,
     /// TLS, if it is on.
     pub tls: Option<TlsClient>,
-    /// Start of every key. Clusters of Tally that share a Redis Cluster have different ones.
+    /// Prefix of every key. Tally clusters that share a Redis Cluster need different ones.
     pub prefix: String,
     /// How long a total is published after it was first read.
     pub total_ttl: Duration,
@@ -63,14 +63,14 @@ impl std::fmt::Debug for RedisSettings {
     }
 }
 
-/// What became of the totals of one call.
+/// The result of publishing totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublishReport {
     /// How many are in Redis now with the position they were published with.
     pub published: usize,
-    /// How many have a newer position in Redis: somebody else owns the partition.
+    /// How many have a newer position in Redis: another worker owns the partition.
     pub outdated: usize,
-    /// Those that are not in Redis any more, expired or flushed, and were not created.
+    /// Those that are no longer in Redis, because they expired or were flushed, and were not created.
     pub gone: Vec<Key>,
 }
 
@@ -85,7 +85,7 @@ pub struct StoredTotal {
 /// A connection to Redis Cluster that follows failovers and reconnects by itself.
 pub struct Totals {
     pub(super) cluster: ClusterRouter,
-    /// The nodes of the settings, for messages.
+    /// The configured nodes, for messages.
     nodes: String,
     pub(super) prefix: String,
     total_ttl_ms: u64,
@@ -94,7 +94,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Connects. Fails if no node answers, or not as it should.
+    /// Connects. Fails if no node answers, or if an answer is unexpected.
     pub async fn connect(settings: &RedisSettings) -> Result<Totals, RedisError> {
         let mut login = RedisConnectionInfo::default();
         if let Some(username) = &settings.username {
@@ -116,15 +116,15 @@ impl Totals {
             malformed: AtomicU64::new(0),
             nodes,
         };
-        // Fails if it is no cluster.
+        // Fails if it is not a cluster.
         totals.generation().await?;
         Ok(totals)
     }
 
-    /// Publishes totals, each only if it is newer than the one there, and only if one is there or it is the first. After
-    /// an error some may be published; publishing all of them again is safe.
+    /// Publishes totals, each only if it is newer than the one there, and only if one is there or it is the first.
+    /// After an error some may be published; publishing all of them again is safe.
     pub async fn publish(&self, updates: &[TotalUpdate]) -> Result<PublishReport, RedisError> {
-        // Commands that are sent again by a newer topology keep these generations, and their totals are not relied on.
+        // Commands that are sent again with a newer topology keep these generations, and their totals are not used.
         let topology = self.cluster.topology().await.map_err(|error| self.failed(&error))?;
         let command = |update: &TotalUpdate| {
             let key = total_key(&self.prefix, &update.key);
@@ -145,8 +145,8 @@ impl Totals {
         Ok(report)
     }
 
-    /// Reads totals, in the order of the keys. `None` for those that are not published, and for those that a failover may
-    /// have taken back: they were published under another master than the one that answered.
+    /// Reads totals, in the order of the keys. `None` for those that are not published, and for those that a failover
+    /// may have reverted: they were published under another master than the one that answered.
     pub async fn get(&self, keys: &[Key]) -> Result<Vec<Option<Total>>, RedisError> {
         let keys: Vec<_> = keys.iter().map(|key| total_key(&self.prefix, key)).collect();
         let slots: Vec<_> = keys.iter().map(Slot::for_key).collect();
@@ -159,14 +159,14 @@ impl Totals {
         Ok(slots.into_iter().zip(values).map(total).collect())
     }
 
-    /// Reads totals as they are in Redis, whatever they are worth.
+    /// Reads totals as they are in Redis, including those that must not be served.
     pub async fn stored(&self, keys: &[Key]) -> Result<Vec<Option<StoredTotal>>, RedisError> {
         let (values, _) = self.read(keys.iter().map(|key| total_key(&self.prefix, key)).collect()).await?;
         let stored = |value: Option<Vec<u8>>| value.map(|value| StoredTotal { total: Total::decode(&value), value });
         Ok(values.into_iter().map(stored).collect())
     }
 
-    /// Replaces totals, each only if it is still the one that was seen. Answers for each whether it was replaced.
+    /// Replaces totals, each only if it is still the one that was seen. Returns for each whether it was replaced.
     pub async fn replace(&self, totals: &[(StoredTotal, TotalUpdate)]) -> Result<Vec<bool>, RedisError> {
         let topology = self.cluster.topology().await.map_err(|error| self.failed(&error))?;
         let command = |(seen, update): &(StoredTotal, TotalUpdate)| {
@@ -178,8 +178,8 @@ impl Totals {
         answers.iter().map(is_done).collect()
     }
 
-    /// Publishes heartbeats, each unless the one there is newer by epoch, position and time, in this order. Answers for
-    /// each whether it was published. Call it after the totals of these positions are published.
+    /// Publishes heartbeats, each unless the one in Redis is newer by epoch, position and time, in this order. Returns
+    /// for each whether it was published. Call it after the totals of these positions are published.
     pub async fn publish_heartbeats(&self, heartbeats: &[Heartbeat]) -> Result<Vec<bool>, RedisError> {
         if let Some(wrong) = heartbeats.iter().find(|heartbeat| !heartbeat.is_readable()) {
             return Err(RedisError::Settings(format!(
@@ -207,8 +207,8 @@ impl Totals {
         Ok(partitions.iter().zip(&values).map(decoded).collect())
     }
 
-    /// Changes when a master is replaced. What was published has to be published again then: a replica that takes over may
-    /// lack the latest writes.
+    /// Changes when a master is replaced. What was published has to be published again then: a replica that takes over
+    /// may lack the latest writes.
     pub async fn generation(&self) -> Result<u64, RedisError> {
         let topology = self.cluster.recent_topology().await.map_err(|error| self.failed(&error))?;
         Ok(topology.generations.all())

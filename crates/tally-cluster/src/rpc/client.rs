@@ -37,7 +37,7 @@ pub enum RpcCallError {
         /// What happened.
         reason: String,
     },
-    /// The worker may have seen the request, and may still answer it to nobody.
+    /// The worker may have seen the request, and may still be working on it.
     #[error("no answer from the worker at {address}: {reason}")]
     NoAnswer {
         /// Where the call went.
@@ -94,7 +94,7 @@ enum AttemptError {
 }
 
 impl RpcClient {
-    /// Connects when it is first called.
+    /// Connects on the first call.
     #[must_use]
     pub fn new(security: impl Into<LinkSecurity<TlsClient>>) -> RpcClient {
         RpcClient { security: security.into(), peers: Mutex::default() }
@@ -169,7 +169,7 @@ impl RpcClient {
             peers.retain(|_, peer| peer.open_sender().is_some());
         }
         if peers.len() >= PEERS_MAX {
-            // Calls under way keep theirs.
+            // Calls in flight keep their connections.
             peers.clear();
         }
         let peer = Arc::<PeerLink>::default();

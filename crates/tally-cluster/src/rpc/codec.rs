@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Numbers are varints; texts, keys and records have their length before them. Nothing may follow the last field. A
-//! number of items is within its limit and the rest of the message is long enough for them, so that a short message
+//! number of items must be within its limit, and the rest of the message long enough for them, so that a short message
 //! cannot cause a large allocation.
 
 use tally_core::key::{Key, KeyRef};

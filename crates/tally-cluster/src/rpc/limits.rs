@@ -50,7 +50,7 @@ pub const PING_EVERY: Duration = Duration::from_secs(2);
 pub const PING_ANSWER_MAX: Duration = Duration::from_secs(3);
 /// Pause after a failed accept, when the process has no file descriptors left.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Longest wait at a stop for the last answers to be written.
+/// Longest wait for the last answers to be written when the server stops.
 pub const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Longest wait for a connection to a worker.

@@ -61,7 +61,7 @@ pub enum RpcRequest {
 /// How much of the journal a read must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The same as [`Need::End`]. The counters are then kept in Redis for a while.
+    /// Everything that is in the journal as far as its broker knows. The counters are then kept in Redis for a while.
     Refill,
     /// Everything that is in the journal when the request arrives.
     End,
@@ -89,7 +89,8 @@ pub enum RpcResponse {
         at: Millis,
         /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
         summed_at: Millis,
-        /// Values of the counters' records as in the store, in the order of the keys; `None` for those that do not exist.
+        /// Values of the counters' records as in the store, in the order of the keys; `None` for those that do not
+        /// exist.
         records: Vec<Option<Vec<u8>>>,
     },
     /// To [`RpcRequest::Ledger`].

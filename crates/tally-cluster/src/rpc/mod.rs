@@ -3,7 +3,7 @@
 //! A client keeps one connection per worker and sends all requests over it. Answers come in any order. A request that
 //! nobody waits for any more is cancelled at the worker. Why HTTP/2: `docs/decisions/0021-how-the-cluster-works.md`.
 //!
-//! Every request is a question: asking again, or another worker, changes nothing.
+//! Every request is idempotent: it may be repeated, or sent to another worker.
 
 mod client;
 mod codec;

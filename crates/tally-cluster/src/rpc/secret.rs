@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::limits::{SECRET_BYTES_MAX, SECRET_BYTES_MIN};
 
-/// A secret. It is shown nowhere.
+/// A secret. It is never shown.
 #[derive(Clone)]
 pub struct Secret {
     header: HeaderValue,
@@ -16,7 +16,7 @@ pub struct Secret {
 /// [`TlsServer`](crate::tls::TlsServer).
 #[derive(Clone, Debug)]
 pub struct LinkSecurity<T> {
-    /// What API nodes show to workers.
+    /// What API nodes send to workers.
     pub secret: Option<Secret>,
     /// TLS, if it is on.
     pub tls: Option<T>,

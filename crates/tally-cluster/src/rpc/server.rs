@@ -49,7 +49,7 @@ pub enum ListenError {
     Bind(SocketAddr, std::io::Error),
 }
 
-/// How far a stop is.
+/// How far the server is with stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ServerPhase {
     Serving,
@@ -119,7 +119,7 @@ impl RpcServer {
         self.phase.send_replace(ServerPhase::CutOff);
         self.answered(CLOSE_MAX).await;
         self.phase.send_replace(ServerPhase::Closing);
-        // Those that do not end are cut when this is dropped.
+        // Connections that do not end are cut when this is dropped.
         let _ = tokio::time::timeout(CLOSE_MAX, &mut self.accepting).await;
     }
 
@@ -136,7 +136,7 @@ impl Drop for RpcServer {
     }
 }
 
-/// Waits for a phase. A server that is gone has reached all of them.
+/// Waits for a phase. A server that was dropped has reached all of them.
 async fn reached(current: &mut watch::Receiver<ServerPhase>, phase: ServerPhase) {
     let _ = current.wait_for(|current| *current >= phase).await;
 }
@@ -183,7 +183,7 @@ async fn serve<H: RpcHandler>(stream: TcpStream, context: Arc<ServerContext<H>>,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     AsConfigured,
-    /// Without TLS, although it is on. The client is told so instead of being cut off, because it could not know why.
+    /// Without TLS, although it is on. The client is told so instead of being cut off without a reason.
     Unencrypted,
 }
 
@@ -201,7 +201,7 @@ where
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(CONNECTION_REQUESTS_MAX)
-        // Requests may all be cancelled at once, when a caller's deadline passes. That is no attack.
+        // Requests may all be cancelled at once, when a caller's deadline passes. That is not an attack.
         .max_pending_accept_reset_streams(CONNECTION_REQUESTS_MAX as usize)
         .max_header_list_size(HEAD_BYTES_MAX)
         .initial_stream_window_size(MESSAGE_WINDOW_BYTES)
@@ -246,7 +246,7 @@ impl Activity {
         OpenRequest(self)
     }
 
-    /// Waits until there was no request for too long.
+    /// Waits until the connection has been idle for too long.
     async fn ended(&self) {
         let mut wait = FIRST_REQUEST_MAX;
         let mut seen = 0;
@@ -283,7 +283,7 @@ impl<H: RpcHandler> ServerContext<H> {
         if !self.is_authorized(&request) {
             return status(StatusCode::UNAUTHORIZED, "");
         }
-        // Only now, so that strangers do not keep a connection open.
+        // Only now, so that unauthorized clients cannot keep a connection open.
         let _open = activity.begin();
         if request.method() != Method::POST || request.uri().path() != PATH {
             return status(StatusCode::NOT_FOUND, "");

@@ -23,7 +23,7 @@ impl TlsFailure {
         }
     }
 
-    /// Explains an error if it is one of TLS.
+    /// Explains an error if it is a TLS error.
     pub(crate) fn within(error: &io::Error) -> Option<TlsFailure> {
         let inner = error.get_ref()?;
         if let Some(failure) = inner.downcast_ref::<TlsFailure>() {
@@ -72,7 +72,7 @@ fn certificate(problem: &CertificateError) -> String {
         E::UnknownIssuer => {
             "its certificate is not signed by a trusted CA; name the file of the CA that signed it".to_owned()
         }
-        // Also what a CA that was created anew leaves behind.
+        // Also the result of a CA that was created again under the same name.
         E::BadSignature => {
             "its certificate is not signed by a trusted CA, although by one of the same name; name the file of \
                             the CA that signed it"

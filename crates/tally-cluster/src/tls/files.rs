@@ -37,7 +37,7 @@ pub enum TlsFileError {
         /// What is wrong.
         cause: String,
     },
-    /// The system trusts nobody.
+    /// The system has no CA certificates.
     #[error("this system has no CA certificates: install the package `ca-certificates`, or name the file of the CA")]
     NoSystemCas,
     /// The library refuses the settings.
@@ -93,7 +93,7 @@ pub struct TlsIdentity {
 }
 
 impl TlsIdentity {
-    /// Reads a certificate, with those that it is signed by if they are in the file, and its key.
+    /// Reads a certificate, with its intermediate certificates if they are in the file, and its key.
     pub fn from_files(certificate: &Path, key: &Path) -> Result<TlsIdentity, TlsFileError> {
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| match error {

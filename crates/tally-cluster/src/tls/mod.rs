@@ -1,5 +1,5 @@
-//! TLS to PostgreSQL, to Redis and between nodes: who is trusted, who we are, and what a failed handshake means. Kafka's
-//! client has its own. Why rustls with ring: `docs/decisions/0025-tls-in-the-cluster.md`.
+//! TLS to PostgreSQL, to Redis and between nodes: who is trusted, who we are, and what a failed handshake means.
+//! Kafka's client has its own. Why rustls with ring: `docs/decisions/0025-tls-in-the-cluster.md`.
 
 mod failure;
 mod files;

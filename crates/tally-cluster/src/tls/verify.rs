@@ -1,4 +1,4 @@
-//! Weaker checks of a server's certificate, which `sslmode` of PostgreSQL asks for: without its name, or none at all. The
+//! Weaker checks of a server's certificate, for `sslmode` of PostgreSQL: without its name, or none at all. The
 //! handshake is signed with the certificate's key in both cases.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The aggregator: sums the sub-counters of `best-effort` counters into the journal, and decides how many there are.
 //!
-//! It appends what each sub-counter has counted since it was created. The state machine adds what is new, so a sum that is
-//! appended twice, by this worker or by another one, counts once.
+//! It appends what each sub-counter has counted since it was created. The state machine adds what is new, so a sum that
+//! is appended twice, by this worker or by another one, counts once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use crate::redis::{ActiveCounter, ShardState};
 #[derive(Default)]
 struct Aggregator {
     counters: HashMap<Key, SummedCounter>,
-    /// The entry of each active counter, and since when it has been the same. By the clock of this worker: those of two nodes of
-    /// Redis can differ, and after a failover the other one counts.
+    /// The entry of each active counter, and since when it has been the same. Measured by this worker's clock: the
+    /// clocks of Redis nodes may differ, and a failover switches from one to another.
     registrations: HashMap<Key, (Vec<u8>, Instant)>,
 }
 
@@ -54,7 +54,7 @@ struct SummedCounter {
     summed_at: Instant,
     /// Everything that was counted before this time of the partition is in it.
     complete_at: Millis,
-    /// Totals of this position have it.
+    /// Totals of this position include it.
     applied: Position,
     /// Number of writes to each sub-counter, and when it was read.
     writes: HashMap<(u32, u64), (u64, Instant)>,
@@ -67,7 +67,7 @@ struct SummedCounter {
 pub struct AggregatorGauges {
     /// Writes per second of the busiest sub-counter, times ten.
     load_max: AtomicU64,
-    /// Length of the last round that summed everything, or the time since then, in milliseconds.
+    /// Milliseconds since the last round that summed everything began, as of the end of the last round.
     lag_ms: AtomicU64,
 }
 
@@ -77,14 +77,14 @@ impl AggregatorGauges {
         self.load_max.load(Ordering::Relaxed) as f64 / 10.0
     }
 
-    /// How old the oldest increment may be that is not summed yet.
+    /// An upper bound for the age of the oldest increment that is not summed yet.
     pub fn lag(&self) -> Duration {
         Duration::from_millis(self.lag_ms.load(Ordering::Relaxed))
     }
 }
 
 impl WorkerShared {
-    /// Sums sub-counters every round, until the partition is let go.
+    /// Sums sub-counters every round, until the partition is released.
     pub async fn aggregate_regularly(&self, hosting: &Arc<Hosting>) {
         let mut every = tokio::time::interval(self.settings.rollup_every);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -180,7 +180,8 @@ impl WorkerShared {
         Ok(due.iter().map(|(active, _)| found.by_ref().take(peak(active) as usize).flatten().collect()).collect())
     }
 
-    /// Appends what has changed, and waits until it is applied. `at` is a time of the partition before the sub-counters were read.
+    /// Appends what has changed, and waits until it is applied. `at` is a time of the partition before the sub-counters
+    /// were read.
     async fn sum(
         &self,
         hosting: &Arc<Hosting>,
@@ -225,7 +226,7 @@ impl WorkerShared {
         Ok(())
     }
 
-    /// Answers for each event whether it was refused.
+    /// Returns for each event whether it was refused.
     async fn append_and_apply(&self, hosting: &Arc<Hosting>, events: &Events) -> Result<Vec<bool>, String> {
         let mut bytes = Vec::new();
         encode(events.batch(), Millis(0), &mut bytes);
@@ -236,8 +237,8 @@ impl WorkerShared {
         Ok(record.outcomes.slots().iter().map(|outcome| outcome.refusal.is_some()).collect())
     }
 
-    /// Removes sub-counters that came back with an older state of Redis. What one of them counts is lost if it was replaced
-    /// since, because it may have been summed already.
+    /// Removes sub-counters that came back with an older state of Redis. What one of them counts is lost if it was
+    /// replaced since, because it may have been summed already.
     async fn discard_outdated(&self, hosting: &Arc<Hosting>, key: &Key, counted: &[SubCounter]) {
         let outdated: Vec<SubCounter> = {
             let hosted = hosting.host.state().lock();
@@ -255,7 +256,7 @@ impl WorkerShared {
         }
     }
 
-    /// Changes the number of sub-counters if the load wants it. Adds the load of each to `loads`.
+    /// Changes the number of sub-counters if the load requires it. Adds the load of each to `loads`.
     async fn adapt<'a>(
         &self,
         partition: u32,
@@ -278,7 +279,7 @@ impl WorkerShared {
             writes.insert(id, (shard.writes, now));
             busiest = busiest.max(per_second);
             all += per_second;
-            // What is noted already need not be noted again.
+            // A load of zero that is already recorded need not be recorded again.
             if per_second > 0.0 || shard.writes_per_second > 0.0 {
                 loads.push((active.key.as_ref(), shard.counted.shard, per_second));
             }
@@ -304,7 +305,7 @@ impl WorkerShared {
         Ok(())
     }
 
-    /// Removes the sub-counters of counters that nobody writes to any more, and says so in the journal.
+    /// Removes the sub-counters of counters that nobody writes to any more, and records that in the journal.
     async fn close(
         &self,
         hosting: &Arc<Hosting>,
@@ -312,7 +313,7 @@ impl WorkerShared {
         idle: &[(&ActiveCounter, &[ShardState])],
     ) -> Result<(), String> {
         let counted = |shards: &[ShardState]| -> Vec<SubCounter> { shards.iter().map(|shard| shard.counted).collect() };
-        // And published: a read that finds no sub-counter must find a total that has it.
+        // And published: a read that finds no sub-counter must find a total that includes it.
         let is_summed = |active: &ActiveCounter, shards: &[ShardState]| {
             let in_total =
                 |known: &SummedCounter| known.summed == counted(shards) && hosting.published() >= known.applied;

@@ -40,7 +40,7 @@ impl RpcHandler for Arc<WorkerShared> {
                     Need::End => reach_end(&hosting).await?,
                 }
                 let expiry = if need == Need::End { ExpiryBy::Journal } else { ExpiryBy::Brokers };
-                // Before the read: what is summed by now is in it.
+                // Taken before the read: everything that is summed by now is in the reading.
                 let summed_at = hosting.summed_at();
                 let reading = self.read(&hosting, keys, expiry).await?;
                 Ok(RpcResponse::Read {
@@ -130,7 +130,7 @@ impl WorkerShared {
             });
             match reading.await? {
                 Ok(reading) => return Ok(reading),
-                // The owner was faster. A standby gets there, too.
+                // The owner has stored more than this standby has applied, so it catches up first.
                 Err(StoreFailure::Overtaken { stored, .. }) if hosting.role() == Role::Standby => {
                     reach(hosting, Position(stored)).await?;
                 }
@@ -141,7 +141,8 @@ impl WorkerShared {
     }
 }
 
-/// Reads that may have to fetch from PostgreSQL. There are few at a time, and few that wait.
+/// Reads that may have to fetch from PostgreSQL. The number that run at once is limited, and so is the number that
+/// wait.
 pub struct StoreReads {
     running: Arc<Semaphore>,
     waiting: Semaphore,
@@ -162,7 +163,7 @@ impl StoreReads {
         let failed = |error: &dyn std::fmt::Display| RpcError::Failed(error.to_string());
         let _waiting = self.waiting.try_acquire().map_err(|_| RpcError::Overloaded)?;
         let running = Arc::clone(&self.running).acquire_owned().await.map_err(|error| failed(&error))?;
-        // A read that nobody waits for any more still has its thread.
+        // A read that nobody waits for any more still occupies its thread.
         let read = move || {
             let _running = running;
             read()
@@ -175,7 +176,7 @@ async fn reach(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
     hosting.host.reach_soon(position).await.map_err(RpcError::Failed)
 }
 
-/// Refuses a position that the journal does not have: nobody should wait for it.
+/// Refuses a position that the journal does not have, so that nobody waits for it.
 async fn check_position(hosting: &Hosting, position: Position) -> Result<(), RpcError> {
     if hosting.host.applied() >= position {
         return Ok(());

@@ -9,9 +9,9 @@ use crate::limits::CLOCK_WINDOW_MS;
 
 /// Follows the time of the brokers: the newest record's, plus what has passed since by the monotonic clock.
 ///
-/// Records arrive after they were appended, so the largest difference between the two clocks is the best. Only recent ones count:
-/// a broker whose clock was ahead for a moment, or a monotonic clock that is too fast, must not leave the time ahead for good. If
-/// the difference becomes smaller, time goes on at half the speed until it is right again.
+/// Records arrive after they were appended, so the largest difference between the two clocks is the best estimate. Only
+/// recent ones count: a broker whose clock was ahead for a moment, or a monotonic clock that is too fast, must not
+/// leave the time ahead for good. If the difference becomes smaller, time runs at half speed until it is right again.
 #[derive(Default)]
 pub struct BrokerClock {
     state: Mutex<ClockState>,
@@ -21,22 +21,22 @@ pub struct BrokerClock {
 struct ClockState {
     /// Brokers' time minus the monotonic clock, in milliseconds.
     offset: RecentMax,
-    /// The one that the time shown is made of, and since when it is.
+    /// The offset that was last shown, and when, by the monotonic clock.
     shown: Option<(i64, i64)>,
 }
 
 impl BrokerClock {
-    /// It is this time now, or later: something of this time has arrived, which may be old.
+    /// It is this time now, or later: a record or heartbeat of this time has arrived, which may be old.
     pub fn observe(&self, at: Millis) {
         self.state.lock().observe(at, elapsed_ms());
     }
 
-    /// It is this time now: something of this time was appended just before.
+    /// It is this time now: a record of this time was appended just before.
     pub fn learn(&self, now: Millis) {
         self.state.lock().learn(now, elapsed_ms());
     }
 
-    /// The time before was wrong, and it is this time now, or later.
+    /// Discards the time before, which was wrong. It is this time now, or later.
     pub fn reset(&self, at: Millis) {
         let mut state = self.state.lock();
         *state = ClockState::default();
@@ -71,7 +71,7 @@ impl ClockState {
     }
 }
 
-/// The largest of recent numbers: of this window of time and of the one before.
+/// The maximum of recent numbers: of this time window and the one before.
 #[derive(Clone, Copy, Debug, Default)]
 struct RecentMax {
     this_window: Option<i64>,
@@ -84,7 +84,7 @@ impl RecentMax {
         self.this_window.max(self.window_before)
     }
 
-    /// A number that may be too small. It does not replace earlier ones, however old they are.
+    /// Adds a number that may be too small. It does not replace earlier ones, however old they are.
     fn raise(&mut self, number: i64, elapsed_ms: i64) {
         if self.get().is_none() {
             self.began_ms = elapsed_ms;
@@ -92,7 +92,7 @@ impl RecentMax {
         self.this_window = self.this_window.max(Some(number));
     }
 
-    /// A number that is right now.
+    /// Adds a number that is accurate at this time, and drops those that are too old.
     fn observe(&mut self, number: i64, elapsed_ms: i64) {
         let window = elapsed_ms - self.began_ms;
         if self.get().is_some() && window >= CLOCK_WINDOW_MS {
@@ -103,18 +103,20 @@ impl RecentMax {
     }
 }
 
-/// Notices records from the future: those whose time is further ahead of the last ones than time has passed since.
+/// Detects records from the future: those whose time has advanced by more than the time that has passed since the last
+/// ones.
 #[derive(Debug, Default)]
 pub struct JumpWatch {
-    /// Brokers' time minus the monotonic clock, in milliseconds, of a record that arrived when it was appended. The largest so
-    /// far: after a pause, records that were not applied meanwhile have a smaller one, and those behind them are not ahead.
+    /// Brokers' time minus the monotonic clock, in milliseconds, of a record that arrived when it was appended. The
+    /// largest so far: after a pause, records that were not applied meanwhile have a smaller one, and those that follow
+    /// are not ahead.
     offset: Option<i64>,
 }
 
 impl JumpWatch {
-    /// A record of this time arrived at this time of the monotonic clock. `is_current` is whether it was appended just before,
-    /// as opposed to one that is replayed. Answers how far it is ahead, in milliseconds, if it is from the future. Records
-    /// behind it are not.
+    /// A record of this time arrived at this time of the monotonic clock. `is_current` is whether it was appended just
+    /// before, as opposed to one that is replayed. Returns how far it is ahead, in milliseconds, if it is from the
+    /// future. Records that follow are compared with it, so a jump is reported once.
     pub fn observe(&mut self, at: Millis, elapsed_ms: i64, is_current: bool) -> Option<u64> {
         let offset = at.0 as i64 - elapsed_ms;
         let ahead = self.offset.map_or(0, |known| offset - known);
@@ -124,7 +126,7 @@ impl JumpWatch {
         u64::try_from(ahead).ok().filter(|ahead| *ahead > CLOCK_AHEAD_REPORTED_MS)
     }
 
-    /// The time before was wrong. The next record that is current says which is right.
+    /// The time before was wrong. The next current record sets the right one.
     pub fn reset(&mut self) {
         self.offset = None;
     }
@@ -179,7 +181,7 @@ mod tests {
         let mut clock = ClockState::default();
         clock.learn(Millis(1_000_000), 0);
         let hour = 3_600_000;
-        // The heartbeats of a worker that is gone.
+        // The heartbeats of a dead worker.
         (0..3_600).for_each(|second| clock.observe(Millis(1_000_000), second * 1_000));
         assert_eq!(clock.now(hour), Some(Millis(1_000_000 + hour as u64)));
     }
@@ -227,7 +229,7 @@ mod tests {
     fn records_that_were_not_applied_for_a_while_are_not_from_the_future() {
         let (mut watch, minute) = (JumpWatch::default(), 60_000);
         assert_eq!(watch.observe(Millis(minute), 0, true), None);
-        // PostgreSQL was away for ten minutes. Their records arrive within a second.
+        // PostgreSQL was down for ten minutes. The records of that time arrive within a second.
         for passed in 1..=10 {
             let elapsed = 10 * minute as i64 + passed as i64 * 100;
             assert_eq!(watch.observe(Millis((1 + passed) * minute), elapsed, true), None);

@@ -1,11 +1,12 @@
 //! Finding totals in Redis that differ from the state, and healing them.
 //!
-//! After a round of publishing, a total in Redis is as the counter is now, unless the counter has changed since, and then it
-//! is in the next round. So the two can be compared, whatever position the total has. Each round compares a slice of the
-//! published totals; a pass is done when all were compared.
+//! After a round of publishing, a total in Redis equals the counter, unless the counter has changed since; then it is
+//! due in the next round. So the two can be compared, whatever position the total has. Each round compares a slice of
+//! the published totals; a pass is done when all were compared.
 //!
-//! A total that differs is replaced only if it is still the one that was compared. A worker that lost the partition and does
-//! not know it leaves totals alone that are ahead of it; the others it replaces by what is right for a later position.
+//! A total that differs is replaced only if it is still the one that was compared. A worker that has lost the partition
+//! without knowing leaves totals that are ahead of it alone, and replaces others with what is right for a later
+//! position.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +21,7 @@ use super::hosting::Hosting;
 use crate::limits::{DRIFT_SLICE, END_WAIT_MS};
 use crate::redis::{StoredTotal, TotalUpdate};
 
-/// How far a pass over the totals of a partition is.
+/// The progress of a pass over the totals of a partition.
 #[derive(Debug, Default)]
 pub struct DriftPass {
     after: Option<Key>,
@@ -29,7 +30,7 @@ pub struct DriftPass {
 }
 
 impl WorkerShared {
-    /// Compares the next totals with the state. Call after a round of publishing, with no other one under way.
+    /// Compares the next totals with the state. Call after a round of publishing, while no other round is in progress.
     pub(super) async fn reconcile(&self, hosting: &Arc<Hosting>, pass: &mut DriftPass) -> Result<(), String> {
         let keys = hosting.host.round().published_after(pass.after.as_ref(), DRIFT_SLICE);
         let (totals, last) = (&self.services.totals, keys.last().cloned());
@@ -77,16 +78,17 @@ impl WorkerShared {
         let mut end = None;
         let states = reading.records().zip(&reading.counters).zip(&reading.summed);
         for ((key, stored), ((record, state), summed)) in keys.into_iter().zip(stored).zip(states) {
-            // After the reading: what has changed before it is due by now.
+            // Checked after the reading: a counter that changed before it is due by now.
             let Some(stored) = stored.filter(|_| !hosting.host.round().is_due(&key)) else { continue };
             let total = stored.total.as_ref();
             if let Some(ahead) = total.filter(|total| total.position > reading.position) {
-                // Not the end that a broker reports: one that was replaced as the leader may not know what is acknowledged since.
+                // Not the end that a broker reports: one that has lost its leadership may not know what was
+                // acknowledged since.
                 let end = match end {
                     Some(known) => known,
                     None => *end.insert(journal_end(hosting).await),
                 };
-                // Somebody else has applied more, unless the journal does not go that far.
+                // Another worker has applied more, unless the journal does not go that far.
                 if end.is_none_or(|end| ahead.position <= end) {
                     continue;
                 }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::kafka::{Appender, Tailer};
 use crate::limits::READS_WAITING_MAX;
 
-/// Why nobody knows the journal's end.
+/// Why the journal's end is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndError {
     /// Too many reads wait for it already.
@@ -20,7 +20,7 @@ pub enum EndError {
     Unavailable(String),
 }
 
-/// Answers where a partition of the journal ends.
+/// Finds out where a partition of the journal ends.
 #[derive(Clone)]
 pub struct Ends {
     reported: SharedQuestion,
@@ -28,7 +28,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Answers for one partition, until it is dropped.
+    /// For one partition, until it is dropped.
     pub fn new(tailer: Tailer, appender: Arc<Appender>, partition: u32) -> Ends {
         let reported = move || {
             let tailer = tailer.clone();
@@ -49,20 +49,21 @@ impl Ends {
         Ends { reported: SharedQuestion::new(reported), barrier: SharedQuestion::new(barrier) }
     }
 
-    /// Where the journal ends, as its broker says. A broker that was replaced and does not know it yet says too little.
+    /// Where the journal ends, as its broker reports it. A broker that has lost its leadership without knowing may
+    /// report an earlier end.
     pub async fn reported(&self) -> Result<Position, EndError> {
         self.reported.ask().await
     }
 
-    /// A position after everything that is acknowledged by now: that of an empty batch, which is appended to find out. Only a
-    /// broker that still leads the partition can acknowledge it.
+    /// A position after everything that is acknowledged by now: that of an empty batch, which is appended to find out.
+    /// Only a broker that still leads the partition can acknowledge it.
     pub async fn barrier(&self) -> Result<Position, EndError> {
         self.barrier.ask().await
     }
 }
 
-/// A question whose askers share answers. Those that ask while it is being answered share the next answer, because theirs
-/// must not be older than they are.
+/// A question whose answer concurrent callers share. Callers that arrive while it is being answered share the next
+/// answer, because an answer must not be older than the call.
 #[derive(Clone)]
 struct SharedQuestion {
     askers: mpsc::Sender<oneshot::Sender<Result<Position, EndError>>>,
@@ -78,7 +79,7 @@ impl SharedQuestion {
             while asking.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
                 let end = answer().await.map_err(EndError::Unavailable);
                 for asker in waiting.drain(..) {
-                    // It may have given up.
+                    // The caller may have given up.
                     let _ = asker.send(end.clone());
                 }
             }

@@ -4,8 +4,8 @@ use tokio::sync::watch;
 
 use super::host::HostError;
 
-/// Notes a panic of the current thread as the partition's failure when it is dropped. Without it the partition would stay
-/// owned, and everybody would wait for it.
+/// Records a panic of the current thread as the partition's failure when it is dropped. Without it the partition would
+/// stay owned, and callers would wait for it forever.
 pub struct FailOnPanic<'a>(pub &'a watch::Sender<Option<HostError>>);
 
 impl Drop for FailOnPanic<'_> {

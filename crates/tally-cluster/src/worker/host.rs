@@ -31,7 +31,7 @@ use crate::kafka::{JournalRecord, PartitionTail, TopicError};
 use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
 use crate::postgres::Claim;
 
-/// How long the applying thread waits for a record before it looks whether it should stop.
+/// How long the applying thread waits for a record before it checks whether to stop.
 const TAIL_WAIT: Duration = Duration::from_millis(100);
 /// Pause before PostgreSQL or Kafka is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
@@ -78,9 +78,9 @@ pub struct PartitionHost {
     store: SharedStore,
     recent: Mutex<RecentOutcomes>,
     round: Mutex<Round>,
-    /// Since when there are changes that are not published, or not persisted.
+    /// The age of the oldest change that is not published.
     pub unpublished: LagClock,
-    /// The same for PostgreSQL.
+    /// The age of the oldest change that is not persisted.
     pub unpersisted: LagClock,
     duplicates: Arc<AtomicU64>,
     time: PartitionTime,
@@ -90,7 +90,7 @@ pub struct PartitionHost {
     applied: watch::Sender<Position>,
     /// Why the applying thread stopped.
     failure: watch::Sender<Option<HostError>>,
-    /// Somebody wants a persist now, for example because memory is full of changes.
+    /// Notified when a persist is needed now, for example because memory is full of changes.
     persist_wanted: tokio::sync::Notify,
     stopping: AtomicBool,
     /// Whether changes are published and counted, which standbys leave to the owner.
@@ -110,9 +110,10 @@ pub struct HostSettings {
 /// By which time a reading decides what has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryBy {
-    /// The brokers' time, also while nothing is written.
+    /// The brokers' time, even while nothing is written.
     Brokers,
-    /// That of the last batch, as the next change would decide it. The brokers' may be ahead of it: one of them can be slower.
+    /// The time of the last batch, as the next change would decide it. The brokers' time may be ahead of it, because
+    /// one of their clocks can be behind.
     Journal,
 }
 
@@ -189,7 +190,7 @@ impl PartitionHost {
         }
     }
 
-    /// Changes are published from now on. Returns the position from which on that is so.
+    /// Publishes changes from now on. Returns the position from which it does.
     pub fn begin_publishing(&self) -> Position {
         let hosted = self.state.lock();
         *self.round.lock() = Round::new(self.moment(&hosted.partition), self.round_bytes);
@@ -214,7 +215,7 @@ impl PartitionHost {
         let _guard = FailOnPanic(&self.failure);
         let mut batches = Vec::new();
         while !self.is_stopping() {
-            // What comes before a record that cannot be read is applied.
+            // Records before one that cannot be read are still applied.
             let gathered = self.gather(&mut tail, &mut batches);
             if let Err(error) = self.apply(&mut batches).and(gathered) {
                 self.failure.send_replace(Some(error));
@@ -282,7 +283,7 @@ impl PartitionHost {
                 Err(error) => return Err(error.into()),
             }
         };
-        // Dropped before the lock: nobody sees a part of a batch without the failure.
+        // Dropped before the lock, so that nobody sees a part of a batch without the failure.
         let _guard = FailOnPanic(&self.failure);
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
         let is_publishing = self.is_publishing.load(Ordering::Acquire);
@@ -312,7 +313,8 @@ impl PartitionHost {
         Ok(())
     }
 
-    /// Follows the brokers' time. Only a batch that says so sets it back; what was found out by the wrong time is forgotten then.
+    /// Follows the brokers' time. Only a batch that resets the clock sets it back; everything derived from the wrong
+    /// time is then discarded.
     fn note_time(&self, record: &JournalRecord, batch: &Batch) {
         if batch.resets_clock() {
             self.time.reset(self.partition, record);
@@ -346,7 +348,7 @@ impl PartitionHost {
         self.time.current_at(partition.clock())
     }
 
-    /// At `asked_at`, nothing beyond `end` was acknowledged.
+    /// Records that at `asked_at` nothing beyond `end` was acknowledged.
     pub fn note_end(&self, end: Position, asked_at: Millis) {
         // Locked, so that the clock is not reset in between.
         let hosted = self.state.lock();
@@ -380,12 +382,12 @@ impl PartitionHost {
         &self.state
     }
 
-    /// Asks for a persist before its time.
+    /// Requests a persist ahead of schedule.
     pub fn want_persist(&self) {
         self.persist_wanted.notify_one();
     }
 
-    /// Resolves when a persist was asked for.
+    /// Resolves when a persist is requested.
     pub async fn persist_wanted(&self) {
         self.persist_wanted.notified().await;
     }
@@ -401,7 +403,7 @@ impl PartitionHost {
         }
     }
 
-    /// The same within a bounded time. The error says what was waited for.
+    /// Like [`PartitionHost::reach`], within a bounded time. The error says what was waited for.
     pub async fn reach_soon(&self, position: Position) -> Result<(), String> {
         match tokio::time::timeout(Duration::from_millis(REACH_WAIT_MS), self.reach(position)).await {
             Ok(reached) => reached.map_err(|error| error.to_string()),
@@ -417,7 +419,7 @@ impl PartitionHost {
         matches!(*self.failure.borrow(), Some(HostError::Panicked))
     }
 
-    /// Resolves when the partition stopped by itself.
+    /// Resolves when the partition has stopped by itself.
     pub async fn failed(&self) -> HostError {
         failed(&mut self.failure.subscribe()).await
     }
@@ -456,7 +458,7 @@ impl PartitionHost {
         self.read_at(keys, |_| false, expiry)
     }
 
-    /// The same, with what is summed of the sub-counters of those keys that have any.
+    /// Like [`PartitionHost::read`], with what is summed of the sub-counters of those keys that have any.
     pub fn read_with_summed(
         &self,
         keys: &[Key],
@@ -503,7 +505,8 @@ impl PartitionHost {
         Ok(HostReading { position, as_of, now: at, counters, summed })
     }
 
-    /// A read that finds that PostgreSQL went back stops the partition: while nothing is written, nothing else would notice.
+    /// A read that finds that PostgreSQL went back stops the partition: while nothing is written, nothing else would
+    /// notice.
     fn note_read_failure(&self, error: &StoreFailure) {
         if matches!(error, StoreFailure::WentBack { .. }) {
             self.failure.send_replace(Some(error.clone().into()));
@@ -558,13 +561,13 @@ impl PartitionHost {
         self.state.lock().partition.expiring() > 0
     }
 
-    /// A counter was read that Redis does not have.
+    /// Records a read of counters that Redis does not have.
     pub fn note_read(&self, keys: &[Key]) {
         let mut round = self.round.lock();
         keys.iter().for_each(|key| round.read(key));
     }
 
-    /// What is to be published. The state is locked before this, never after it: `apply` does both.
+    /// What is to be published. Lock order: the state first, then this, as in `apply`.
     pub fn round(&self) -> parking_lot::MutexGuard<'_, Round> {
         self.round.lock()
     }
@@ -577,7 +580,7 @@ fn elapsed_ms() -> u64 {
 async fn failed(failure: &mut watch::Receiver<Option<HostError>>) -> HostError {
     match failure.wait_for(Option::is_some).await.map(|failure| failure.clone()) {
         Ok(Some(error)) => error,
-        // The host is gone, and nobody waits for it.
+        // The host was dropped, and nobody waits for it.
         Ok(None) | Err(_) => std::future::pending().await,
     }
 }

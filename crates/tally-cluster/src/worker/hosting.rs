@@ -32,11 +32,11 @@ const RETRY_STOPPED_AFTER: Duration = Duration::from_secs(10);
 /// Longest wait for Redis when a partition is handed over.
 const PUBLISH_LAST_MAX: Duration = Duration::from_secs(1);
 
-/// How a worker lets go of a partition.
+/// How a worker releases a partition.
 pub enum Letting {
     /// Persist first. The next owner waits until this is dropped.
     HandOver(Arc<SyncSender<()>>),
-    /// Somebody else has it already.
+    /// Only stop: another worker has it already.
     Drop,
 }
 
@@ -77,7 +77,7 @@ impl Hosting {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// What this worker is for the partition.
+    /// The role of this worker for the partition.
     pub fn role(&self) -> Role {
         if self.epoch() == 0 { Role::Standby } else { Role::Owner }
     }
@@ -87,7 +87,7 @@ impl Hosting {
         Position(self.published.load(Ordering::Acquire))
     }
 
-    /// Redis has the totals of this position from now on.
+    /// Records that Redis has the totals of this position.
     pub fn note_published(&self, position: Position) {
         self.published.fetch_max(position.0, Ordering::AcqRel);
     }
@@ -102,8 +102,8 @@ impl Hosting {
         Position(self.since.load(Ordering::Acquire))
     }
 
-    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all had
-    /// counted before the second.
+    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all
+    /// had counted before the second.
     pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
         let now = self.host.broker_time().map(|_| self.host.now());
         self.host.summed.note(rolled_up, all, now);
@@ -120,7 +120,7 @@ impl Hosting {
     }
 }
 
-/// Hosts a partition until `ended`, over all failures.
+/// Hosts a partition until `ended`, and tries again after failures.
 pub async fn host(
     shared: Arc<WorkerShared>,
     partition: u32,
@@ -189,7 +189,7 @@ impl HostFailure {
     }
 }
 
-/// Hosts a partition until something fails. `listed` is what can be asked meanwhile.
+/// Hosts a partition until something fails. `listed` is set to the hosting that can be asked meanwhile.
 async fn host_once(
     shared: &Arc<WorkerShared>,
     partition: u32,
@@ -245,13 +245,14 @@ async fn own(
             Err(error) => return HostFailure::transient(&error),
         }
     };
-    // Nobody else can persist from now on. What a standby has applied is of use unless more is stored, or less than it knew.
+    // Nobody else can persist from now on. The memory of a standby can be used unless more is stored than it has
+    // applied, or less than it is based on.
     let ready = standby.filter(|standby| standby.0.host.store().can_continue_from(claim.position));
     let is_ready = ready.is_some();
     let owned = match ready {
         Some(standby) => {
             {
-                // A capture under way ends first.
+                // A capture in progress ends first.
                 let _turn = standby.0.persisting.lock().await;
                 standby.0.host.take_over(claim.position);
             }
@@ -299,7 +300,7 @@ async fn open(shared: &Arc<WorkerShared>, partition: u32, stored: Claim) -> Resu
     };
     let store = PartitionStore::new(Arc::clone(&shared.services.pg), partition, position, Handle::current());
     let settings = HostSettings {
-        // A worker may come to host all partitions.
+        // A worker may end up hosting all partitions.
         budget_bytes: shared.settings.memory_bytes / shared.settings.partitions.max(1) as usize,
         seed: shared.seed,
         duplicates: Arc::clone(&shared.meters.duplicates),
@@ -320,7 +321,7 @@ async fn open(shared: &Arc<WorkerShared>, partition: u32, stored: Claim) -> Resu
         let hosting = Arc::clone(&hosting);
         move || {
             hosting.host.run(tail);
-            // The next one opens the partition after this one has closed it.
+            // The partition is opened again only after it was closed here.
             drop(turn);
         }
     });
@@ -328,7 +329,7 @@ async fn open(shared: &Arc<WorkerShared>, partition: u32, stored: Claim) -> Resu
     Ok(StopOnDrop(hosting))
 }
 
-/// Ends the applying thread when its partition is let go.
+/// Ends the applying thread when its partition is released.
 struct StopOnDrop(Arc<Hosting>);
 
 impl Drop for StopOnDrop {
@@ -338,7 +339,7 @@ impl Drop for StopOnDrop {
 }
 
 impl WorkerShared {
-    /// API nodes can ask for the partition.
+    /// Makes the partition available to API nodes.
     fn list(&self, hosting: &Arc<Hosting>, listed: &mut Option<Arc<Hosting>>) {
         *listed = Some(Arc::clone(hosting));
         self.hosted.lock().insert(hosting.host.partition, Arc::clone(hosting));
@@ -352,7 +353,7 @@ impl WorkerShared {
         }
     }
 
-    /// Lets go of a partition. Its next owner continues where this one ends.
+    /// Releases a partition. Its next owner continues where this one ends.
     async fn let_go(&self, hosting: &Arc<Hosting>, letting: Letting) {
         self.unlist(hosting);
         hosting.host.stop();
@@ -365,7 +366,7 @@ impl WorkerShared {
             Err(error) => {
                 tracing::warn!(partition, %error, "not persisted before handing over; the next owner replays");
             }
-            // So that the next owner can rely on the totals.
+            // So that the next owner can use the totals.
             Ok(()) => match tokio::time::timeout(PUBLISH_LAST_MAX, self.publish(hosting)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => tracing::debug!(partition, %error, "the last totals were not published"),
@@ -375,8 +376,8 @@ impl WorkerShared {
         drop(done);
     }
 
-    /// From which position on totals can be relied on, for an owner that publishes every change from `from` on. Totals of
-    /// before can be relied on if the previous owner published everything up to there.
+    /// The position from which totals can be used, for an owner that publishes every change from `from` on. Earlier
+    /// totals can be used if the previous owner published everything up to `from`.
     async fn published_since(&self, partition: u32, from: Position) -> Position {
         match self.services.totals.heartbeats(&[partition]).await.as_deref() {
             Ok([Some(previous)]) if previous.position >= from => previous.since,
@@ -407,18 +408,18 @@ impl WorkerShared {
         }
     }
 
-    /// Removes expired counters, by batches like every change. Also moves time on where nothing is written, so that
+    /// Removes expired counters, by batches like every change. Also advances the time while nothing is written, so that
     /// counters expire.
     async fn sweep_regularly(&self, hosting: &Arc<Hosting>) {
         let mut sweep = tokio::time::interval(Duration::from_millis(SWEEP_EVERY_MS));
         let mut tick = tokio::time::interval(Duration::from_millis(IDLE_TICK_MS));
         let mut last = None;
         let mut swept = Position(0);
-        // Records that were replayed are of the past. One that is appended now tells the owner the time.
+        // Replayed records are from the past. One that is appended now tells the owner the time.
         let mut knows_time = false;
         loop {
             tokio::select! {
-                // PostgreSQL lists what was swept until that is persisted.
+                // PostgreSQL still lists swept counters until the sweep is persisted.
                 _ = sweep.tick(), if hosting.host.persisted() >= swept => swept = self.sweep(hosting).await,
                 _ = tick.tick() => {
                     let applied = hosting.host.applied();
@@ -467,7 +468,7 @@ impl WorkerShared {
         swept
     }
 
-    /// Appends a batch of the worker's own, and returns its end. If that fails, the next round does it.
+    /// Appends a batch of the worker's own, and returns its end. If that fails, the next round tries again.
     async fn append(&self, partition: u32, batch: &Batch) -> Option<Position> {
         let mut bytes = Vec::new();
         encode(batch, Millis(0), &mut bytes);

@@ -11,9 +11,9 @@ pub struct LagClock {
 
 #[derive(Debug, Default)]
 struct Oldest {
-    /// Of the changes that the save under way does not include.
+    /// Time of the oldest change that the save in progress does not include.
     waiting: Option<Millis>,
-    /// Of those that it includes.
+    /// Time of the oldest change that it includes.
     saving: Option<Millis>,
 }
 
@@ -30,12 +30,12 @@ impl LagClock {
         oldest.waiting = None;
     }
 
-    /// It is saved.
+    /// The save has succeeded.
     pub fn saved(&self) {
         self.oldest.lock().saving = None;
     }
 
-    /// It is not saved and waits for the next attempt.
+    /// The save has failed, and its changes wait for the next attempt.
     pub fn failed(&self) {
         let mut oldest = self.oldest.lock();
         oldest.waiting = oldest.saving.take().or(oldest.waiting);

@@ -42,17 +42,17 @@ use crate::redis::Totals;
 use crate::rpc::{LinkSecurity, ListenError, Role, RpcServer};
 use crate::tls::TlsServer;
 
-/// How long a stopping worker answers what was asked before.
+/// How long a stopping worker keeps answering earlier requests.
 const STOP_WAIT: Duration = Duration::from_secs(2);
 
-/// How a worker works.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerSettings {
     /// Where it listens for API nodes.
     pub listen: SocketAddr,
     /// The address that it gives to API nodes; where it listens, if unset.
     pub advertised: Option<String>,
-    /// How API nodes reach it.
+    /// How connections of API nodes are protected.
     pub security: LinkSecurity<TlsServer>,
     /// Memory for the partitions, together.
     pub memory_bytes: usize,
@@ -114,7 +114,7 @@ pub(crate) struct WorkerShared {
     appender: Arc<Appender>,
     /// Where API nodes reach this worker.
     address: OnceLock<String>,
-    /// Partitions that can answer, those of other owners included.
+    /// Partitions that can answer, including those it stands by for.
     hosted: Mutex<BTreeMap<u32, Arc<Hosting>>>,
     /// Partitions that need an operator, and why.
     stopped: Mutex<BTreeMap<u32, String>>,
@@ -127,7 +127,7 @@ pub(crate) struct WorkerShared {
     store_reads: StoreReads,
     /// The standbys of all partitions, by the last plan.
     standbys: Mutex<BTreeMap<u32, Vec<String>>>,
-    /// Locked while a partition is read: the journal's client reads each once.
+    /// Held while a partition is read, because the Kafka client can read each only once at a time.
     tails: Mutex<BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>>,
 }
 
@@ -137,8 +137,8 @@ impl WorkerShared {
         self.address.get().map_or("", String::as_str)
     }
 
-    /// Those of the assigned partitions that the cluster has. Others were added to the topic later: no key belongs there,
-    /// and hosting them would make it look as if they were part of the cluster.
+    /// Those of the assigned partitions that the cluster has. Others were added to the topic later: no key belongs
+    /// there, and hosting them would make it look as if they were part of the cluster.
     fn known(&self, assigned: Vec<u32>) -> Vec<u32> {
         let known = self.settings.partitions;
         let (known, unknown): (Vec<u32>, Vec<u32>) = assigned.into_iter().partition(|partition| *partition < known);
@@ -156,7 +156,7 @@ impl WorkerShared {
         known
     }
 
-    /// Partitions that the cluster does not have went to another worker, which reports them.
+    /// Forgets partitions that the cluster does not have: they went to another worker, which reports them.
     fn forget_unknown(&self, partitions: &[u32]) {
         let unknown = partitions.iter().filter(|partition| **partition >= self.settings.partitions);
         let mut stopped = self.stopped.lock();
@@ -323,7 +323,7 @@ async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<
                 shared.forget_unknown(&partitions);
                 let done = Arc::new(done);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
-                    // The rebalance goes on when the last clone of `done` is dropped.
+                    // The rebalance continues when the last clone of `done` is dropped.
                     let _ = life.end.send(Letting::HandOver(Arc::clone(&done)));
                 }
             }

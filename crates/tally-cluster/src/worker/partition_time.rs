@@ -8,13 +8,13 @@ use tally_core::time::{Millis, Position};
 use super::broker_clock::{self, BrokerClock, JumpWatch};
 use crate::kafka::JournalRecord;
 
-/// Follows the brokers' time by the records that are applied. Its methods take the time of the last batch, which it is never
-/// before.
+/// Follows the brokers' time by the records that are applied. Its methods take the time of the last batch, which it is
+/// never before.
 pub struct PartitionTime {
     clock: BrokerClock,
-    /// For a warning.
+    /// Detects records from the future, for a warning.
     jumps: Mutex<JumpWatch>,
-    /// Whether the journal's end was applied once: records arrive when they are appended since.
+    /// Whether the journal's end has been applied once. Since then, records arrive as they are appended.
     is_current: AtomicBool,
     /// Everything that was acknowledged before this time is applied.
     current_at: AtomicU64,
@@ -53,7 +53,7 @@ impl PartitionTime {
         }
     }
 
-    /// The same for a record that sets the clock back.
+    /// A record that sets the clock back is about to be applied.
     pub fn reset(&self, partition: u32, record: &JournalRecord) {
         self.clock.reset(record.at);
         self.current_at.store(0, Ordering::Release);
@@ -78,13 +78,13 @@ impl PartitionTime {
         self.clock.now().map_or(last_batch, |now| now.max(last_batch))
     }
 
-    /// Everything that was acknowledged before this time is applied: all before the last record, and more if the journal's
-    /// end was found to be applied.
+    /// Everything that was acknowledged before this time is applied: all before the last record, and more if the
+    /// journal's end was found to be applied.
     pub fn current_at(&self, last_batch: Millis) -> Millis {
         last_batch.max(Millis(self.current_at.load(Ordering::Acquire)))
     }
 
-    /// At `asked_at`, nothing was acknowledged but what is applied.
+    /// Records that everything acknowledged before `asked_at` is applied.
     pub fn note_current(&self, asked_at: Millis, last_batch: Millis) {
         // A time after now is from before a reset.
         if asked_at <= self.now(last_batch) {

@@ -32,8 +32,8 @@ impl From<PersistError> for PersistFailure {
 }
 
 impl WorkerShared {
-    /// Notices that PostgreSQL went back or that another worker took over, also while there is nothing to persist. Kafka may
-    /// remove what PostgreSQL lost before there is.
+    /// Notices that PostgreSQL went back or that another worker took over, even while there is nothing to persist. By
+    /// the time there is, Kafka may have removed what PostgreSQL lost.
     pub async fn check_stored(&self, hosting: &Hosting) -> Result<(), PersistFailure> {
         let _turn = hosting.persisting.lock().await;
         let host = &hosting.host;
@@ -44,7 +44,7 @@ impl WorkerShared {
 
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
-        // Goes with the work: that continues even if nobody waits for it any more.
+        // Moved into the task, which continues even if nobody waits for it any more.
         let turn = Arc::clone(&hosting.persisting).lock_owned().await;
         let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
         let partition = hosting.host.partition;

@@ -1,8 +1,8 @@
 //! Which workers stand by for which partitions.
 //!
 //! Every worker computes the same plan from the members of the group, so nothing has to be agreed on. The standbys of a
-//! partition are those workers that rank highest for it by hash, without its owner. When a worker comes or goes, only the
-//! partitions that it ranked high for get another standby.
+//! partition are the workers with the lowest hash of partition and address, without its owner (rendezvous hashing).
+//! When a worker joins or leaves, only the partitions that it ranks high for get another standby.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,7 @@ use super::round::Due;
 use crate::limits::STANDBYS_MAX;
 use crate::redis::{Heartbeat, TotalUpdate, is_address};
 
-/// What became of a round.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundOutcome {
     /// Redis has everything up to now.
@@ -21,7 +21,7 @@ pub enum RoundOutcome {
     Superseded,
 }
 
-/// What is being published. It is due again unless it was published, also if nobody waits for that any more.
+/// What is being published. Unless it was published, it is due again when this is dropped.
 struct DueGuard<'a> {
     host: &'a PartitionHost,
     due: Option<Due>,
@@ -46,7 +46,7 @@ impl WorkerShared {
         loop {
             every.tick().await;
             let applied = hosting.host.applied();
-            // Where records arrive, the last one's time says how current the totals are.
+            // While records arrive, the time of the last one says how current the totals are.
             if published.replace(applied) == Some(applied) {
                 hosting.note_end().await;
             }
@@ -58,7 +58,7 @@ impl WorkerShared {
             }
             let outcome = match self.publish(hosting).await {
                 Ok(RoundOutcome::Published) => self.reconcile(hosting, &mut drift).await,
-                // An owner of an idle partition does not persist, and would not notice otherwise.
+                // The owner of an idle partition would notice later, at its next check of PostgreSQL.
                 Ok(RoundOutcome::Superseded) => return,
                 Err(error) => Err(error),
             };
@@ -84,7 +84,8 @@ impl WorkerShared {
             let round = host.round();
             keys.iter().map(|key| round.valid_until(key)).collect()
         };
-        // After that time was taken: a worker that takes over later keeps every total current for longer than these are valid.
+        // After that time was taken: a worker that takes over later keeps every total current for longer than these are
+        // valid.
         if !first.is_empty() && self.is_superseded(hosting).await? {
             return Ok(RoundOutcome::Superseded);
         }
@@ -95,7 +96,7 @@ impl WorkerShared {
                 move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
             });
             let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-            // It says by the wrong clock until when totals are valid.
+            // The times until which totals are valid are by the wrong clock.
             if host.clock_reset() != clock_reset {
                 return Err("the partition's clock was reset meanwhile".to_owned());
             }
@@ -131,13 +132,14 @@ impl WorkerShared {
         Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
     }
 
-    /// The standbys of a partition, without those whose addresses are not fit for a heartbeat: nobody could read it.
+    /// The standbys of a partition, without those whose addresses a heartbeat cannot carry.
     fn published_standbys(&self, partition: u32) -> Vec<String> {
         let standbys = self.standbys.lock().get(&partition).cloned().unwrap_or_default();
         standbys.into_iter().filter(|address| is_address(address)).take(STANDBYS_MAX as usize).collect()
     }
 
-    /// Whether another worker has published a heartbeat of a newer epoch. It would not know of totals that are created now.
+    /// Whether another worker has published a heartbeat of a newer epoch. It would not know of totals that are created
+    /// now.
     async fn is_superseded(&self, hosting: &Hosting) -> Result<bool, String> {
         let heartbeats = self.services.totals.heartbeats(&[hosting.host.partition]).await;
         let heartbeats = heartbeats.map_err(|error| error.to_string())?;

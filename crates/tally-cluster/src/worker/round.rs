@@ -13,8 +13,8 @@ use crate::limits::{TOTAL_KEPT_MS, TOTAL_TTL_MS};
 /// A total is published when it is first read, and then whenever it changes, until its time to live has passed. What a
 /// predecessor published is not known, so at first every change is published.
 ///
-/// Its memory is bounded. Counters that are read beyond that are not published. Changes beyond it are forgotten, and with them
-/// which totals in Redis are outdated, so all of them must be distrusted ([`Due::is_incomplete`]).
+/// Its memory is bounded. Counters that are read beyond that are not published. Changes beyond it are forgotten, and
+/// with them which totals in Redis are outdated, so all of them must be distrusted ([`Due::is_incomplete`]).
 #[derive(Debug)]
 pub struct Round {
     /// Totals in Redis, and how long they are kept current.
@@ -37,7 +37,7 @@ pub struct Round {
 /// A moment of a partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// By the clock of this worker, which nobody sets.
+    /// By the monotonic clock of this worker.
     pub elapsed_ms: u64,
     /// By the partition's clock.
     pub now: Millis,
@@ -47,8 +47,8 @@ pub struct Moment {
 
 /// How long a total is kept current.
 ///
-/// A total in Redis says until when, and readers rely on it as long as heartbeats have no later time. They do not rely on its
-/// time to live, which Redis measures by its own clock. So it is kept as long as either of the two may go on.
+/// A total in Redis says until when, and readers use it as long as heartbeats have no later time. They do not rely on
+/// its time to live, which Redis measures by its own clock. So it is kept current until both have passed.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     until_elapsed_ms: u64,
@@ -124,9 +124,10 @@ impl Round {
         }
     }
 
-    /// The partition's clock was set back to this moment, so nothing says any more until when totals are valid. All of earlier
-    /// positions are distrusted, and published again when they are read. There may be some of later positions: a predecessor
-    /// applied the same reset. So every change is published again, as after a takeover.
+    /// The partition's clock was set back to this moment, so the times until which totals are valid no longer mean
+    /// anything. Totals of earlier positions are distrusted, and published again when they are read. There may be
+    /// totals of later positions, because a predecessor applied the same reset. So every change is published again, as
+    /// after a takeover.
     pub fn clock_reset(&mut self, moment: Moment) {
         self.published.clear();
         self.changed.clear();
@@ -140,7 +141,7 @@ impl Round {
     /// A counter was read that was not in Redis. It will be published, unless there are too many.
     pub fn read(&mut self, key: &Key) {
         if !self.published.contains_key(key) && !self.first.contains(key) {
-            // Most keys of `published` can come to be in `first`, too.
+            // Most keys of `published` may end up in `first`, too.
             let bytes = 2 * entry_bytes(key);
             if self.published_bytes + bytes > self.bytes_max / 2 {
                 return;
@@ -184,7 +185,7 @@ impl Round {
     /// These totals are no longer in Redis.
     pub fn gone(&mut self, keys: &[Key]) {
         for key in keys {
-            // One that was read meanwhile is about to be there again.
+            // A total that was read meanwhile is about to be published again.
             if !self.first.contains(key) {
                 self.published.remove(key);
             }
@@ -208,7 +209,8 @@ impl Round {
         self.changed.contains(key) || self.first.contains(key)
     }
 
-    /// Redis may have lost writes in a failover: everything published is due again, as if it were read for the first time.
+    /// Redis may have lost writes in a failover: everything published is due again, as if it were read for the first
+    /// time.
     pub fn publish_all(&mut self) {
         self.first.extend(self.published.keys().cloned());
     }

@@ -1,7 +1,7 @@
 //! Standing by for a partition: applying its journal without persisting.
 //!
 //! What a standby changed in memory counts as stored once the owner has stored that position or a later one (decision
-//! 0021). So memory is freed as at the owner, and a takeover continues from memory.
+//! 0021). So a standby can free memory like the owner, and a takeover continues from memory.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use super::{HostingChange, WorkerShared};
 use crate::limits::{CAPTURE_BYTES, STANDBY_FOLLOW_MS, STANDBY_PLAN_MS};
 use crate::postgres::{PartitionRow, PgError};
 
-/// Captured records that somebody else stores.
+/// A sink for captured records, which the owner stores.
 struct Discard;
 
 impl RecordSink for Discard {
@@ -42,7 +42,7 @@ impl WorkerShared {
         row.ok_or_else(|| PgError::Unexpected(format!("partition {partition} has no row")))
     }
 
-    /// Frees memory of what the owner has stored, until the partition is let go or taken over.
+    /// Frees memory of what the owner has stored, until the partition is released or taken over.
     pub(super) async fn follow_store(&self, hosting: &Arc<Hosting>) -> Infallible {
         let period = Duration::from_millis(STANDBY_FOLLOW_MS).min(self.settings.persist_every);
         let mut every = tokio::time::interval(period);
@@ -75,9 +75,9 @@ impl WorkerShared {
     }
 }
 
-/// Fixes what has changed so far, and returns the position that has to be stored before it may be forgotten.
+/// Captures what has changed so far, and returns the position that has to be stored before it may be evicted.
 async fn capture(hosting: &Arc<Hosting>) -> Option<Position> {
-    // Goes with the work: a takeover waits for it.
+    // Moved into the task: a takeover waits for it.
     let turn = Arc::clone(&hosting.persisting).lock_owned().await;
     let hosting = Arc::clone(hosting);
     let captured = tokio::task::spawn_blocking(move || {
@@ -104,7 +104,7 @@ pub async fn plan_regularly(worker: Weak<WorkerShared>, group: String, changes: 
         let workers = tokio::task::spawn_blocking(move || tailer.group_workers(&group)).await;
         let workers = match workers {
             Ok(Ok(Some(workers))) => workers,
-            // Partitions are being divided.
+            // The group is rebalancing.
             Ok(Ok(None)) => continue,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "the group cannot be described");

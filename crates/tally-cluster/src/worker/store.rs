@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::postgres::{Pg, PgError};
 
-/// Why a hosted partition cannot go on.
+/// Why a hosted partition cannot continue.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreFailure {
     /// PostgreSQL failed; trying again may help.
@@ -47,7 +47,8 @@ impl From<MalformedRecord> for StoreFailure {
 }
 
 /// The stored records of one partition. A record is fetched together with the stored position, and used only if that is
-/// neither before what memory is based on nor beyond what this worker has applied; decision 0021 says why that is enough.
+/// neither before what memory is based on nor beyond what this worker has applied; decision 0021 says why that is
+/// enough.
 pub struct PartitionStore {
     pg: Arc<Pg>,
     partition: u32,
@@ -95,8 +96,8 @@ impl PartitionStore {
         self.applied.store(position.0, Ordering::Release);
     }
 
-    /// Whether memory is of use to an owner that continues from this stored position. If PostgreSQL went back, changes
-    /// that count as stored are not.
+    /// Whether an owner that continues from this stored position can use what is in memory. If PostgreSQL went back,
+    /// changes that count as stored here are not stored.
     pub fn can_continue_from(&self, stored: Position) -> bool {
         (self.base()..=self.applied()).contains(&stored)
     }
@@ -108,7 +109,7 @@ impl PartitionStore {
     }
 }
 
-/// WorkerShared, because a snapshot refers to the store.
+/// Shared, because a snapshot refers to the store.
 pub struct SharedStore(pub Arc<PartitionStore>);
 
 impl RecordStore for SharedStore {

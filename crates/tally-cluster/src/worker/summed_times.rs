@@ -12,9 +12,9 @@ pub struct SummedTimes {
 }
 
 impl SummedTimes {
-    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all had
-    /// counted before the second. `now` is the partition's time, if that is known: later times are from before its clock was
-    /// set back, and say nothing.
+    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all
+    /// had counted before the second. `now` is the partition's time, if that is known: later times are from before its
+    /// clock was set back, and are ignored.
     pub fn note(&self, rolled_up: Millis, all: Millis, now: Option<Millis>) {
         for (time, noted) in [(&self.rolled_up, rolled_up), (&self.all, all)] {
             if now.is_none_or(|now| noted <= now) {
@@ -34,8 +34,8 @@ impl SummedTimes {
         Millis(self.rolled_up.load(Ordering::Acquire))
     }
 
-    /// Everything that sub-counters had counted before this time is applied. Those that are summed on read are summed less
-    /// often otherwise.
+    /// Everything that sub-counters had counted before this time is applied. Sub-counters that are summed on read are
+    /// otherwise summed less often.
     pub fn all(&self) -> Millis {
         Millis(self.all.load(Ordering::Acquire))
     }

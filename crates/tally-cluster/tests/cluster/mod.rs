@@ -1,5 +1,5 @@
-//! A cluster for tests: real Kafka, Redis Cluster and PostgreSQL, shared by the tests of one program. Each test has its own
-//! topic and database.
+//! A cluster for tests: real Kafka, Redis Cluster and PostgreSQL, shared by the tests of one program. Each test has its
+//! own topic and database.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ impl TestServices {
         TestServices::start_with(&KafkaOptions { brokers, ..KafkaOptions::default() })
     }
 
-    /// The same with other brokers.
+    /// Like [`TestServices::start`], with these options for Kafka.
     pub fn start_with(brokers: &KafkaOptions) -> TestServices {
         eprintln!("starting Kafka ({}), Redis Cluster and PostgreSQL on loopback", brokers.brokers);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();

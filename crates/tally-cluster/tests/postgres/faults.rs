@@ -18,7 +18,7 @@ async fn a_claim_waits_for_a_persist_in_progress_and_a_dropped_persist_lets_it_g
     persist.write(&all_families()).await.unwrap();
     let other = pg.clone();
     let successor = tokio::spawn(async move { other.claim(2, "b").await });
-    // Reads go on meanwhile, and see nothing of it.
+    // Reads continue meanwhile, and see nothing of it.
     for _ in 0..20 {
         assert_eq!(pg.fetch(2, &keys_of(&fetchable(&all_families()))).await.unwrap().records, Vec::new());
     }
@@ -109,7 +109,7 @@ async fn after_a_lost_commit_persisting_again_tells_whether_it_succeeded() {
     let lost = write(&pg, 0, 1, 2, &all_families()).await.unwrap_err();
     assert!(matches!(lost, PersistError::OutcomeUnknown(PgError::Unreachable { .. })), "{lost}");
     proxy.set(Cut::AfterCommit);
-    // It begins, so the one before it was not committed.
+    // It could begin, so the persist before it was not committed.
     let lost = write(&pg, 0, 1, 2, &all_families()).await.unwrap_err();
     assert!(matches!(lost, PersistError::OutcomeUnknown(PgError::Unreachable { .. })), "{lost}");
     proxy.set(Cut::Never);
@@ -137,7 +137,7 @@ async fn a_persist_whose_session_was_ended_cannot_commit() {
     assert_eq!(pg.count().await, Ok(0));
 }
 
-/// A hot standby may lag behind, also one that a URL with several hosts names.
+/// A hot standby may lag behind, even if a URL with several hosts names it.
 #[tokio::test]
 async fn a_server_that_takes_no_writes_is_not_read_from_either() {
     let url = new_database();

@@ -102,7 +102,7 @@ fn all_families() -> Records {
     records
 }
 
-/// What a fetch gives back of these records.
+/// What a fetch of these records returns.
 fn fetchable(records: &Records) -> Vec<(Vec<u8>, Vec<u8>)> {
     let stored = records.iter().filter(|(key, _)| !matches!(key[0], b'e' | b'm'));
     stored.map(|(key, value)| (key.to_vec(), value.unwrap().to_vec())).collect()

@@ -14,7 +14,7 @@ fn key(bytes: &[u8]) -> Key {
     Key::new(bytes).unwrap()
 }
 
-/// The outcomes of adding to as many counters.
+/// The outcomes of adding to this many counters.
 fn outcomes(counters: usize) -> Outcomes {
     let mut events = Events::new(1);
     for number in 0..counters {
@@ -182,7 +182,7 @@ fn more_than_a_limit_is_refused() {
     assert_eq!(decode_request(&encode_request(&read)), None);
     let ledger = RpcRequest::Ledger { partition: 0, key: key(b"a"), after: 0, limit: LEDGER_ENTRIES_MAX as u32 + 1 };
     assert_eq!(decode_request(&encode_request(&ledger)), None);
-    // Many records announced, none there.
+    // Many records are announced, and none follows.
     let mut read = vec![VERSION, kind::READ];
     [1, 1, CALL_KEYS_MAX as u64].into_iter().for_each(|number| put_u64(&mut read, number));
     assert_eq!(decode_response(&read), None);

@@ -31,7 +31,7 @@ fn change(change: Change) -> Batch {
     events.batch().clone()
 }
 
-/// With the checks for overflow of a debug build.
+/// Needs the overflow checks of a debug build.
 #[cfg(debug_assertions)]
 #[tokio::test]
 async fn a_panic_while_a_batch_is_applied_fails_the_partition_before_anybody_sees_its_state() {
@@ -73,7 +73,7 @@ async fn after_a_record_from_the_future_a_reset_brings_back_the_brokers_time_and
         (Millis(0), Millis(0)),
         "nothing is known of the new time"
     );
-    // An answer that was on its way.
+    // An answer that was in flight.
     host.note_end(host.applied(), future);
     assert!(host.read_resident(&[key()], ExpiryBy::Brokers).unwrap().as_of.since(start) < HOUR);
 }
