@@ -30,7 +30,7 @@ pub const STORE_READS_MAX: usize = 64;
 pub const STORE_READS_WAITING_MAX: usize = 1_024;
 /// A partition's memory divided by this is for the totals that its worker keeps current in Redis. Counters beyond that
 /// are read from the worker.
-pub const PUBLISHED_MEMORY_SHARE: usize = 8;
+pub const PUBLISHED_MEMORY_DIVISOR: usize = 8;
 /// Time to live of a total in Redis, from when it was first read.
 pub const TOTAL_TTL_MS: u64 = 2 * 60_000;
 /// A worker keeps a total current for at least this long: its time to live in Redis, which begins later, and a margin

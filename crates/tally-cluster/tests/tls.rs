@@ -157,7 +157,7 @@ async fn nodes_of_redis_that_are_found_through_others_are_checked_too() {
         redis.cli(node, &["CONFIG", "SET", "tls-auth-clients", "yes"]).unwrap();
     }
     let anonymous = refused(&one, redis_tls(&OURS, None)).await.to_string();
-    assert!(anonymous.contains("it wants a certificate of this client"), "{anonymous}");
+    assert!(anonymous.contains("it requires a client certificate"), "{anonymous}");
     let client = identity(&OURS.issue("redis-client", "DNS:client"));
     use_redis(&settings(&one, redis_tls(&OURS, Some(&client)))).await.unwrap();
 }

@@ -82,7 +82,7 @@ pub fn counter_memory_bytes(key: KeyRef<'_>, expires_at: Option<Millis>) -> usiz
 
 /// A pseudo-random number determined by `number` and `attempt`.
 #[must_use]
-pub fn scramble(number: u64, attempt: u64) -> u64 {
+pub fn pseudo_random(number: u64, attempt: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_le_bytes(), attempt)
 }
 
@@ -229,10 +229,10 @@ impl CounterTable {
         /// free.
         const TRIES: u64 = 64;
         let used = self.used as u64;
-        let chosen = (0..TRIES).map(|attempt| scramble(number, attempt).checked_rem(used).unwrap_or(0) as usize);
+        let chosen = (0..TRIES).map(|attempt| pseudo_random(number, attempt).checked_rem(used).unwrap_or(0) as usize);
         let found = chosen.into_iter().find(|&at| self.live.get(at));
-        let at =
-            found.or_else(|| self.live.nth(scramble(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
+        let at = found
+            .or_else(|| self.live.nth(pseudo_random(number, TRIES).checked_rem(self.live.count() as u64)? as usize));
         at.map(|at| at as CellId)
     }
 

@@ -21,7 +21,7 @@ use deletions::Deletions;
 pub use residency::{Headroom, Malformed};
 pub use sweep::Probe;
 
-pub use crate::counter_table::scramble;
+pub use crate::counter_table::pseudo_random;
 
 use crate::batch::{Batch, key_hash};
 use crate::bits::Bits;
@@ -73,7 +73,7 @@ pub struct Partition {
     /// Expired counters removed or recreated since the last `take_expired`.
     expired: u64,
     /// How many of the next changes to refuse because their guard was refused. Reset with each batch.
-    guarded: u32,
+    refuse_next: u32,
     capturing: Option<Capturing>,
     evictions: u64,
     /// Whether the store may hold counters that the table does not.
@@ -100,7 +100,7 @@ impl Partition {
             counters: 0,
             expiring: 0,
             expired: 0,
-            guarded: 0,
+            refuse_next: 0,
             capturing: None,
             evictions: 0,
             store_may_have_more: false,
@@ -133,7 +133,7 @@ impl Partition {
     pub fn apply(&mut self, at: Millis, batch: &Batch, outcomes: &mut Outcomes) -> Millis {
         self.clock = if batch.resets_clock() { at } else { self.clock.max(at) };
         outcomes.reserve(batch.len());
-        self.guarded = 0;
+        self.refuse_next = 0;
         let mut events = batch.iter();
         let mut ahead = batch.iter();
         while events.len() > 0 {
@@ -281,8 +281,8 @@ impl Partition {
 
     fn apply_event(&mut self, event: &EventRef<'_>, hint: &Hint, outcomes: &mut Outcomes) {
         // Reads do not count: they are not in the journal.
-        if self.guarded > 0 && event.is_change() {
-            self.guarded -= 1;
+        if self.refuse_next > 0 && event.is_change() {
+            self.refuse_next -= 1;
             return outcomes.push(self.refused(event, Refusal::NotExpected));
         }
         let Some(id) = event.request_id else {

@@ -31,8 +31,8 @@ pub struct Reading {
 impl Reading {
     /// The reading of a counter, or of one that does not exist, as it is now.
     #[must_use]
-    pub fn exact(held: Option<&CounterState>, now: Millis) -> Reading {
-        let counter = held.map(|held| &held.counter);
+    pub fn exact(state: Option<&CounterState>, now: Millis) -> Reading {
+        let counter = state.map(|state| &state.counter);
         Reading {
             value: counter.map_or(0, Counter::value),
             exists: counter.is_some(),
@@ -41,7 +41,7 @@ impl Reading {
             staleness_ms: 0,
             created_at: counter.map(|counter| counter.created),
             updated_at: counter.map(|counter| counter.updated),
-            expires_at: held.and_then(|held| held.expires_at),
+            expires_at: state.and_then(|state| state.expires_at),
             shards: 1,
             partial: false,
         }
@@ -76,9 +76,9 @@ pub struct Stats {
 impl Stats {
     /// The statistics of a counter, or of one that does not exist, as they are now.
     #[must_use]
-    pub fn exact(held: Option<CounterState>, now: Millis) -> Stats {
-        let reading = Reading::exact(held.as_ref(), now);
-        let counter = held.map(|held| held.counter).unwrap_or_default();
+    pub fn exact(state: Option<CounterState>, now: Millis) -> Stats {
+        let reading = Reading::exact(state.as_ref(), now);
+        let counter = state.map(|state| state.counter).unwrap_or_default();
         let (min, max) = counter.extremes();
         let [rate_1s, rate_1m, rate_1h] = counter.rates(now);
         Stats {

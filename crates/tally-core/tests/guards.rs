@@ -31,7 +31,7 @@ impl Twins {
         let mut events = Events::new(SEED);
         fill(&mut events);
         let (mut combiner, mut placed) = (Combiner::default(), Vec::new());
-        combiner.gather(&events, &mut placed);
+        combiner.combine(&events, &mut placed);
         let mut outcomes = Outcomes::default();
         let at = self.here.apply(Millis(self.now), combiner.batch(), &mut outcomes);
         let mut journal = Vec::new();

@@ -177,7 +177,7 @@ impl BackupTarget {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackupError> {
         if self.is_whole {
-            return Err(BackupError::Malformed(format!("the file {name} comes after the end")));
+            return Err(BackupError::Malformed(format!("unexpected file {name} after the last one")));
         }
         match (name, self.has_begun) {
             (LOCK_FILE, false) => {
@@ -189,9 +189,9 @@ impl BackupTarget {
                 self.is_whole = true;
                 Ok(())
             }
-            (_, false) => Err(BackupError::Malformed(format!("it begins with the file {name}"))),
+            (_, false) => Err(BackupError::Malformed(format!("the first file is {name} instead of tally.lock"))),
             (_, true) if is_data(name) => self.copy(name, bytes, content, progress),
-            (_, true) => Err(BackupError::Malformed(format!("a data directory has no file {name}"))),
+            (_, true) => Err(BackupError::Malformed(format!("unexpected file {name}"))),
         }
     }
 

@@ -112,7 +112,7 @@ impl ClockReading {
             self.is_off = true;
             tracing::warn!(
                 step_ms = offset_ms as i64,
-                "the system clock has jumped; Tally's clock follows slowly. Durations stay right; deadlines given as a time of \
+                "the system clock has jumped; Tally's clock follows slowly. Durations are not affected; deadlines given as a time of \
                  day are off until the two agree"
             );
         } else if self.is_off && offset_ms.abs() <= limit / 2 {

@@ -172,7 +172,7 @@ impl Embedded {
 fn report_clock_ahead(ahead_ms: u64) {
     tracing::error!(
         ahead_seconds = ahead_ms / 1_000,
-        "the data directory was last written at a time ahead of the system clock. Durations stay right; timestamps and \
+        "the data directory was last written at a time ahead of the system clock. Durations are not affected; timestamps and \
          deadlines given as a time of day are off. If the system clock is wrong, correct it and restart. If it was wrong \
          before, restart with --reset-clock; deadlines set meanwhile stay as they are"
     );
@@ -215,10 +215,10 @@ impl Shared {
     }
 
     fn is_stopping(&self) -> bool {
-        self.is_asked_to(&self.stopping)
+        self.should_stop(&self.stopping)
     }
 
-    fn is_asked_to(&self, stop: &AtomicBool) -> bool {
+    fn should_stop(&self, stop: &AtomicBool) -> bool {
         stop.load(Ordering::Acquire) || self.machine.poison.reason().is_some()
     }
 
@@ -287,7 +287,7 @@ impl Shared {
     fn flush_until_stopped(&self) {
         loop {
             // Read before sealing: once draining, nobody joins, so an empty batch stays empty.
-            let is_draining = self.is_asked_to(&self.draining);
+            let is_draining = self.should_stop(&self.draining);
             if self.machine.needs_maintenance() {
                 self.machine.maintain_journal();
             }

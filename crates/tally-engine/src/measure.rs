@@ -115,7 +115,7 @@ impl Machine {
             count("tally_events_total", "Events applied, before combining", &meters.events),
             count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
             count("tally_duplicates_total", "Events with a request id that was seen before", &meters.duplicates),
-            count("tally_expired_counters_total", "Expired counters that were removed or restarted", &meters.expired),
+            count("tally_expired_counters_total", "Expired counters that were removed or recreated", &meters.expired),
             count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
             Measure {
                 name: "tally_store_reads_total",
@@ -175,7 +175,7 @@ mod tests {
         events.push(key, Change::Read(Field::Value), None, None);
         events.add(key, 1);
         events.add(key, 1);
-        combiner.gather(&events, &mut Vec::new());
+        combiner.combine(&events, &mut Vec::new());
         meters.applied(&combiner, &Outcomes::default());
         assert_eq!((meters.events.load(Relaxed), meters.journalled_events.load(Relaxed)), (2, 1));
     }

@@ -166,7 +166,7 @@ fn a_call_learns_its_position_at_the_append_and_its_outcome_once_applied() {
 fn a_worker_that_takes_over_continues_from_the_captured_records() {
     let store = MapStore::default();
     let mut combiner = Combiner::default();
-    combiner.gather(&one_like(), &mut Vec::new());
+    combiner.combine(&one_like(), &mut Vec::new());
     let hosted = Hosted { partition: Partition::new(SEED), applied: Position(0), journal: () };
     let first = ResidentPartition::new(hosted);
     apply(&first, &store, &combiner, Position(1));

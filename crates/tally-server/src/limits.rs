@@ -132,11 +132,11 @@ pub const RESP_TRANSACTION_ARGS_MAX: usize = 2_048;
 /// Maximum size of a transaction, all commands together.
 pub const RESP_TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Commands in progress per thread; above this, its connections are not read.
-pub const RESP_COMMANDS_UNDER_WAY_MAX: usize = 256 << 10;
+pub const RESP_COMMANDS_IN_FLIGHT_MAX: usize = 256 << 10;
 /// Events of these commands; above this its connections are not read. `MGET` has one event per key.
-pub const RESP_EVENTS_UNDER_WAY_MAX: usize = 256 << 10;
+pub const RESP_EVENTS_IN_FLIGHT_MAX: usize = 256 << 10;
 /// Bytes of their replies; above this its connections are not read. `COMMAND DOCS` has a long reply.
-pub const RESP_REPLY_BYTES_UNDER_WAY_MAX: usize = 16 << 20;
+pub const RESP_REPLY_BYTES_IN_FLIGHT_MAX: usize = 16 << 20;
 /// Bytes that every connection may buffer for an unfinished request, even if the shared limit is reached.
 pub const RESP_UNFINISHED_BYTES_FREE: usize = 1 << 10;
 /// Bytes of unfinished requests and queued transactions, all connections together. Connections over the limit are
@@ -147,7 +147,7 @@ pub const RESP_OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of reply buffer that an idle connection keeps.
 pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
 /// How long a closed connection may linger while its client is still sending.
-pub const RESP_FAREWELL_MAX: Duration = Duration::from_secs(1);
+pub const RESP_LINGER_MAX: Duration = Duration::from_secs(1);
 /// Longest name of a client, its library or its library's version.
 pub const RESP_NAME_BYTES_MAX: usize = 256;
 /// Shortest time over which `INFO` measures the rate of commands.

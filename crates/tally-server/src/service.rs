@@ -97,7 +97,7 @@ impl Freshness {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The journal is being replayed.
-    #[error("the journal is being replayed; nothing was changed")]
+    #[error("the server is still starting; nothing was changed: retry shortly")]
     Recovering,
     /// The engine failed.
     #[error(transparent)]

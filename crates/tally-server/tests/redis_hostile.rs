@@ -229,7 +229,7 @@ fn clients_that_never_read_share_one_limit_and_do_not_affect_others() {
     /// Connections closed before the attack ends.
     const CLOSED: usize = 100;
     /// Logged if a connection is closed because the memory for unread replies is exhausted.
-    const FULL: &str = "closing a connection: too many answers wait to be read";
+    const FULL: &str = "closing a connection: too many replies are waiting to be read";
     let dir = tempfile::tempdir().unwrap();
     let mut command = serve(&dir.path().join("data"));
     command.args(["--log-level", "debug"]);

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let mut services = Vec::new();
     for name in std::env::args().skip(1) {
         let Some(service) = Started::parse(&name) else {
-            eprintln!("`{name}` is none of kafka, kafka=3, redis, postgres");
+            eprintln!("`{name}` is not a service; use kafka, kafka=3, redis or postgres");
             return ExitCode::from(2);
         };
         println!("{}", service.describe());

@@ -146,7 +146,7 @@ fn a_source_that_ends_early_or_sends_other_files_is_refused() {
     });
     let files: Vec<_> = files.collect();
     let (last, run) = (files.len() - 1, files[1].0.clone());
-    assert_eq!(refusal(&files[1..]), format!("this is not a backup: it begins with the file {run}"));
+    assert_eq!(refusal(&files[1..]), format!("this is not a backup: the first file is {run} instead of tally.lock"));
     for end in 0..=last {
         assert_eq!(refusal(&files[..end]), "this is not a backup: it ends early");
     }
@@ -163,7 +163,7 @@ fn a_source_that_ends_early_or_sends_other_files_is_refused() {
     }
     let mut foreign = files.clone();
     foreign[1].0 = "../evil".to_owned();
-    assert_eq!(refusal(&foreign), "this is not a backup: a data directory has no file ../evil");
+    assert_eq!(refusal(&foreign), "this is not a backup: unexpected file ../evil");
     let beyond = [&files[..], &files[1..2]].concat();
-    assert_eq!(refusal(&beyond), format!("this is not a backup: the file {run} comes after the end"));
+    assert_eq!(refusal(&beyond), format!("this is not a backup: unexpected file {run} after the last one"));
 }

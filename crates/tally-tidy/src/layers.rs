@@ -22,43 +22,47 @@ const ENGINES: [&str; 2] = ["tally-engine", "tally-server"];
 const NEVER_SHIPPED: [&str; 5] = ["tally-sim", "tally-contract", "tally-bench", "tally-services", "tally-tidy"];
 
 /// Packages that a crate must not depend on.
-struct Unbuilt {
+struct ForbiddenPackages {
     package: &'static str,
     without: &'static [&'static [&'static str]],
     why: &'static str,
 }
 
-const UNBUILT: [Unbuilt; 6] = [
-    Unbuilt {
+const FORBIDDEN_PACKAGES: [ForbiddenPackages; 6] = [
+    ForbiddenPackages {
         package: "tally-core",
         without: &[&RUNTIMES, &SYSTEM, &CLOCKS, &RANDOMNESS, &PROTOCOLS, &PEERS, &ENGINES, &NEVER_SHIPPED],
         why: "the core does no I/O and knows no runtime, clock or randomness",
     },
-    Unbuilt {
+    ForbiddenPackages {
         package: "tally-engine",
         without: &[&RUNTIMES, &PROTOCOLS, &PEERS, &["tally-server"], &NEVER_SHIPPED],
         why: "the engine knows no HTTP, RESP, Redis, Kafka, PostgreSQL or async runtime",
     },
-    Unbuilt {
+    ForbiddenPackages {
         package: "tally-server",
         without: &[&NEVER_SHIPPED],
         why: "simulation, contract suite and benchmarks do not ship",
     },
-    Unbuilt {
+    ForbiddenPackages {
         package: "tally-contract",
         without: &[&ENGINES],
         why: "the contract suite knows engines only by their surface",
     },
-    Unbuilt {
+    ForbiddenPackages {
         package: "tally-services",
         without: &[&RUNTIMES, &PROTOCOLS, &PEERS, &ENGINES, &["tally-core"]],
         why: "services are started for any test, through their own tools, and the crate builds in seconds",
     },
-    Unbuilt { package: "tally-tidy", without: &[&ENGINES, &["tally-core"]], why: "tidy judges the tree from outside" },
+    ForbiddenPackages {
+        package: "tally-tidy",
+        without: &[&ENGINES, &["tally-core"]],
+        why: "tidy judges the tree from outside",
+    },
 ];
 
 /// Paths that the shipped code below `dir` must not name.
-struct Unnamed {
+struct ForbiddenPaths {
     dir: &'static str,
     paths: &'static [&'static str],
     words: &'static [&'static str],
@@ -67,8 +71,8 @@ struct Unnamed {
     why: &'static str,
 }
 
-const UNNAMED: [Unnamed; 5] = [
-    Unnamed {
+const FORBIDDEN_PATHS: [ForbiddenPaths; 5] = [
+    ForbiddenPaths {
         dir: "crates/tally-core/src/",
         paths: &[
             "std::fs",
@@ -85,28 +89,28 @@ const UNNAMED: [Unnamed; 5] = [
         except: &[],
         why: "the core is a function of its batches: no I/O, clock, threads or random hash order",
     },
-    Unnamed {
+    ForbiddenPaths {
         dir: "crates/tally-engine/src/",
         paths: &["std::fs", "std::os::unix::fs", "rustix::fs"],
         words: &[],
         except: &["crates/tally-engine/src/disk/", "crates/tally-engine/src/lock.rs"],
         why: "go through the `Disk` trait, so that the simulator can cut the power here",
     },
-    Unnamed {
+    ForbiddenPaths {
         dir: "crates/tally-engine/src/",
         paths: &["std::net", "std::env"],
         words: &[],
         except: &[],
         why: "the engine knows no network and takes its settings as arguments",
     },
-    Unnamed {
+    ForbiddenPaths {
         dir: "crates/tally-engine/src/",
         paths: &["parking_lot::Condvar"],
         words: &[],
         except: &[],
         why: "its timed waits are named like other calls, so tidy cannot distinguish them: use `std::sync::Condvar`",
     },
-    Unnamed {
+    ForbiddenPaths {
         dir: "crates/tally-server/src/",
         paths: &["tally_core::partition", "tally_engine::disk"],
         words: &["Partition"],
@@ -115,7 +119,7 @@ const UNNAMED: [Unnamed; 5] = [
     },
 ];
 
-impl Unnamed {
+impl ForbiddenPaths {
     fn excepts(&self, path: &str) -> bool {
         self.except.iter().any(|except| is_below(path, except))
     }
@@ -141,7 +145,7 @@ pub fn void_rules(files: &[TextFile], members: &[CrateManifest], lock: &Lock) ->
     let mut findings = Vec::new();
     let mut say = |what: String| findings.push(Finding::new(HERE, 1, what));
     let is_member = |name: &str| members.iter().any(|member| member.name == name);
-    for rule in &UNBUILT {
+    for rule in &FORBIDDEN_PACKAGES {
         let own = rule.without.iter().copied().flatten().filter(|name| name.starts_with("tally-"));
         for name in own.chain([&rule.package]).filter(|name| !is_member(name)) {
             say(format!("there is no crate `{name}`: {}", rule.why));
@@ -150,7 +154,7 @@ pub fn void_rules(files: &[TextFile], members: &[CrateManifest], lock: &Lock) ->
     for member in members.iter().filter(|member| !lock.knows(&member.name)) {
         say(format!("`{}` is not in Cargo.lock, so what it is built from is not known", member.name));
     }
-    for rule in &UNNAMED {
+    for rule in &FORBIDDEN_PATHS {
         if !files.iter().any(|file| file.path.starts_with(rule.dir)) {
             say(format!("there is no file below {}: {}", rule.dir, rule.why));
         }
@@ -232,7 +236,7 @@ fn declared_modules(code: &str) -> Vec<String> {
 #[must_use]
 pub fn dependencies(members: &[CrateManifest], lock: &Lock) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for rule in &UNBUILT {
+    for rule in &FORBIDDEN_PACKAGES {
         for member in members.iter().filter(|member| member.name == rule.package) {
             for &banned in rule.without.iter().copied().flatten() {
                 let Some(chain) = lock.chain(members, &member.name, banned) else { continue };
@@ -255,7 +259,7 @@ pub fn lints(members: &[CrateManifest]) -> Vec<Finding> {
 #[must_use]
 pub fn names(file: &TextFile) -> Vec<Finding> {
     let rules: Vec<_> =
-        UNNAMED.iter().filter(|rule| file.path.starts_with(rule.dir) && !rule.excepts(&file.path)).collect();
+        FORBIDDEN_PATHS.iter().filter(|rule| file.path.starts_with(rule.dir) && !rule.excepts(&file.path)).collect();
     if rules.is_empty() || is_test_file(&file.path) {
         return Vec::new();
     }

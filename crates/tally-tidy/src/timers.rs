@@ -37,7 +37,7 @@ const TIMED: [&str; 17] = [
 
 /// Calls that only sleep, which tests must not use. Waiting for a message, a process or a connection with a deadline is
 /// fine.
-const PASTIMES: [&str; 5] = ["park_timeout", "park_timeout_ms", "sleep", "sleep_ms", "sleep_until"];
+const SLEEPS: [&str; 5] = ["park_timeout", "park_timeout_ms", "sleep", "sleep_ms", "sleep_until"];
 
 /// A function that may wait for time.
 struct Waiting {
@@ -105,7 +105,7 @@ const RULES: [Rule; 2] = [
     },
     Rule {
         covers: is_test,
-        banned: &PASTIMES,
+        banned: &SLEEPS,
         waiting: &[Waiting {
             file: "crates/tally-server/tests/harness/wait.rs",
             function: "wait_for",

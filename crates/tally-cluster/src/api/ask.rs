@@ -17,6 +17,13 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Standbys are asked if the owner has not answered for this long.
 const STANDBY_AFTER: Duration = Duration::from_millis(250);
 
+const UNEXPECTED_RESPONSE: &str = "the worker sent an unexpected response; run the same version of Tally on all nodes";
+
+/// A worker sent a response that does not match the request. Nothing was changed.
+pub(super) fn unexpected_response() -> EngineError {
+    EngineError::Unavailable(UNEXPECTED_RESPONSE.to_owned())
+}
+
 impl Cluster {
     /// Asks the worker that hosts the partition. Follows the partition to its next owner, within a bounded time.
     pub(super) async fn ask(&self, partition: u32, request: RpcRequest) -> Result<RpcResponse, String> {
@@ -111,7 +118,7 @@ impl Cluster {
         let request = RpcRequest::Outcomes { partition, offset: end.0.saturating_sub(1) };
         match self.ask(partition, request).await {
             Ok(RpcResponse::Outcomes { at, outcomes, .. }) => Ok(BatchOutcomes { at, outcomes }),
-            Ok(_) => Err(EngineError::OutcomeUnknown("the worker answered something else".to_owned())),
+            Ok(_) => Err(EngineError::OutcomeUnknown(UNEXPECTED_RESPONSE.to_owned())),
             Err(why) => Err(EngineError::OutcomeUnknown(format!("it is in the journal, but {why}"))),
         }
     }

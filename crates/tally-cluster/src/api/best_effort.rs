@@ -66,7 +66,7 @@ impl Registrations {
 
 /// How an event of a `best-effort` call is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum EventPath {
     /// Added to a sub-counter.
     SubCounter,
     /// Through the journal.
@@ -79,24 +79,26 @@ enum Way {
     Refused,
 }
 
-fn way(event: &EventRef<'_>) -> Way {
+fn path(event: &EventRef<'_>) -> EventPath {
     let conditional = event.details.is_some_and(|details| details.bounds.is_some() || details.expiry.is_some());
     match event.change {
-        _ if conditional => Way::Refused,
-        ChangeRef::Add(delta) if delta != 0 && event.request_id.is_none() && event.details.is_none() => Way::SubCounter,
-        ChangeRef::Adds(adds) if adds.sum() != 0 => Way::SubCounter,
+        _ if conditional => EventPath::Refused,
+        ChangeRef::Add(delta) if delta != 0 && event.request_id.is_none() && event.details.is_none() => {
+            EventPath::SubCounter
+        }
+        ChangeRef::Adds(adds) if adds.sum() != 0 => EventPath::SubCounter,
         // Only the journal knows request ids.
-        ChangeRef::Add(_) | ChangeRef::Adds(_) => Way::Journal,
-        ChangeRef::Other(Change::Read(_)) => Way::Read,
+        ChangeRef::Add(_) | ChangeRef::Adds(_) => EventPath::Journal,
+        ChangeRef::Other(Change::Read(_)) => EventPath::Read,
         ChangeRef::Other(
             Change::Set { when: Condition::Always, .. }
             | Change::Reset(_)
             | Change::Delete(_)
             | Change::Expire { .. }
             | Change::Import(_),
-        ) => Way::SumFirst,
-        ChangeRef::Other(Change::Sum(_) | Change::ImportRequest(_)) => Way::Journal,
-        ChangeRef::Other(_) => Way::Refused,
+        ) => EventPath::SumFirst,
+        ChangeRef::Other(Change::Sum(_) | Change::ImportRequest(_)) => EventPath::Journal,
+        ChangeRef::Other(_) => EventPath::Refused,
     }
 }
 
@@ -106,11 +108,14 @@ fn is_read(event: &EventRef<'_>) -> bool {
 
 /// A read directly before the removal of the same counter goes through the journal with it: the journal knows what was
 /// removed, and a call that removes many counters needs only a few appends.
-fn read_with_removals(events: &[EventRef<'_>], ways: &mut [Way]) {
+fn read_with_removals(events: &[EventRef<'_>], paths: &mut [EventPath]) {
     let is_removal = |event: &EventRef<'_>| matches!(event.change, ChangeRef::Other(Change::Delete(_)));
     for (place, pair) in events.windows(2).enumerate() {
-        if ways[place..place + 2] == [Way::Read, Way::SumFirst] && is_removal(&pair[1]) && pair[0].key == pair[1].key {
-            ways[place] = Way::SumFirst;
+        if paths[place..place + 2] == [EventPath::Read, EventPath::SumFirst]
+            && is_removal(&pair[1])
+            && pair[0].key == pair[1].key
+        {
+            paths[place] = EventPath::SumFirst;
         }
     }
 }
@@ -127,32 +132,34 @@ impl Cluster {
     /// Carries out a call to `best-effort` counters.
     pub(super) async fn write_best_effort(&self, events: &Events) -> Result<Receipt, EngineError> {
         let batch: Vec<EventRef<'_>> = events.batch().iter().collect();
-        let mut ways: Vec<Way> = batch.iter().map(way).collect();
+        let mut paths: Vec<EventPath> = batch.iter().map(path).collect();
         // Events of a group depend on the state, unless all of them are reads, or all are unconditional corrections.
         for group in events.groups() {
-            let ways = &mut ways[group.clone()];
-            let is_uniform = |same: Way| ways.iter().all(|way| *way == same);
-            if !is_uniform(Way::Read) && !is_uniform(Way::SumFirst) {
-                ways.fill(Way::Refused);
+            let paths = &mut paths[group.clone()];
+            let is_uniform = |same: EventPath| paths.iter().all(|path| *path == same);
+            if !is_uniform(EventPath::Read) && !is_uniform(EventPath::SumFirst) {
+                paths.fill(EventPath::Refused);
             }
         }
-        read_with_removals(&batch, &mut ways);
+        read_with_removals(&batch, &mut paths);
         let mut slots: Vec<Outcome> = Vec::with_capacity(batch.len());
         let mut token = Token::default();
         let mut has_written = false;
         // In order: an increment after a deletion must not be deleted.
         let mut rest = batch.as_slice();
-        for run in ways.chunk_by(|a, b| a == b) {
+        for run in paths.chunk_by(|a, b| a == b) {
             let (now, later) = rest.split_at(run.len());
             rest = later;
             let done = match run[0] {
-                Way::SubCounter => self.add_to_shards(now).await,
-                Way::Read => self.read_slots(now).await,
-                Way::Refused => Ok(now.iter().map(|event| self.refused(event)).collect()),
-                way @ (Way::Journal | Way::SumFirst) => self.journal(now, way == Way::SumFirst, &mut token).await,
+                EventPath::SubCounter => self.add_to_shards(now).await,
+                EventPath::Read => self.read_slots(now).await,
+                EventPath::Refused => Ok(now.iter().map(|event| self.refused(event)).collect()),
+                path @ (EventPath::Journal | EventPath::SumFirst) => {
+                    self.journal(now, path == EventPath::SumFirst, &mut token).await
+                }
             };
             slots.extend(done.map_err(|error| if has_written { partly_done(&error) } else { error })?);
-            has_written |= !matches!(run[0], Way::Read | Way::Refused);
+            has_written |= !matches!(run[0], EventPath::Read | EventPath::Refused);
         }
         let outcomes = events.outcomes(|slot| SlotOutcome { outcome: slots[slot], split: None, base: 0 }).collect();
         let as_of = slots.iter().map(|slot| slot.at).max().unwrap_or_default();

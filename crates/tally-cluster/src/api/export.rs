@@ -12,6 +12,7 @@ use tally_core::limits::{CALL_KEYS_MAX, PAGE_ITEMS_MAX};
 use tally_core::surface::{CounterSnapshot, EngineError, KeyPage, RequestCursor, RequestPage};
 
 use super::Cluster;
+use super::ask::unexpected_response;
 use crate::limits::SETTLE_WAIT_MS;
 use crate::postgres::PgError;
 use crate::rpc::{RpcRequest, RpcResponse};
@@ -22,7 +23,7 @@ impl Cluster {
         let asked = (0..self.partitions).map(|partition| async move {
             match self.ask_within(wait, partition, RpcRequest::Persist { partition }).await {
                 Ok(RpcResponse::Persisted { .. }) => Ok(()),
-                Ok(_) => Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+                Ok(_) => Err(unexpected_response()),
                 Err(why) => Err(EngineError::Unavailable(why)),
             }
         });
@@ -59,7 +60,7 @@ impl Cluster {
             Ok(RpcResponse::Snapshots { snapshots }) if snapshots.len() == keys.len() => {
                 Ok(keys.iter().cloned().zip(snapshots).collect())
             }
-            Ok(_) => Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+            Ok(_) => Err(unexpected_response()),
             Err(why) => Err(EngineError::Unavailable(why)),
         }
     }

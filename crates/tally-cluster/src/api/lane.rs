@@ -194,7 +194,7 @@ impl Lane {
         let was_failing = self.failing.swap(is_failing, Ordering::AcqRel);
         match &appended {
             Err(error) if is_failing && !was_failing => {
-                tracing::warn!(partition = self.partition, %error, "Kafka does not take writes");
+                tracing::warn!(partition = self.partition, %error, "appends to Kafka fail; check the brokers");
             }
             _ if was_failing && !is_failing => tracing::info!(partition = self.partition, "Kafka takes writes again"),
             _ => {}

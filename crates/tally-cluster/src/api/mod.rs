@@ -320,7 +320,10 @@ impl Engine for Cluster {
             },
             (failing, _) => Health::Degraded {
                 writes: false,
-                why: format!("Kafka does not take writes of {failing} of {} partitions", self.partitions),
+                why: format!(
+                    "appends to Kafka fail for {failing} of {} partitions; check the brokers",
+                    self.partitions
+                ),
             },
         }
     }

@@ -24,6 +24,7 @@ use tally_core::surface::{EngineError, Page, PageRequest, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
+use super::ask::unexpected_response;
 use super::best_effort::LiveShards;
 use super::routes::PartitionRoute;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, TIME_WAIT};
@@ -36,7 +37,7 @@ use crate::rpc::{Need, RpcRequest, RpcResponse};
 /// A counter, and how current it is.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadCounter {
-    held: Option<CounterState>,
+    state: Option<CounterState>,
     exact: bool,
     as_of: Millis,
     now: Millis,
@@ -60,7 +61,7 @@ impl ReadCounter {
     /// As a reading.
     pub fn reading(&self) -> Reading {
         let staleness_ms = if self.exact { 0 } else { self.now.since(self.as_of) };
-        let reading = Reading::exact(self.held.as_ref(), self.as_of);
+        let reading = Reading::exact(self.state.as_ref(), self.as_of);
         Reading {
             exact: self.exact,
             staleness_ms,
@@ -74,7 +75,7 @@ impl ReadCounter {
 
     /// The outcome of reading a field.
     pub fn field(&self, field: Field) -> Outcome {
-        let read = read_field(self.held.as_ref(), field, self.now);
+        let read = read_field(self.state.as_ref(), field, self.now);
         match field {
             Field::Value => {
                 let value = read.value.saturating_add(self.tail.value);
@@ -87,7 +88,7 @@ impl ReadCounter {
 
     /// With its statistics.
     pub fn stats(&self) -> Stats {
-        Stats { reading: self.reading(), ..Stats::exact(self.held, self.as_of) }
+        Stats { reading: self.reading(), ..Stats::exact(self.state, self.as_of) }
     }
 }
 
@@ -209,16 +210,16 @@ impl Cluster {
                 let as_of = if is_rolled_up { as_of.min(route.rolled_up_at) } else { as_of };
                 (options.staleness_max_ms.is_none_or(|max| now.since(as_of) <= max), as_of, total)
             });
-            let held = |total: &Total| total.state.filter(|held| !held.is_expired(now));
+            let state = |total: &Total| total.state.filter(|state| !state.is_expired(now));
             match (total, live) {
                 // Its sub-counters are as of now, but corrections are as old as the total. A reading must not miss what
                 // an earlier one had from another source.
                 (Some((true, as_of, total)), Some(live))
                     if total.position >= needed && total.position.max(route.published) >= served =>
                 {
-                    let (held, position) = (held(&total), total.position);
+                    let (state, position) = (state(&total), total.position);
                     let tail = self.tail(key, live, total.summed.as_ref())?;
-                    found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+                    found.insert(key, ReadCounter { state, exact: false, as_of, now, tail, position });
                 }
                 (_, Some(live)) => {
                     found.extend(self.read_summed(partition, key, live, needed).await?.map(|counter| (key, counter)));
@@ -226,10 +227,10 @@ impl Cluster {
                 // The heartbeat's position does not count: after a failover, an old total can come with a newer
                 // heartbeat of another node.
                 (Some((true, as_of, total)), None) if total.position >= needed.max(served) => {
-                    let (held, position) = (held(&total), total.position);
+                    let (state, position) = (state(&total), total.position);
                     let shards = total.summed.as_ref().map_or(0, SummedShards::open_len);
                     let tail = UnsummedTail { shards, ..UnsummedTail::default() };
-                    found.insert(key, ReadCounter { held, exact: false, as_of, now, tail, position });
+                    found.insert(key, ReadCounter { state, exact: false, as_of, now, tail, position });
                 }
                 // Summing its sub-counters may be all it takes to be fresh enough.
                 (_, None) if is_rolled_up && options.staleness_max_ms.is_some() => {
@@ -426,7 +427,7 @@ impl Cluster {
             Ok(RpcResponse::Read { position, at, summed_at, records }) if records.len() == keys.len() => {
                 (position, at, summed_at, records)
             }
-            Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+            Ok(_) => return Err(unexpected_response()),
             Err(why) => return Err(unmet(why)),
         };
         if need == Need::Refill {
@@ -435,13 +436,13 @@ impl Cluster {
         self.clocks.observe(partition, at, position);
         let (now, tail) = (self.clocks.now(partition).max(at), UnsummedTail::default());
         let counters = keys.iter().zip(&records).map(|(key, bytes)| {
-            let held = bytes.as_deref().map(|bytes| {
+            let state = bytes.as_deref().map(|bytes| {
                 let newer = || EngineError::Unreadable("the worker sent a counter of a newer version".to_owned());
                 record::read_counter(bytes).ok_or_else(newer)
             });
             // Sub-counters are summed before an exact read.
             let as_of = if exact { at } else { self.complete_at(key, at, summed_at) };
-            Ok(ReadCounter { held: held.transpose()?, exact, as_of, now, tail, position })
+            Ok(ReadCounter { state: state.transpose()?, exact, as_of, now, tail, position })
         });
         counters.collect()
     }
@@ -472,12 +473,12 @@ impl Cluster {
         let found: BTreeMap<&[u8], &[u8]> =
             fetched.records.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let counter = |key: &&Key| {
-            let held = found.get(record::counter_key(key.as_bytes()).as_slice()).map(|value| {
+            let state = found.get(record::counter_key(key.as_bytes()).as_slice()).map(|value| {
                 let newer = || EngineError::Unreadable("a stored counter is of a newer version".to_owned());
                 record::read_counter(value).ok_or_else(newer)
             });
-            let held = held.transpose()?.filter(|held| !held.is_expired(now));
-            Ok(ReadCounter { held, exact: false, as_of: self.complete_at(key, at, summed_at), now, tail, position })
+            let state = state.transpose()?.filter(|state| !state.is_expired(now));
+            Ok(ReadCounter { state, exact: false, as_of: self.complete_at(key, at, summed_at), now, tail, position })
         };
         keys.iter().map(counter).collect::<Result<_, _>>().map(Some)
     }
@@ -502,8 +503,8 @@ impl Cluster {
             let published_at = self.routes.get(partition).published_at;
             let unknown = keys.into_iter().zip(totals.by_ref()).filter_map(|(key, total)| {
                 let Some(total) = total.filter(|total| total.is_valid(published_at)) else { return Some(key) };
-                let held = total.state.filter(|held| !held.is_expired(now));
-                let value = held.map_or(0, |held| held.counter.value());
+                let state = total.state.filter(|state| !state.is_expired(now));
+                let value = state.map_or(0, |state| state.counter.value());
                 self.estimates.refresh(&key, value, total.position, now);
                 None
             });
@@ -526,8 +527,8 @@ impl Cluster {
                 return;
             };
             for (key, record) in keys.iter().zip(records) {
-                let held = record.as_deref().and_then(record::read_counter);
-                self.estimates.refresh(key, held.map_or(0, |held| held.counter.value()), position, now);
+                let state = record.as_deref().and_then(record::read_counter);
+                self.estimates.refresh(key, state.map_or(0, |state| state.counter.value()), position, now);
             }
         }
     }
@@ -562,9 +563,9 @@ impl Cluster {
         let items = listed.into_iter().take(limit).filter(is_current).map(|counter| {
             let now = self.clocks.now(counter.partition);
             let as_of = self.complete_at(&counter.key, counter.clock, counter.summed_at);
-            let held = Some(counter.state);
+            let state = Some(counter.state);
             let (tail, position) = (UnsummedTail::default(), Position(0));
-            let read = ReadCounter { held, exact: false, as_of, now, tail, position };
+            let read = ReadCounter { state, exact: false, as_of, now, tail, position };
             (counter.key, read.reading())
         });
         Ok(Page { items: items.collect(), next })
@@ -576,11 +577,10 @@ impl Cluster {
         after: u64,
         limit: usize,
     ) -> Result<Vec<LedgerEntry>, EngineError> {
-        let limit = limit.clamp(1, LEDGER_ENTRIES_MAX);
-        let partition = self.partition_of(key.as_ref());
-        match self.ask(partition, RpcRequest::Ledger { key, partition, after, limit: limit as u32 }).await {
+        let (partition, limit) = (self.partition_of(key.as_ref()), limit.clamp(1, LEDGER_ENTRIES_MAX) as u32);
+        match self.ask(partition, RpcRequest::Ledger { key, partition, after, limit }).await {
             Ok(RpcResponse::Ledger { entries }) => Ok(entries),
-            Ok(_) => Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+            Ok(_) => Err(unexpected_response()),
             Err(why) => Err(EngineError::Unavailable(why)),
         }
     }
@@ -591,7 +591,7 @@ impl Cluster {
         for answer in join_all(asked).await {
             match answer {
                 Ok(RpcResponse::Count { counters, .. }) => sum += counters,
-                Ok(_) => return Err(EngineError::Unavailable("the worker answered something else".to_owned())),
+                Ok(_) => return Err(unexpected_response()),
                 Err(why) => return Err(EngineError::Unavailable(why)),
             }
         }

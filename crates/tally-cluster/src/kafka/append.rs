@@ -1,7 +1,6 @@
 //! Appending batches to the journal.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -95,13 +94,6 @@ impl Appender {
         let mut bytes = Vec::new();
         encode(&Batch::clock_reset(), Millis(0), &mut bytes);
         self.append(partition, &bytes)?.await
-    }
-
-    /// Waits until everything queued was delivered or has failed. Blocks.
-    pub fn flush(&self, timeout: Duration) {
-        // The caller of a batch learns whether it was delivered.
-        let producer = self.producer.lock().clone();
-        let _ = producer.flush(timeout);
     }
 }
 

@@ -170,7 +170,7 @@ fn unsafe_setting(value: impl Fn(&str) -> String, replication: u32, retention_ms
             "retention.ms",
             unlimited("retention.ms") || at_least("retention.ms", retention_ms),
             retention_ms.to_string(),
-            "because PostgreSQL may be away for a while, and a restored backup continues from there",
+            "because PostgreSQL may be down for a while, and a restored backup replays from the journal",
         ),
         (
             "max.message.bytes",

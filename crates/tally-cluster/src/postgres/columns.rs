@@ -32,7 +32,7 @@ pub(super) fn bigint(number: u64) -> i64 {
 
 /// The number in a `bigint` that is not negative.
 pub(super) fn number(bigint: i64) -> Result<u64, PgError> {
-    u64::try_from(bigint).map_err(|_| PgError::Unexpected(format!("{bigint} where no negative number can be")))
+    u64::try_from(bigint).map_err(|_| PgError::Unexpected(format!("unexpected negative number {bigint}")))
 }
 
 /// The position in a `bigint`.

@@ -217,7 +217,7 @@ pub enum PersistError {
     /// After [`PersistError::OutcomeUnknown`], this worker's epoch and the position of that persist mean that it had
     /// succeeded.
     #[error(
-        "the partition is stored at position {stored} with epoch {epoch}: another worker has it; discard its state"
+        "the partition is stored at position {stored} with epoch {epoch}: another worker owns it; discard this state of it"
     )]
     Superseded {
         /// The stored position.

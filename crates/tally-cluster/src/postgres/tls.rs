@@ -89,7 +89,7 @@ fn take_mode(url: &str) -> Result<(String, SslMode), PgError> {
         let known = MODES.iter().find(|(known, _)| *known == value.trim_matches('\''));
         let known = known.ok_or_else(|| {
             let names = MODES.map(|(name, _)| name).join(", ");
-            PgError::Settings(format!("`sslmode` is none of {names}"))
+            PgError::Settings(format!("`sslmode` must be one of {names}"))
         })?;
         mode = known.1;
         let understood = if matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) { "require" } else { known.0 };

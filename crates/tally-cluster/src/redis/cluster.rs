@@ -67,7 +67,7 @@ type Destination = (Option<String>, bool);
 
 /// The result of one pipeline.
 #[derive(Default)]
-struct SentCommand {
+struct PipelineResult {
     answers: Vec<(usize, Value)>,
     /// Commands to send again.
     pending: Vec<PendingCommand>,
@@ -283,12 +283,12 @@ impl ClusterRouter {
         topology: &Topology,
         commands: &[KeyCommand],
         hashes: &ScriptHashes,
-    ) -> RedisResult<SentCommand> {
+    ) -> RedisResult<PipelineResult> {
         let pipelines = by_destination(waiting, topology)
             .into_iter()
             .map(|(destination, pending)| self.send(destination, pending, commands, hashes));
         let mut sent = stream::iter(pipelines).buffer_unordered(PIPELINES_MAX);
-        let mut all = SentCommand::default();
+        let mut all = PipelineResult::default();
         while let Some(sent) = sent.next().await {
             let sent = sent?;
             all.answers.extend(sent.answers);
@@ -305,10 +305,10 @@ impl ClusterRouter {
         mut pending: Vec<PendingCommand>,
         commands: &[KeyCommand],
         hashes: &ScriptHashes,
-    ) -> RedisResult<SentCommand> {
+    ) -> RedisResult<PipelineResult> {
         let Some(address) = address else {
             let error = (ErrorKind::Server(ServerErrorKind::ClusterDown), "nobody owns a slot").into();
-            return Ok(SentCommand { pending, error: Some(error), ..SentCommand::default() });
+            return Ok(PipelineResult { pending, error: Some(error), ..PipelineResult::default() });
         };
         let mut pipeline = Pipeline::with_capacity(2 * pending.len());
         // The first command makes the node cache the script for the others.
@@ -326,10 +326,10 @@ impl ClusterRouter {
             Ok(answered) => answered,
             Err(error) => {
                 pending.iter_mut().for_each(|command| command.redirect = None);
-                return Ok(SentCommand { pending, error: Some(error), ..SentCommand::default() });
+                return Ok(PipelineResult { pending, error: Some(error), ..PipelineResult::default() });
             }
         };
-        let mut sent = SentCommand::default();
+        let mut sent = PipelineResult::default();
         for (command, answer) in
             pending.into_iter().zip(answered.into_iter().skip(per_command - 1).step_by(per_command))
         {

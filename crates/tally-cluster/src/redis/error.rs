@@ -30,8 +30,8 @@ pub enum RedisError {
     },
     /// User or password are wrong, or the user lacks permissions.
     #[error(
-        "Redis refuses the credentials: {0}. Check user and password, and that the user may run GET, SET, GETRANGE, \
-         scripts and CLUSTER on keys that start with `tally:`"
+        "Redis refuses the credentials: {0}. Check user and password, and that the user may run commands on strings and \
+         hashes, EVAL, EVALSHA, SCRIPT, DEL, EXISTS, TIME and CLUSTER on keys that start with `tally:`"
     )]
     Denied(String),
     /// Some slots are not served.

@@ -46,9 +46,7 @@ fn explained(error: &Error) -> String {
         Error::InvalidCertificate(problem) => certificate(problem),
         Error::InvalidMessage(_) => "it does not speak TLS; turn TLS on there, or off here".to_owned(),
         Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateRequired => {
-                "it wants a certificate of this client, and none is set".to_owned()
-            }
+            AlertDescription::CertificateRequired => "it requires a client certificate, and none is set".to_owned(),
             AlertDescription::BadCertificate
             | AlertDescription::CertificateExpired
             | AlertDescription::CertificateRevoked
@@ -74,8 +72,8 @@ fn certificate(problem: &CertificateError) -> String {
         }
         // Also the result of a CA that was created again under the same name.
         E::BadSignature => {
-            "its certificate is not signed by a trusted CA, although by one of the same name; name the file of \
-                            the CA that signed it"
+            "its certificate is signed by another CA with the same name as the trusted one; name the file of the CA \
+             that signed it"
                 .to_owned()
         }
         E::Expired | E::ExpiredContext { .. } => "its certificate has expired; renew it".to_owned(),

@@ -66,30 +66,30 @@ impl Ends {
 /// answer, because an answer must not be older than the call.
 #[derive(Clone)]
 struct SharedQuestion {
-    askers: mpsc::Sender<oneshot::Sender<Result<Position, EndError>>>,
+    callers: mpsc::Sender<oneshot::Sender<Result<Position, EndError>>>,
 }
 
 impl SharedQuestion {
     fn new<A: Future<Output = Result<Position, String>> + Send>(
         mut answer: impl FnMut() -> A + Send + 'static,
     ) -> SharedQuestion {
-        let (askers, mut asking) = mpsc::channel::<oneshot::Sender<_>>(READS_WAITING_MAX);
+        let (callers, mut calls) = mpsc::channel::<oneshot::Sender<_>>(READS_WAITING_MAX);
         tokio::spawn(async move {
             let mut waiting = Vec::new();
-            while asking.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
+            while calls.recv_many(&mut waiting, READS_WAITING_MAX).await > 0 {
                 let end = answer().await.map_err(EndError::Unavailable);
-                for asker in waiting.drain(..) {
+                for caller in waiting.drain(..) {
                     // The caller may have given up.
-                    let _ = asker.send(end.clone());
+                    let _ = caller.send(end.clone());
                 }
             }
         });
-        SharedQuestion { askers }
+        SharedQuestion { callers }
     }
 
     async fn ask(&self) -> Result<Position, EndError> {
-        let (asker, end) = oneshot::channel();
-        self.askers.try_send(asker).map_err(|_| EndError::Overloaded)?;
+        let (caller, end) = oneshot::channel();
+        self.callers.try_send(caller).map_err(|_| EndError::Overloaded)?;
         end.await.unwrap_or(Err(EndError::Overloaded))
     }
 }

@@ -28,7 +28,7 @@ use super::round::{Due, Moment, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_SHARE, REACH_WAIT_MS};
+use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_DIVISOR, REACH_WAIT_MS};
 use crate::postgres::Claim;
 
 /// How long the applying thread waits for a record before it checks whether to stop.
@@ -159,7 +159,7 @@ impl PartitionHost {
     /// Hosts the partition from what is stored.
     pub fn new(store: Arc<PartitionStore>, partition: u32, stored: &Claim, settings: HostSettings) -> Self {
         let HostSettings { budget_bytes, seed, duplicates } = settings;
-        let round_bytes = budget_bytes / PUBLISHED_MEMORY_SHARE;
+        let round_bytes = budget_bytes / PUBLISHED_MEMORY_DIVISOR;
         let budget_bytes = budget_bytes - round_bytes;
         let position = store.base();
         let state = match stored.meta {

@@ -33,7 +33,7 @@ const RETRY_STOPPED_AFTER: Duration = Duration::from_secs(10);
 const PUBLISH_LAST_MAX: Duration = Duration::from_secs(1);
 
 /// How a worker releases a partition.
-pub enum Letting {
+pub enum Release {
     /// Persist first. The next owner waits until this is dropped.
     HandOver(Arc<SyncSender<()>>),
     /// Only stop: another worker has it already.
@@ -125,16 +125,16 @@ pub async fn host(
     shared: Arc<WorkerShared>,
     partition: u32,
     mut role: watch::Receiver<Role>,
-    mut ended: oneshot::Receiver<Letting>,
+    mut ended: oneshot::Receiver<Release>,
 ) {
     loop {
         let mut hosting = None;
         let failure = tokio::select! {
             failure = host_once(&shared, partition, &mut role, &mut hosting) => failure,
-            letting = &mut ended => {
+            release = &mut ended => {
                 shared.stopped.lock().remove(&partition);
                 if let Some(hosting) = hosting {
-                    shared.let_go(&hosting, letting.unwrap_or(Letting::Drop)).await;
+                    shared.release(&hosting, release.unwrap_or(Release::Drop)).await;
                 }
                 return;
             }
@@ -354,10 +354,10 @@ impl WorkerShared {
     }
 
     /// Releases a partition. Its next owner continues where this one ends.
-    async fn let_go(&self, hosting: &Arc<Hosting>, letting: Letting) {
+    async fn release(&self, hosting: &Arc<Hosting>, release: Release) {
         self.unlist(hosting);
         hosting.host.stop();
-        let Letting::HandOver(done) = letting else { return };
+        let Release::HandOver(done) = release else { return };
         if hosting.role() == Role::Standby {
             return;
         }

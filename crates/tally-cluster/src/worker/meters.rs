@@ -99,7 +99,7 @@ impl WorkerShared {
             gauge("tally_shard_load_max", "Writes per second to the busiest sub-counter", shard_load.0),
             gauge(
                 "tally_aggregator_lag_seconds",
-                "How old the oldest increment of a sub-counter may be that is not summed yet",
+                "Upper bound for the age of the oldest increment of a sub-counter that is not summed yet",
                 shard_load.1.as_secs_f64(),
             ),
             count("tally_duplicates_total", "Events with a request id that was seen before", &self.meters.duplicates),

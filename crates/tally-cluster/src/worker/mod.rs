@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use answer::StoreReads;
 pub use broker_clock::{BrokerClock, elapsed_ms};
 pub use host::HostError;
-use hosting::{Hosting, Letting};
+use hosting::{Hosting, Release};
 use meters::WorkerMeters;
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
@@ -292,29 +292,29 @@ enum HostingChange {
 }
 
 /// A partition that this worker hosts, or tries to.
-struct HostedLife {
+struct HostingTask {
     role: watch::Sender<Role>,
-    end: oneshot::Sender<Letting>,
+    end: oneshot::Sender<Release>,
 }
 
-impl HostedLife {
-    fn start(shared: &Arc<WorkerShared>, partition: u32, role: Role) -> HostedLife {
+impl HostingTask {
+    fn start(shared: &Arc<WorkerShared>, partition: u32, role: Role) -> HostingTask {
         let (end, ended) = oneshot::channel();
         let (role, roles) = watch::channel(role);
         tokio::spawn(hosting::host(Arc::clone(shared), partition, roles, ended));
-        HostedLife { role, end }
+        HostingTask { role, end }
     }
 }
 
 /// Hosts partitions as the group assigns them and as standbys are planned.
 async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<HostingChange>) {
-    let mut lives: BTreeMap<u32, HostedLife> = BTreeMap::new();
+    let mut lives: BTreeMap<u32, HostingTask> = BTreeMap::new();
     while let Some(change) = changes.recv().await {
         match change {
             HostingChange::Group(MembershipEvent::Assigned(partitions)) => {
                 tracing::info!(?partitions, "partitions assigned");
                 for partition in shared.known(partitions) {
-                    let start = || HostedLife::start(&shared, partition, Role::Owner);
+                    let start = || HostingTask::start(&shared, partition, Role::Owner);
                     lives.entry(partition).or_insert_with(start).role.send_replace(Role::Owner);
                 }
             }
@@ -324,26 +324,26 @@ async fn follow(shared: Arc<WorkerShared>, mut changes: mpsc::UnboundedReceiver<
                 let done = Arc::new(done);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
                     // The rebalance continues when the last clone of `done` is dropped.
-                    let _ = life.end.send(Letting::HandOver(Arc::clone(&done)));
+                    let _ = life.end.send(Release::HandOver(Arc::clone(&done)));
                 }
             }
             HostingChange::Group(MembershipEvent::Lost(partitions)) => {
                 tracing::warn!(?partitions, "partitions lost: the group did not hear from this worker in time");
                 shared.forget_unknown(&partitions);
                 for life in partitions.iter().filter_map(|partition| lives.remove(partition)) {
-                    let _ = life.end.send(Letting::Drop);
+                    let _ = life.end.send(Release::Drop);
                 }
             }
             HostingChange::Standbys(planned) => {
-                let is_over = |(partition, life): &(&u32, &HostedLife)| {
+                let is_over = |(partition, life): &(&u32, &HostingTask)| {
                     *life.role.borrow() == Role::Standby && !planned.contains(partition)
                 };
                 let over: Vec<u32> = lives.iter().filter(is_over).map(|(partition, _)| *partition).collect();
                 for life in over.iter().filter_map(|partition| lives.remove(partition)) {
-                    let _ = life.end.send(Letting::Drop);
+                    let _ = life.end.send(Release::Drop);
                 }
                 for partition in planned {
-                    lives.entry(partition).or_insert_with(|| HostedLife::start(&shared, partition, Role::Standby));
+                    lives.entry(partition).or_insert_with(|| HostingTask::start(&shared, partition, Role::Standby));
                 }
             }
         }

@@ -28,7 +28,7 @@ pub struct Placed {
 
 impl Combiner {
     /// Adds a call to the batch; appends one entry per slot of the call to `placed`.
-    pub fn gather(&mut self, events: &Events, placed: &mut Vec<Placed>) {
+    pub fn combine(&mut self, events: &Events, placed: &mut Vec<Placed>) {
         self.events += events.len() - events.batch.reads;
         let parts_max = self.batch.parts() + events.batch.parts() + JOIN_PARTS_MAX * events.batch.len();
         placed.reserve(events.batch.slots.len());

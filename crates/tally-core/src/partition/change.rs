@@ -198,7 +198,7 @@ impl Partition {
         if version_of(self.live_state(event).as_ref()) == version {
             return self.unchanged(event);
         }
-        self.guarded = covers;
+        self.refuse_next = covers;
         self.refused(event, Refusal::NotExpected)
     }
 

@@ -219,7 +219,7 @@ fn only_batches_with_imports_or_sums_have_format_3() {
         let mut bytes = encoded(call.batch(), Millis(5));
         assert_eq!(bytes[0], 3);
         let mut combiner = Combiner::default();
-        combiner.gather(&call, &mut Vec::new());
+        combiner.combine(&call, &mut Vec::new());
         assert_eq!(encoded(combiner.batch(), Millis(5))[0], 3);
         bytes[0] = 2;
         let content = bytes.len() - 4;
@@ -310,8 +310,8 @@ fn events_of_a_group_are_never_combined() {
     };
     assert_eq!(sums(call.batch()), [2, 1, 1, 5, 2]);
     let mut combiner = Combiner::default();
-    combiner.gather(&call, &mut Vec::new());
-    combiner.gather(&call, &mut Vec::new());
+    combiner.combine(&call, &mut Vec::new());
+    combiner.combine(&call, &mut Vec::new());
     // The first adds of the second call are combined with the last ones of the first.
     assert_eq!(sums(combiner.batch()), [2, 1, 1, 5, 4, 1, 1, 5, 2]);
 }
@@ -331,9 +331,9 @@ fn the_largest_batch_that_engines_accept_survives_a_round_trip() {
     for events in 0..BATCH_EVENTS_SEAL - 1 {
         let mut call = Events::new(SEED);
         call.add(key(CALL_EVENTS_MAX + events).as_ref(), i64::MIN);
-        combiner.gather(&call, &mut Vec::new());
+        combiner.combine(&call, &mut Vec::new());
     }
-    combiner.gather(&many_events, &mut Vec::new());
+    combiner.combine(&many_events, &mut Vec::new());
     assert_eq!(combiner.batch().len(), BATCH_EVENTS_MAX);
     let bytes = encoded(combiner.batch(), Millis(u64::MAX));
     let mut back = Batch::default();

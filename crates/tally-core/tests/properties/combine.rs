@@ -56,7 +56,7 @@ fn apply_calls(partition: &mut Twins, at: Millis, calls: &[Vec<Event>]) -> Vec<V
         .iter()
         .map(|call| {
             let mut placed = Vec::new();
-            combiner.gather(&call_of(call), &mut placed);
+            combiner.combine(&call_of(call), &mut placed);
             placed
         })
         .collect();
@@ -257,7 +257,7 @@ fn assert_within_limits(calls: impl Iterator<Item = Events>) -> usize {
             break;
         }
         assert!(call.batch().fits_call(), "{} events, {} parts", call.batch().len(), call.batch().parts());
-        combiner.gather(&call, &mut Vec::new());
+        combiner.combine(&call, &mut Vec::new());
     }
     let batch = combiner.batch();
     assert!(batch.len() <= BATCH_EVENTS_MAX, "{} events", batch.len());

@@ -48,7 +48,7 @@ impl Harness {
         let mut call = Events::new(self.partition.seed());
         push_all(events, &mut call);
         let (mut combiner, mut placed) = (Combiner::default(), Vec::new());
-        combiner.gather(&call, &mut placed);
+        combiner.combine(&call, &mut placed);
         let mut payload = Vec::new();
         encode(combiner.batch(), at, &mut payload);
         self.restore(std::slice::from_ref(combiner.batch()));

@@ -71,7 +71,7 @@ impl<S, R> OpenBatch<S, R> {
         }
         let is_first = filling.combiner.batch().is_empty();
         let mut placed = Vec::new();
-        filling.combiner.gather(events, &mut placed);
+        filling.combiner.combine(events, &mut placed);
         let is_full = is_full(filling.combiner.batch());
         Poll::Ready(Ok(JoinedBatch { ticket: Arc::clone(&filling.ticket), is_first, is_full, placed }))
     }

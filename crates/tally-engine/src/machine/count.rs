@@ -5,12 +5,12 @@ use std::task::Poll;
 use tally_core::counter::CounterState;
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
-use tally_core::partition::{Probe, scramble};
+use tally_core::partition::{Probe, pseudo_random};
 use tally_core::record;
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
 
-use super::read::{LIST_SLICE, unrevealed};
+use super::read::{LIST_SLICE, read_error};
 use super::{BatchWait, Durability, Machine, State};
 use crate::host::MalformedRecord;
 use crate::store::StoreError;
@@ -64,7 +64,7 @@ impl Machine {
             (state.partition.counters(), state.journal.in_flight.newest())
         };
         match wait.filter(|_| durability == Durability::Flushed) {
-            Some(wait) => wait.await.map(|_| counters).map_err(unrevealed),
+            Some(wait) => wait.await.map(|_| counters).map_err(read_error),
             None => Ok(counters),
         }
     }
@@ -79,7 +79,7 @@ impl Machine {
             return Ok(None);
         };
         if let Some(wait) = wait {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         Ok(Some(key))
     }
@@ -88,7 +88,7 @@ impl Machine {
     /// only in the store. `None` if every try hit an expired counter, or one in the store that is also in memory.
     fn sample_any(&self, number: u64) -> Result<Sampled, EngineError> {
         for attempt in 0..SAMPLE_TRIES {
-            let number = scramble(number, attempt);
+            let number = pseudo_random(number, attempt);
             let in_store = {
                 let state = self.state.lock();
                 self.refuse_if_poisoned()?;

@@ -14,7 +14,7 @@ use tally_core::record::{self, REQUEST_PREFIX};
 use tally_core::surface::{CounterSnapshot, EngineError, KeyPage, RequestCursor, RequestPage};
 use tally_core::time::Position;
 
-use super::read::unrevealed;
+use super::read::read_error;
 use super::{Durability, Machine, PARTITION};
 use crate::host::{MalformedRecord, list_snapshots};
 use crate::store::StoreError;
@@ -77,7 +77,7 @@ impl Machine {
             (snapshots, self.wait_for(&state, keys, Durability::Flushed))
         };
         if let Some(wait) = wait {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         Ok(snapshots)
     }

@@ -39,7 +39,7 @@ impl Machine {
         let now = self.clock.now();
         let (counters, wait) = self.look_up(keys, durability)?;
         if let Some(wait) = wait {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         Ok(counters.iter().map(|counter| Reading::exact(counter.as_ref(), now)).collect())
     }
@@ -49,7 +49,7 @@ impl Machine {
         let now = self.clock.now();
         let (counters, wait) = self.look_up(std::slice::from_ref(key), durability)?;
         if let Some(wait) = wait {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         Ok(Stats::exact(counters.first().copied().flatten(), now))
     }
@@ -69,7 +69,7 @@ impl Machine {
         let (counters, _) = self.look_up(&keys, Durability::Applied)?;
         // The absence of a counter is information too, so wait for everything that was applied.
         if let Some(wait) = self.wait_for_all()? {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         let items = keys.into_iter().zip(counters).filter(|(_, counter)| counter.is_some());
         Ok(Page { items: items.map(|(key, counter)| (key, Reading::exact(counter.as_ref(), now))).collect(), next })
@@ -97,7 +97,7 @@ impl Machine {
             entries.insert(entry.seq, entry);
         }
         if let Some(wait) = wait {
-            wait.await.map_err(unrevealed)?;
+            wait.await.map_err(read_error)?;
         }
         entries.extend(unsaved.into_iter().filter(|entry| entry.seq > after).map(|entry| (entry.seq, entry)));
         Ok(entries.into_values().take(limit).collect())
@@ -184,7 +184,7 @@ impl Machine {
             state.journal.in_flight.covering(position)
         };
         match wait {
-            Some(wait) => wait.await.map(|_| ()).map_err(unrevealed),
+            Some(wait) => wait.await.map(|_| ()).map_err(read_error),
             None => Ok(()),
         }
     }
@@ -330,7 +330,7 @@ impl Machine {
 }
 
 /// The error of a read whose flush failed: a read changes nothing, so its outcome is not unknown.
-pub(super) fn unrevealed(error: EngineError) -> EngineError {
+pub(super) fn read_error(error: EngineError) -> EngineError {
     match error {
         EngineError::OutcomeUnknown(reason) => EngineError::Poisoned(reason),
         other => other,

@@ -177,7 +177,7 @@ impl RunCursor {
     fn decode(&mut self) -> Result<(), StoreError> {
         let Some(entry) = self.next_in_block()? else { return Ok(()) };
         if entry.shared > self.key.len() {
-            return Err(self.nonsense());
+            return Err(self.undecodable());
         }
         self.key.truncate(entry.shared);
         self.key.extend_from_slice(self.buf.get(entry.suffix).unwrap_or_default());
@@ -193,13 +193,13 @@ impl RunCursor {
             return Ok(None);
         }
         let entry = self.buf.get(..self.rest.end).and_then(|block| EncodedEntry::at(block, self.rest.start));
-        let Some(entry) = entry else { return Err(self.nonsense()) };
+        let Some(entry) = entry else { return Err(self.undecodable()) };
         self.rest.start = entry.end;
         Ok(Some(entry))
     }
 
     #[cold]
-    fn nonsense(&self) -> StoreError {
+    fn undecodable(&self) -> StoreError {
         let block = self.run.index.block(self.block());
         self.run.damaged(block.start, "the block matches its checksum but cannot be decoded")
     }

@@ -16,7 +16,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Bits per key that a filter is sized for.
 const BITS_PER_KEY: u64 = 10;
 /// Line counts of large filters are multiples of this power of two, so that they can be folded repeatedly.
-const FOLDS_MAX: u64 = 1 << 10;
+const LINES_MULTIPLE_MAX: u64 = 1 << 10;
 
 /// Eight words in one cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Filter {
     pub(super) fn for_keys(keys: u64) -> Filter {
         let needed = lines_needed(keys);
         // Rounding up costs an eighth at most.
-        let unit = (needed / 8).max(1).next_power_of_two().min(FOLDS_MAX);
+        let unit = (needed / 8).max(1).next_power_of_two().min(LINES_MULTIPLE_MAX);
         let lines = usize::try_from(needed.next_multiple_of(unit)).unwrap_or(usize::MAX);
         Filter { lines: vec![CacheLine::default(); lines] }
     }

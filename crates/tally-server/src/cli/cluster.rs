@@ -202,7 +202,7 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
         let appended = appender.reset_clock(partition).await;
         let appended = appended.map_err(|error| {
             let done = partitions.len();
-            format!("partition {partition}: {error}. {done} partitions before it were reset; run it again, which is harmless")
+            format!("partition {partition}: {error}. {done} partitions before it were reset; it is safe to run the command again")
         })?;
         let position = appended.end.0.saturating_sub(1);
         let before = row.meta.map(|meta| meta.clock);
@@ -216,7 +216,7 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
                 "the clocks of the broker and of this machine differ: correct the wrong one, and run it again"
                     .to_owned()
             }
-            _ if appended.at.is_none() => "reset; the broker did not say its time".to_owned(),
+            _ if appended.at.is_none() => "reset; the broker did not report its time".to_owned(),
             Some(set_back_ms) if set_back_ms > 0 => {
                 format!("set back by {}", humantime::format_duration(Duration::from_millis(set_back_ms)))
             }

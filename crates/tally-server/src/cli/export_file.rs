@@ -77,7 +77,7 @@ pub enum ExportFileError {
     #[error("this is not an export of Tally: its first line is not {{\"tally_export\":1}}")]
     NotAnExport,
     /// A newer version wrote it.
-    #[error("the export has format {0}, which is newer than this version of Tally knows ({VERSION})")]
+    #[error("the export has format {0}; this version of Tally reads format {VERSION}. Upgrade Tally")]
     Newer(u64),
     /// The last line is missing.
     #[error("the export is unfinished: it ends after {0} lines without the line that has its totals. Export again")]

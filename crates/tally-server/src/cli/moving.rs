@@ -56,7 +56,7 @@ impl MoveError {
             MoveError::File(error) => (error.to_string(), EXIT_DAMAGED),
         };
         match format {
-            Output::Json => output::error_json(&json!({ "title": "Not moved", "detail": why })),
+            Output::Json => output::error_json(&json!({ "title": "Import failed", "detail": why })),
             Output::Table => output::error(&why),
         }
         ExitCode::from(code)
@@ -65,7 +65,10 @@ impl MoveError {
 
 /// Retries a call while the server answers 503, for example while a worker is replaced, and prints why. Export and
 /// import calls are safe to repeat.
-fn patiently(bar: &ProgressBar, call: impl Fn() -> Result<Answer, CallError>) -> Result<Answer, CallError> {
+fn retry_while_unavailable(
+    bar: &ProgressBar,
+    call: impl Fn() -> Result<Answer, CallError>,
+) -> Result<Answer, CallError> {
     for attempt in 0..MOVE_RETRIES_MAX {
         match call() {
             Err(CallError::Refused { problem }) if problem.value.get("status") == Some(&json!(503)) => {
@@ -135,7 +138,7 @@ fn export_pages<W: Write>(client: &ApiClient, out: W, bar: &ProgressBar) -> Resu
     let mut cursor = String::new();
     let mut total = 0;
     loop {
-        let answer = patiently(bar, || client.get(&format!("/export?limit=1000{cursor}")))?;
+        let answer = retry_while_unavailable(bar, || client.get(&format!("/export?limit=1000{cursor}")))?;
         let not_a_page = |_| CallError::InvalidAnswer("the answer is not a page of an export".to_owned());
         let page: ExportedPage = serde_json::from_str(&answer.text).map_err(not_a_page)?;
         for item in &page.items {
@@ -254,7 +257,7 @@ fn import_items(
         }
         if items > 0 && (is_end || items == IMPORT_ITEMS_MAX || body.len() >= IMPORT_SEND_BYTES) {
             body.push_str("]}");
-            totals.add(&patiently(bar, || client.post_text("/import", body.clone()))?)?;
+            totals.add(&retry_while_unavailable(bar, || client.post_text("/import", body.clone()))?)?;
             (body, items) = (head.clone(), 0);
             let (done, total) = (reader.bytes(), bar.length().unwrap_or_default());
             progress::show(bar, done, total.max(done));
@@ -267,7 +270,7 @@ fn import_items(
 
 impl ImportTotals {
     fn add(&mut self, answer: &Answer) -> Result<(), CallError> {
-        let not_one = |_| CallError::InvalidAnswer("the answer is not one to an import".to_owned());
+        let not_one = |_| CallError::InvalidAnswer("the answer is not the result of an import".to_owned());
         let part: ImportedPart = serde_json::from_str(&answer.text).map_err(not_one)?;
         self.imported += part.imported;
         self.unchanged += part.unchanged;

@@ -256,7 +256,9 @@ fn kafka(given: Given<'_>) -> Result<KafkaSettings, ConfigError> {
             let mechanism = given.text("kafka_mechanism", "PLAIN");
             if !KAFKA_MECHANISMS.contains(&mechanism.as_str()) {
                 let known = KAFKA_MECHANISMS.join(", ");
-                return Err(ConfigError(format!("`cluster.kafka_mechanism`: `{mechanism}` is none of {known}")));
+                return Err(ConfigError(format!(
+                    "`cluster.kafka_mechanism`: `{mechanism}` is not supported; use one of {known}"
+                )));
             }
             if mechanism != "PLAIN" && !tally_cluster::kafka::HAS_TLS {
                 return Err(ConfigError(format!(
@@ -401,7 +403,7 @@ mod tests {
         assert!(refused(&[("rollup_every", "soon")]).contains("is not a duration"));
         assert!(refused(&[("kafka_user", "u")]).contains("kafka_password"));
         let login = |mechanism| [("kafka_user", "u"), ("kafka_password", "p"), ("kafka_mechanism", mechanism)];
-        assert!(refused(&login("GSSAPI")).contains("is none of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"));
+        assert!(refused(&login("GSSAPI")).contains("use one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"));
         assert!(refused(&login("SCRAM-SHA-256")).contains("--features kafka-tls"));
         let wrong = validate(&given(&MINIMAL), &[setting("apo")]).unwrap_err().0;
         assert!(wrong.contains("did you mean `api`?"), "{wrong}");

@@ -20,8 +20,15 @@ const SETTINGS: [&str; 12] = [
 ];
 
 /// Variables that client commands and tests read.
-const OTHERS: [&str; 6] =
-    ["TALLY_SERVER", "TALLY_SEED", "TALLY_SEEDS", "TALLY_KILL_CYCLES", "TALLY_REDIS_COMMANDS", "TALLY_FUZZ_ROUNDS"];
+const OTHERS: [&str; 7] = [
+    "TALLY_SERVER",
+    "TALLY_SEED",
+    "TALLY_SEEDS",
+    "TALLY_KILL_CYCLES",
+    "TALLY_KILL_SEED",
+    "TALLY_REDIS_COMMANDS",
+    "TALLY_FUZZ_ROUNDS",
+];
 
 /// The key of `[cluster]` that a variable sets, such as `kafka` for `TALLY_CLUSTER_KAFKA`.
 fn cluster_key(name: &str) -> Option<&'static str> {

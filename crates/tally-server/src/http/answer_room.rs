@@ -51,11 +51,11 @@ pub fn escaped_bytes(text: &[u8]) -> usize {
 }
 
 /// Memory that all large answers share.
-pub struct AnswerRoom(Arc<Semaphore>);
+pub struct AnswerBudget(Arc<Semaphore>);
 
-impl Default for AnswerRoom {
+impl Default for AnswerBudget {
     fn default() -> Self {
-        AnswerRoom(Arc::new(Semaphore::new(ANSWERS_BYTES_MAX)))
+        AnswerBudget(Arc::new(Semaphore::new(ANSWERS_BYTES_MAX)))
     }
 }
 
@@ -66,7 +66,7 @@ pub struct AnswerReservation(Option<OwnedSemaphorePermit>);
 #[derive(Clone)]
 pub struct AnswerPermit(Option<Arc<OwnedSemaphorePermit>>);
 
-impl AnswerRoom {
+impl AnswerBudget {
     /// Waits for room for an answer of at most `bytes`.
     pub async fn reserve(&self, bytes: usize) -> Result<AnswerReservation, Problem> {
         if bytes <= ANSWER_BYTES_FREE {
@@ -119,19 +119,19 @@ impl AnswerPermit {
 
     /// Bytes that hold the room until they are dropped.
     pub fn attach(&self, bytes: Bytes) -> Bytes {
-        struct Held {
+        struct PermittedBytes {
             bytes: Bytes,
             _permit: Arc<OwnedSemaphorePermit>,
         }
 
-        impl AsRef<[u8]> for Held {
+        impl AsRef<[u8]> for PermittedBytes {
             fn as_ref(&self) -> &[u8] {
                 &self.bytes
             }
         }
 
         match &self.0 {
-            Some(permit) => Bytes::from_owner(Held { bytes, _permit: Arc::clone(permit) }),
+            Some(permit) => Bytes::from_owner(PermittedBytes { bytes, _permit: Arc::clone(permit) }),
             None => bytes,
         }
     }
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_holds_what_it_takes_until_its_bytes_are_dropped() {
-        let room = AnswerRoom::default();
+        let room = AnswerBudget::default();
         let reservation = room.reserve(10 << 20).await.unwrap();
         assert_eq!(room.0.available_permits(), ANSWERS_BYTES_MAX - (10 << 20));
         let mut response = reservation.hold(response(1 << 20));
@@ -178,7 +178,7 @@ mod tests {
 
     #[tokio::test]
     async fn small_answers_have_room_even_if_there_is_none() {
-        let room = AnswerRoom::default();
+        let room = AnswerBudget::default();
         let _all = room.reserve(ANSWERS_BYTES_MAX).await.unwrap();
         room.reserve(ANSWER_BYTES_FREE).await.unwrap();
         assert_eq!(room.admit(response(ANSWER_BYTES_FREE)).status(), 200);

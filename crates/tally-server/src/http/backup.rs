@@ -30,7 +30,8 @@ const BLOCK_BYTES: u64 = 512;
 /// Blocks of zeros that end an archive.
 const END_BLOCKS: u64 = 2;
 
-/// A tar archive. Not described as one: generators of clients know no media type for it.
+// Not described as `application/x-tar`: generators of clients do not know it.
+/// A tar archive.
 #[derive(ToSchema)]
 #[schema(value_type = String, format = Binary)]
 #[allow(dead_code, reason = "the schema of the body")]

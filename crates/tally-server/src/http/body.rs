@@ -29,27 +29,27 @@ pub async fn collect(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> 
 /// A body takes room as it arrives: the length that a client announces reserves nothing. Many large bodies that arrive
 /// at once could then each hold a part and wait for the rest. To prevent that deadlock, one body at a time may use a
 /// reserve that is large enough for any body, so it completes or times out.
-pub struct BatchRoom {
+pub struct BatchBudget {
     shared: Semaphore,
     /// The right to use the reserve.
     spare: Semaphore,
 }
 
-impl Default for BatchRoom {
+impl Default for BatchBudget {
     fn default() -> Self {
-        BatchRoom { shared: Semaphore::new(BATCH_BODIES_BYTES_MAX - BODY_BYTES_MAX), spare: Semaphore::new(1) }
+        BatchBudget { shared: Semaphore::new(BATCH_BODIES_BYTES_MAX - BODY_BYTES_MAX), spare: Semaphore::new(1) }
     }
 }
 
-impl BatchRoom {
-    /// Reads the body of a batch. Its memory is reserved until the [`BodyRoom`] is dropped. The time limit includes the
+impl BatchBudget {
+    /// Reads the body of a batch. Its memory is reserved until the [`BodyReservation`] is dropped. The time limit includes the
     /// time it waits for room.
-    pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Vec<u8>, BodyRoom<'_>), Problem> {
+    pub async fn collect(&self, headers: &HeaderMap, body: Body) -> Result<(Vec<u8>, BodyReservation<'_>), Problem> {
         let announced = announced(headers).unwrap_or(BODY_BYTES_MAX as u64);
         if announced > BODY_BYTES_MAX as u64 {
             return Err(too_large(BODY_BYTES_MAX));
         }
-        let mut room = BodyRoom { of: self, shared: None, spare: None, is_waiting: false };
+        let mut room = BodyReservation { of: self, shared: None, spare: None, is_waiting: false };
         match tokio::time::timeout(BODY_READ_MAX, room.read(body, announced as usize)).await {
             Ok(read) => Ok((read?, room)),
             Err(_) if room.is_waiting => Err(Problem::overloaded("too many batches are in progress")),
@@ -59,14 +59,14 @@ impl BatchRoom {
 }
 
 /// The memory of one body.
-pub struct BodyRoom<'a> {
-    of: &'a BatchRoom,
+pub struct BodyReservation<'a> {
+    of: &'a BatchBudget,
     shared: Option<SemaphorePermit<'a>>,
     spare: Option<SemaphorePermit<'a>>,
     is_waiting: bool,
 }
 
-impl BodyRoom<'_> {
+impl BodyReservation<'_> {
     async fn read(&mut self, mut body: Body, announced: usize) -> Result<Vec<u8>, Problem> {
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
@@ -292,7 +292,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_takes_room_for_what_has_arrived_not_for_what_is_announced() {
-        let room = BatchRoom::default();
+        let room = BatchBudget::default();
         let free = room.shared.available_permits();
         for (arrived, taken) in [(1, 4 << 10), (5_000, 8 << 10), (9 << 20, 16 << 20)] {
             let body = Body::from(vec![b' '; arrived]);
@@ -306,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_body_is_read_even_if_the_shared_room_is_used_up() {
-        let room = BatchRoom::default();
+        let room = BatchBudget::default();
         let _all = room.shared.acquire_many(room.shared.available_permits() as u32).await.unwrap();
         for _ in 0..2 {
             let body = Body::from(vec![b' '; BODY_BYTES_MAX]);
@@ -319,7 +319,7 @@ mod tests {
     /// Takes as long as the timeout for a body.
     #[tokio::test]
     async fn a_body_that_gets_no_room_in_time_is_refused_with_retry_after() {
-        let room = BatchRoom::default();
+        let room = BatchBudget::default();
         let _all = room.shared.acquire_many(room.shared.available_permits() as u32).await.unwrap();
         let _spare = room.spare.acquire().await.unwrap();
         let Err(problem) = room.collect(&headers(1), Body::from("{")).await else { panic!("it was read") };

@@ -79,7 +79,7 @@ fn of_health(health: Health) -> Readiness {
         Health::Degraded { writes, why } => {
             Readiness { ready: true, state: "degraded", reads: true, writes, detail: why }
         }
-        Health::Recovering => neither("recovering", "the journal is being replayed; retry shortly".into()),
+        Health::Recovering => neither("recovering", "the server is still starting; retry shortly".into()),
         Health::Poisoned(why) => {
             neither("poisoned", format!("the disk cannot be trusted and the server is stopping: {why}"))
         }

@@ -51,9 +51,9 @@ pub struct App {
     /// The metrics of every protocol.
     pub protocols: Arc<[Arc<ProtocolMetrics>]>,
     /// Memory for the bodies of batches.
-    pub batch_room: Arc<body::BatchRoom>,
+    pub batch_room: Arc<body::BatchBudget>,
     /// Memory for large answers.
-    pub answer_room: Arc<answer_room::AnswerRoom>,
+    pub answer_room: Arc<answer_room::AnswerBudget>,
 }
 
 impl App {

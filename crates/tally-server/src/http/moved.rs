@@ -214,7 +214,7 @@ impl<'a> MovedEntry<'a> {
 
     fn entry(&self) -> Result<LedgerEntry, String> {
         let chain_hash = |text: &str| -> Result<ChainHash, String> {
-            hex(text).ok_or_else(|| format!("a hash of entry {} of the ledger is not one", self.seq))
+            hex(text).ok_or_else(|| format!("entry {} of the ledger has an invalid hash", self.seq))
         };
         // Checks the lengths.
         Correction::new(&self.actor, &self.reason).map_err(|error| error.to_string())?;

@@ -272,7 +272,7 @@ struct ImportAnswer<'a> {
     failed: Vec<RefusedItem<'a>>,
 }
 
-/// An item that was refused. Nothing of it was changed.
+/// An item that was refused. It changed nothing.
 #[derive(Serialize, ToSchema)]
 struct RefusedItem<'a> {
     /// Its place in the request, from 0.
@@ -417,11 +417,14 @@ fn refused(outcome: &Outcome, refusal: Refusal) -> Problem {
     match refusal {
         Refusal::LedgerDiffers => Problem::new(
             Kind::LedgerDiffers,
-            "the ledger here has entries that the imported one does not have, or lacks some before it",
+            "the ledger here is not the beginning of the imported one; import into a server without this counter",
         ),
         _ => Problem::new(
             Kind::ImportConflict,
-            format!("the counter exists with the value {} and another content", outcome.value),
+            format!(
+                "the counter exists with the value {} and different content; `replace` overwrites it",
+                outcome.value
+            ),
         ),
     }
 }

@@ -106,7 +106,7 @@ kinds! {
         "Send the request again, with the same request id if it has one.";
     BatchEmpty = "batch-empty", BAD_REQUEST, "The batch has no items",
         "A batch has 1 to 10000 items, an import 1 to 1000.",
-        "Put at least one item into `increments`.";
+        "Send at least one item.";
     BatchTooLarge = "batch-too-large", PAYLOAD_TOO_LARGE, "The batch has too many items",
         "A batch has 1 to 10000 items, an import 1 to 1000. None was applied.",
         "Send several batches.";

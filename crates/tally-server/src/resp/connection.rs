@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use super::clients::{ClosingMode, RespClient};
 use super::server::SharedLimits;
-use crate::limits::{RESP_FAREWELL_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
+use crate::limits::{RESP_LINGER_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
 
 /// A buffer that the sockets of one thread are read into, one after the other.
 pub struct ReadBuffer(RefCell<Vec<u8>>);
@@ -43,7 +43,7 @@ pub struct RespConnection {
     limits: Arc<SharedLimits>,
     out: RefCell<Out>,
     /// Its shares in turns that are not settled.
-    under_way: Cell<usize>,
+    in_flight: Cell<usize>,
     /// The client has disconnected, or was disconnected.
     over: Cell<bool>,
     /// The server is stopping.
@@ -86,7 +86,7 @@ impl RespConnection {
             client,
             limits,
             out: RefCell::default(),
-            under_way: Cell::new(0),
+            in_flight: Cell::new(0),
             over: Cell::new(false),
             stopping: Cell::new(false),
             waker: RefCell::default(),
@@ -111,18 +111,18 @@ impl RespConnection {
 
     /// Adds this many pending shares.
     pub fn begin(&self, shares: usize) {
-        self.under_way.set(self.under_way.get() + shares);
+        self.in_flight.set(self.in_flight.get() + shares);
     }
 
     /// Writes the replies of one share, as far as the socket accepts them.
     pub fn answer(&self, write: impl FnOnce(&mut Vec<u8>)) {
-        self.under_way.set(self.under_way.get().saturating_sub(1));
+        self.in_flight.set(self.in_flight.get().saturating_sub(1));
         self.put(write);
     }
 
     /// Writes the reply of a command that the connection's own task executed.
     pub fn put(&self, write: impl FnOnce(&mut Vec<u8>)) {
-        let is_last = self.under_way.get() == 0;
+        let is_last = self.in_flight.get() == 0;
         let mut out = self.out.borrow_mut();
         // Even if the client has disconnected; `give_up` frees it again.
         write(&mut out.bytes);
@@ -161,7 +161,7 @@ impl RespConnection {
             }
         };
         // After the timeout the connection is closed anyway.
-        let _ = tokio::time::timeout(RESP_FAREWELL_MAX, until_end).await;
+        let _ = tokio::time::timeout(RESP_LINGER_MAX, until_end).await;
     }
 
     /// Whether the client has disconnected.
@@ -211,7 +211,7 @@ impl RespConnection {
         self.limits.unread.change(out.counted, left);
         out.counted = left;
         if left > 0 && self.limits.unread.bytes() > RESP_OUTPUT_BYTES_MAX {
-            tracing::debug!(client = self.client.id, "closing a connection: too many answers wait to be read");
+            tracing::debug!(client = self.client.id, "closing a connection: too many replies are waiting to be read");
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(())
@@ -223,7 +223,7 @@ impl RespConnection {
     }
 
     fn poll_ready(&self, context: &mut Context<'_>) -> Poll<Ready> {
-        if self.under_way.get() > 0 && !self.stopping.get() && self.stream.poll_read_ready(context).is_pending() {
+        if self.in_flight.get() > 0 && !self.stopping.get() && self.stream.poll_read_ready(context).is_pending() {
             self.awaits_replies.set(false);
             self.remember(context);
             return Poll::Pending;
@@ -252,7 +252,7 @@ impl RespConnection {
 
     fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
         loop {
-            if self.under_way.get() > 0 {
+            if self.in_flight.get() > 0 {
                 self.awaits_replies.set(true);
                 self.remember(context);
                 return Poll::Pending;

@@ -14,7 +14,7 @@ use super::connection::{ReadBuffer, RespConnection};
 use super::reply::ProtocolVersion;
 use super::server::RespServer;
 use super::turn::{ReplySink, Turn, TurnLoad};
-use crate::limits::{RESP_COMMANDS_UNDER_WAY_MAX, RESP_EVENTS_UNDER_WAY_MAX, RESP_REPLY_BYTES_UNDER_WAY_MAX};
+use crate::limits::{RESP_COMMANDS_IN_FLIGHT_MAX, RESP_EVENTS_IN_FLIGHT_MAX, RESP_REPLY_BYTES_IN_FLIGHT_MAX};
 
 /// The turns of one thread.
 pub struct Gatherer {
@@ -27,7 +27,7 @@ pub struct Gatherer {
     /// A turn whose memory can be reused.
     spare: RefCell<OpenTurn>,
     /// The load of turns that are submitted but not settled.
-    under_way: Cell<TurnLoad>,
+    in_flight: Cell<TurnLoad>,
     settled: Notify,
 }
 
@@ -57,7 +57,7 @@ impl Gatherer {
             buffer: ReadBuffer::default(),
             open: RefCell::default(),
             spare: RefCell::default(),
-            under_way: Cell::default(),
+            in_flight: Cell::default(),
             settled: Notify::new(),
         }
     }
@@ -101,7 +101,7 @@ impl Gatherer {
     /// Takes the turn to run it. From now on its commands are in progress.
     fn take_open(&self) -> OpenTurn {
         let open = self.open.replace(self.spare.take());
-        self.under_way.set(self.under_way.get().plus(open.turn.load()));
+        self.in_flight.set(self.in_flight.get().plus(open.turn.load()));
         open
     }
 
@@ -110,7 +110,7 @@ impl Gatherer {
         let server = &self.server;
         open.turn.run(&server.service, (&server.metrics, &server.stats), &open.connections).await;
         open.connections.0.clear();
-        self.under_way.set(self.under_way.get().minus(load));
+        self.in_flight.set(self.in_flight.get().minus(load));
         self.settled.notify_waiters();
         self.spare.replace(open);
     }
@@ -123,9 +123,9 @@ impl Gatherer {
     }
 
     fn is_full(&self) -> bool {
-        let load = self.under_way.get().plus(self.open.borrow().turn.load());
-        load.commands > RESP_COMMANDS_UNDER_WAY_MAX
-            || load.events > RESP_EVENTS_UNDER_WAY_MAX
-            || load.reply_bytes > RESP_REPLY_BYTES_UNDER_WAY_MAX
+        let load = self.in_flight.get().plus(self.open.borrow().turn.load());
+        load.commands > RESP_COMMANDS_IN_FLIGHT_MAX
+            || load.events > RESP_EVENTS_IN_FLIGHT_MAX
+            || load.reply_bytes > RESP_REPLY_BYTES_IN_FLIGHT_MAX
     }
 }

@@ -33,9 +33,9 @@ impl Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// It is.
-    Kept,
+    Sensitive,
     /// It is not.
-    Ignored,
+    Insensitive,
 }
 
 /// Whether `pattern` matches all of `text`.
@@ -110,8 +110,8 @@ fn same(literal: u8, byte: u8, case: Case) -> bool {
 
 fn folded(byte: u8, case: Case) -> u8 {
     match case {
-        Case::Kept => byte,
-        Case::Ignored => byte.to_ascii_lowercase(),
+        Case::Sensitive => byte,
+        Case::Insensitive => byte.to_ascii_lowercase(),
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     fn fold(byte: u8, case: Case) -> u8 {
-        if case == Case::Ignored && byte.is_ascii_uppercase() { byte + 32 } else { byte }
+        if case == Case::Insensitive && byte.is_ascii_uppercase() { byte + 32 } else { byte }
     }
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
             (r"a\", r"a\"),
             ("*:*:x", "a:b:c:x"),
         ] {
-            assert!(matches(pattern.as_bytes(), text.as_bytes(), Case::Kept), "{pattern} {text}");
+            assert!(matches(pattern.as_bytes(), text.as_bytes(), Case::Sensitive), "{pattern} {text}");
         }
         for (pattern, text) in [
             ("", "a"),
@@ -189,16 +189,16 @@ mod tests {
             ("a*b", "ac"),
             ("A", "a"),
         ] {
-            assert!(!matches(pattern.as_bytes(), text.as_bytes(), Case::Kept), "{pattern} {text}");
+            assert!(!matches(pattern.as_bytes(), text.as_bytes(), Case::Sensitive), "{pattern} {text}");
         }
-        assert!(matches(b"Get[A-C]", b"gETb", Case::Ignored));
+        assert!(matches(b"Get[A-C]", b"gETb", Case::Insensitive));
     }
 
     #[test]
     fn a_hostile_pattern_terminates() {
         let pattern = b"*a".repeat(200);
         let text = [vec![b'a'; 512], vec![b'b']].concat();
-        assert!(!matches(&pattern, &text, Case::Kept));
+        assert!(!matches(&pattern, &text, Case::Sensitive));
     }
 
     proptest! {
@@ -209,7 +209,7 @@ mod tests {
             pattern in vec(proptest::sample::select(b"ab*?[]^-\\Ac".as_slice()), 0..10),
             text in vec(proptest::sample::select(b"abAc]-\\".as_slice()), 0..8),
         ) {
-            for case in [Case::Kept, Case::Ignored] {
+            for case in [Case::Sensitive, Case::Insensitive] {
                 prop_assert_eq!(matches(&pattern, &text, case), naive(&pattern, &text, case));
             }
         }

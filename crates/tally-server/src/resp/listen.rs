@@ -118,5 +118,5 @@ fn hand_over(server: &RespServer, thread: Option<&Thread>, accepted: Accepted) {
 fn refuse(server: &RespServer, stream: TcpStream) {
     server.metrics.connection_refused();
     let sent = stream.into_std().and_then(|mut stream| stream.write_all(b"-ERR max number of clients reached\r\n"));
-    tracing::debug!(?sent, "a connection was turned away: too many are open");
+    tracing::debug!(?sent, "a connection was refused: too many are open");
 }

@@ -44,7 +44,7 @@ impl ApiNodes {
 
 /// What was acknowledged to clients.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     stop: AtomicBool,
     /// Writes over HTTP with an `Idempotency-Key`, each repeated until it was acknowledged.
     keyed: AtomicU64,
@@ -55,7 +55,7 @@ struct Told {
     unknown: AtomicU64,
 }
 
-impl Told {
+impl Acknowledged {
     fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
@@ -73,7 +73,7 @@ impl Told {
 }
 
 /// Ends the load, even if the test fails.
-struct StopOnDrop<'a>(&'a Told);
+struct StopOnDrop<'a>(&'a Acknowledged);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
@@ -81,10 +81,10 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-fn count_with_keys(base: &str, client: u64, told: &Told) {
+fn count_with_keys(base: &str, client: u64, acknowledged: &Acknowledged) {
     let mut connection = Client::new(base);
     for number in 0.. {
-        if !told.goes_on() {
+        if !acknowledged.goes_on() {
             return;
         }
         let id = format!("{client}-{number}");
@@ -100,14 +100,14 @@ fn count_with_keys(base: &str, client: u64, told: &Told) {
                 }
             }
         });
-        told.keyed.fetch_add(1, Ordering::Relaxed);
+        acknowledged.keyed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn count_over_redis(address: &str, told: &Told) {
+fn count_over_redis(address: &str, acknowledged: &Acknowledged) {
     let mut connection = Resp::try_to(address);
     for number in 0.. {
-        if !told.goes_on() {
+        if !acknowledged.goes_on() {
             return;
         }
         let command = format!("TALLY.ADD redis 1 ID {number}\r\n");
@@ -125,23 +125,23 @@ fn count_over_redis(address: &str, told: &Told) {
                 }
             }
         });
-        told.redis.fetch_add(1, Ordering::Relaxed);
+        acknowledged.redis.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn count_without_keys(base: &str, told: &Told) {
+fn count_without_keys(base: &str, acknowledged: &Acknowledged) {
     let mut connection = Client::new(base);
-    while told.goes_on() {
+    while acknowledged.goes_on() {
         match connection.try_send("POST", "/api/v1/counters/plain/increment", &[], "{}") {
-            Ok(answer) if answer.status == 200 => drop(told.plain.fetch_add(1, Ordering::Relaxed)),
+            Ok(answer) if answer.status == 200 => drop(acknowledged.plain.fetch_add(1, Ordering::Relaxed)),
             Ok(answer) if answer.json["outcome"] == "none" => assert_eq!(answer.status, 503, "{}", answer.text),
             Ok(answer) => {
                 assert_eq!((answer.status, &answer.json["outcome"]), (503, &json!("unknown")), "{}", answer.text);
-                told.unknown.fetch_add(1, Ordering::Relaxed);
+                acknowledged.unknown.fetch_add(1, Ordering::Relaxed);
             }
             Err(_) => {
                 connection = Client::new(base);
-                told.unknown.fetch_add(1, Ordering::Relaxed);
+                acknowledged.unknown.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -170,28 +170,28 @@ fn behind_nginx_api_nodes_are_killed_and_rolled_without_a_wrong_count() {
     let (first, second) = (nodes.start(at[0]), nodes.start(at[1]));
     let nginx = Nginx::start(loopback.address(3), at, |conf| conf);
     cluster.wait_until_hosted();
-    let told = Told::default();
+    let acknowledged = Acknowledged::default();
     let _nodes = thread::scope(|scope| {
-        let (told, nginx) = (&told, &nginx);
-        let _stop = StopOnDrop(told);
+        let (acknowledged, nginx) = (&acknowledged, &nginx);
+        let _stop = StopOnDrop(acknowledged);
         for client in 0..4 {
-            scope.spawn(move || count_with_keys(&nginx.base, client, told));
+            scope.spawn(move || count_with_keys(&nginx.base, client, acknowledged));
         }
-        scope.spawn(move || count_over_redis(&nginx.redis, told));
+        scope.spawn(move || count_over_redis(&nginx.redis, acknowledged));
         for _ in 0..2 {
-            scope.spawn(move || count_without_keys(&nginx.base, told));
+            scope.spawn(move || count_without_keys(&nginx.base, acknowledged));
         }
-        told.wait_for_more(50);
+        acknowledged.wait_for_more(50);
         first.kill();
-        told.wait_for_more(50);
+        acknowledged.wait_for_more(50);
         let first = nodes.start(at[0]);
         wait_for_traffic(&first);
         let mut second = second;
         assert!(second.terminate().success(), "{}", second.log());
-        told.wait_for_more(50);
+        acknowledged.wait_for_more(50);
         let second = nodes.start(at[1]);
         wait_for_traffic(&second);
-        told.wait_for_more(50);
+        acknowledged.wait_for_more(50);
         (first, second)
     });
     let value = |key: &str| {
@@ -201,8 +201,8 @@ fn behind_nginx_api_nodes_are_killed_and_rolled_without_a_wrong_count() {
         })
     };
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    assert_eq!(value("keyed"), count(&told.keyed));
-    assert_eq!(value("redis"), count(&told.redis));
-    let (plain, known, unknown) = (value("plain"), count(&told.plain), count(&told.unknown));
+    assert_eq!(value("keyed"), count(&acknowledged.keyed));
+    assert_eq!(value("redis"), count(&acknowledged.redis));
+    let (plain, known, unknown) = (value("plain"), count(&acknowledged.plain), count(&acknowledged.unknown));
     assert!((known..=known + unknown).contains(&plain), "{plain}: {known} acknowledged, {unknown} unknown");
 }

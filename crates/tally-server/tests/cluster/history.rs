@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tally_sim::rng::Rng;
 
 use crate::harness::{Client, wait_for};
-use crate::linearizable::{Answered, Asked, Operation, check};
+use crate::linearizable::{Operation, Request, Response, check};
 use crate::place::{EXACT, TestCluster};
 
 const CLIENTS: u64 = 8;
@@ -30,27 +30,27 @@ impl Recorder<'_> {
     fn step(&mut self, id: &str) {
         let key = self.rng.below(KEYS);
         let amount = 1 + self.rng.below(9) as i64;
-        let asked = match self.rng.below(10) {
-            0..4 => Asked::Add(amount),
-            4..7 => Asked::Take(amount),
-            7 => Asked::Set(amount),
-            _ => Asked::Read,
+        let request = match self.rng.below(10) {
+            0..4 => Request::Add(amount),
+            4..7 => Request::Take(amount),
+            7 => Request::Set(amount),
+            _ => Request::Read,
         };
         let is_repeated = self.rng.one_in(2);
         let called_at = self.now();
-        let answered = match asked {
+        let response = match request {
             // A repeated `Set` would be a second correction, because it has no request id.
-            Asked::Read | Asked::Set(_) => self.send(key, asked, None),
-            _ if !is_repeated => self.send(key, asked, None),
-            _ => wait_for("a known outcome", || match self.send(key, asked, Some(id)) {
-                None | Some(Answered::Unknown) => Err("unknown"),
-                answered => Ok(answered),
+            Request::Read | Request::Set(_) => self.send(key, request, None),
+            _ if !is_repeated => self.send(key, request, None),
+            _ => wait_for("a known outcome", || match self.send(key, request, Some(id)) {
+                None | Some(Response::Unknown) => Err("unknown"),
+                response => Ok(response),
             }),
         };
         // Without an answer, the operation did nothing.
-        if let Some(answered) = answered {
+        if let Some(response) = response {
             let returned_at = self.now();
-            self.history.push((key, Operation { asked, answered, called_at, returned_at }));
+            self.history.push((key, Operation { request, response, called_at, returned_at }));
         }
     }
 
@@ -59,27 +59,27 @@ impl Recorder<'_> {
     }
 
     /// Sends one request; `None` if it certainly did nothing.
-    fn send(&mut self, key: u64, asked: Asked, id: Option<&str>) -> Option<Answered> {
+    fn send(&mut self, key: u64, request: Request, id: Option<&str>) -> Option<Response> {
         let path = format!("/api/v1/counters/exact:{key}");
-        let (method, path, body) = match asked {
-            Asked::Add(amount) => ("POST", path + "/increment", json!({ "amount": amount })),
-            Asked::Take(amount) => ("POST", path + "/decrement", json!({ "amount": amount, "floor": 0 })),
-            Asked::Set(value) => ("PUT", path, json!({ "value": value, "reason": "test" })),
-            Asked::Read => ("GET", path + "/exact", Value::Null),
+        let (method, path, body) = match request {
+            Request::Add(amount) => ("POST", path + "/increment", json!({ "amount": amount })),
+            Request::Take(amount) => ("POST", path + "/decrement", json!({ "amount": amount, "floor": 0 })),
+            Request::Set(value) => ("PUT", path, json!({ "value": value, "reason": "test" })),
+            Request::Read => ("GET", path + "/exact", Value::Null),
         };
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let headers: Vec<(&str, &str)> = id.map(|id| ("Idempotency-Key", id)).into_iter().collect();
         let Ok(answer) = self.connection.try_send(method, &path, &headers, &body) else {
             self.bases.rotate_left(1);
             self.connection = Client::new(self.bases[0]);
-            return (asked != Asked::Read).then_some(Answered::Unknown);
+            return (request != Request::Read).then_some(Response::Unknown);
         };
         let value = answer.json["value"].as_i64();
         match answer.status {
-            200 => Some(Answered::Value(value.unwrap())),
-            409 => Some(Answered::Refused(value.unwrap())),
-            503 if asked == Asked::Read => None,
-            503 if answer.json["outcome"] == "unknown" => Some(Answered::Unknown),
+            200 => Some(Response::Value(value.unwrap())),
+            409 => Some(Response::Refused(value.unwrap())),
+            503 if request == Request::Read => None,
+            503 if answer.json["outcome"] == "unknown" => Some(Response::Unknown),
             503 => None,
             status => panic!("{status}: {}", answer.text),
         }
@@ -144,7 +144,7 @@ fn a_history_of_exact_operations_is_linearizable_while_nodes_die() {
         }
     });
     let all = by_key.values().flatten();
-    let unknown = all.clone().filter(|operation| operation.answered == Answered::Unknown).count();
+    let unknown = all.clone().filter(|operation| operation.response == Response::Unknown).count();
     println!("{} operations, {unknown} of them with an unknown outcome", all.count());
     for (key, history) in &by_key {
         check(history).unwrap_or_else(|why| panic!("TALLY_SEED={seed}: exact:{key}: {why}"));

@@ -6,9 +6,9 @@
 
 use std::collections::HashSet;
 
-/// What an operation asked for.
+/// What an operation request for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Request {
     Add(i64),
     /// Subtracts, unless the value would be below zero.
     Take(i64),
@@ -16,9 +16,9 @@ pub enum Asked {
     Read,
 }
 
-/// What it answered.
+/// What it response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
+pub enum Response {
     /// This is the value after it.
     Value(i64),
     /// The bound refused it; this is the value.
@@ -30,8 +30,8 @@ pub enum Answered {
 /// One operation. Times are on one clock, by which the order of different operations is decided.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    pub asked: Asked,
-    pub answered: Answered,
+    pub request: Request,
+    pub response: Response,
     pub called_at: u64,
     pub returned_at: u64,
 }
@@ -39,23 +39,23 @@ pub struct Operation {
 impl Operation {
     /// The value after the operation, if `value` before it explains the answer.
     fn apply(&self, value: i64) -> Option<i64> {
-        let (after, is_refused) = match self.asked {
-            Asked::Add(amount) => (value + amount, false),
-            Asked::Take(amount) if value < amount => (value, true),
-            Asked::Take(amount) => (value - amount, false),
-            Asked::Set(new) => (new, false),
-            Asked::Read => (value, false),
+        let (after, is_refused) = match self.request {
+            Request::Add(amount) => (value + amount, false),
+            Request::Take(amount) if value < amount => (value, true),
+            Request::Take(amount) => (value - amount, false),
+            Request::Set(new) => (new, false),
+            Request::Read => (value, false),
         };
-        let fits = match self.answered {
-            Answered::Value(seen) => !is_refused && seen == after,
-            Answered::Refused(seen) => is_refused && seen == after,
-            Answered::Unknown => true,
+        let fits = match self.response {
+            Response::Value(seen) => !is_refused && seen == after,
+            Response::Refused(seen) => is_refused && seen == after,
+            Response::Unknown => true,
         };
         fits.then_some(after)
     }
 
     fn returned_at(&self) -> u64 {
-        if self.answered == Answered::Unknown { u64::MAX } else { self.returned_at }
+        if self.response == Response::Unknown { u64::MAX } else { self.returned_at }
     }
 }
 
@@ -69,7 +69,7 @@ struct Step {
 pub fn check(history: &[Operation]) -> Result<(), String> {
     let mut operations = history.to_vec();
     operations.sort_by_key(|operation| operation.called_at);
-    let required = operations.iter().filter(|operation| operation.answered != Answered::Unknown).count();
+    let required = operations.iter().filter(|operation| operation.response != Response::Unknown).count();
     let mut done = vec![false; operations.len()];
     let (mut value, mut required_done, mut first) = (0, 0, 0);
     let mut steps: Vec<Step> = Vec::new();
@@ -93,7 +93,7 @@ pub fn check(history: &[Operation]) -> Result<(), String> {
             Some((at, after)) => {
                 steps.push(Step { operation: at, value });
                 done[at] = true;
-                required_done += usize::from(operations[at].answered != Answered::Unknown);
+                required_done += usize::from(operations[at].response != Response::Unknown);
                 (value, first) = (after, 0);
             }
             None => {
@@ -107,7 +107,7 @@ pub fn check(history: &[Operation]) -> Result<(), String> {
                     return Err(format!("{} of {required} operations explained: {}", furthest.0, furthest.1));
                 };
                 done[step.operation] = false;
-                required_done -= usize::from(operations[step.operation].answered != Answered::Unknown);
+                required_done -= usize::from(operations[step.operation].response != Response::Unknown);
                 (value, first) = (step.value, step.operation + 1);
             }
         }
@@ -118,33 +118,35 @@ pub fn check(history: &[Operation]) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn operation(asked: Asked, answered: Answered, called_at: u64, returned_at: u64) -> Operation {
-        Operation { asked, answered, called_at, returned_at }
+    fn operation(request: Request, response: Response, called_at: u64, returned_at: u64) -> Operation {
+        Operation { request, response, called_at, returned_at }
     }
 
     #[test]
     fn concurrent_operations_may_take_effect_in_any_order() {
         let history = [
-            operation(Asked::Add(1), Answered::Value(3), 0, 10),
-            operation(Asked::Set(2), Answered::Value(2), 1, 9),
-            operation(Asked::Read, Answered::Value(0), 2, 3),
-            operation(Asked::Take(3), Answered::Value(0), 11, 12),
-            operation(Asked::Take(1), Answered::Refused(0), 13, 14),
+            operation(Request::Add(1), Response::Value(3), 0, 10),
+            operation(Request::Set(2), Response::Value(2), 1, 9),
+            operation(Request::Read, Response::Value(0), 2, 3),
+            operation(Request::Take(3), Response::Value(0), 11, 12),
+            operation(Request::Take(1), Response::Refused(0), 13, 14),
         ];
         assert_eq!(check(&history), Ok(()));
     }
 
     #[test]
     fn a_lost_update_is_found() {
-        let history =
-            [operation(Asked::Add(1), Answered::Value(1), 0, 5), operation(Asked::Add(1), Answered::Value(1), 1, 6)];
+        let history = [
+            operation(Request::Add(1), Response::Value(1), 0, 5),
+            operation(Request::Add(1), Response::Value(1), 1, 6),
+        ];
         assert!(check(&history).is_err());
     }
 
     #[test]
     fn a_read_that_misses_what_was_acknowledged_before_it_is_found() {
         let history =
-            [operation(Asked::Add(1), Answered::Value(1), 0, 1), operation(Asked::Read, Answered::Value(0), 2, 3)];
+            [operation(Request::Add(1), Response::Value(1), 0, 1), operation(Request::Read, Response::Value(0), 2, 3)];
         assert!(check(&history).unwrap_err().contains("1 of 2 operations"));
         let concurrent = [history[0], Operation { called_at: 1, ..history[1] }];
         assert_eq!(check(&concurrent), Ok(()));
@@ -153,17 +155,17 @@ mod tests {
     #[test]
     fn a_value_that_goes_back_is_found() {
         let history = [
-            operation(Asked::Add(1), Answered::Unknown, 0, 1),
-            operation(Asked::Read, Answered::Value(1), 2, 3),
-            operation(Asked::Read, Answered::Value(0), 4, 5),
+            operation(Request::Add(1), Response::Unknown, 0, 1),
+            operation(Request::Read, Response::Value(1), 2, 3),
+            operation(Request::Read, Response::Value(0), 4, 5),
         ];
         assert!(check(&history).is_err());
     }
 
     #[test]
     fn an_unknown_outcome_takes_effect_late_or_never_but_once() {
-        let unknown = operation(Asked::Add(1), Answered::Unknown, 0, 1);
-        let read = |value, at| operation(Asked::Read, Answered::Value(value), at, at + 1);
+        let unknown = operation(Request::Add(1), Response::Unknown, 0, 1);
+        let read = |value, at| operation(Request::Read, Response::Value(value), at, at + 1);
         assert_eq!(check(&[unknown, read(0, 2), read(1, 4)]), Ok(()));
         assert_eq!(check(&[unknown, read(0, 2), read(0, 4)]), Ok(()));
         assert!(check(&[unknown, read(1, 2), read(2, 4)]).is_err());
@@ -171,8 +173,10 @@ mod tests {
 
     #[test]
     fn a_refusal_above_the_bound_is_found() {
-        let history =
-            [operation(Asked::Set(5), Answered::Value(5), 0, 1), operation(Asked::Take(3), Answered::Refused(5), 2, 3)];
+        let history = [
+            operation(Request::Set(5), Response::Value(5), 0, 1),
+            operation(Request::Take(3), Response::Refused(5), 2, 3),
+        ];
         assert!(check(&history).is_err());
     }
 }

@@ -40,7 +40,7 @@ impl Load {
 }
 
 /// The replies that one client got.
-struct Told {
+struct ClientReplies {
     client: u64,
     rng: Rng,
     /// The last value of its own counter, and how many increments of it were sent.
@@ -55,10 +55,10 @@ struct Told {
     both: i64,
 }
 
-impl Told {
-    fn new(client: u64, seed: u64) -> Told {
+impl ClientReplies {
+    fn new(client: u64, seed: u64) -> ClientReplies {
         let rng = Rng::new(seed ^ (client << 32));
-        Told { client, rng, own: 0, own_sent: 0, hot: Vec::new(), hot_sent: 0, hot_seen: 0, both: 0 }
+        ClientReplies { client, rng, own: 0, own_sent: 0, hot: Vec::new(), hot_sent: 0, hot_seen: 0, both: 0 }
     }
 
     /// Sends one pipeline and reads its replies until the connection fails.
@@ -117,33 +117,33 @@ impl Told {
 }
 
 /// Sends pipelines until told to stop, to the current address of the server.
-fn send_until_stopped(load: &Load, client: u64, seed: u64) -> Told {
-    let mut told = Told::new(client, seed);
+fn send_until_stopped(load: &Load, client: u64, seed: u64) -> ClientReplies {
+    let mut clients = ClientReplies::new(client, seed);
     let mut server = load.address.get();
     let mut connection = Resp::try_to(&server);
     while !load.stop.load(SeqCst) {
-        if !connection.as_mut().is_ok_and(|resp| told.pipeline(resp, load).is_ok()) {
+        if !connection.as_mut().is_ok_and(|resp| clients.pipeline(resp, load).is_ok()) {
             server = load.address.after(&server);
             connection = Resp::try_to(&server);
         }
     }
-    told
+    clients
 }
 
-fn assert_kept(server: &Server, told: &[Told]) {
+fn assert_kept(server: &Server, clients: &[ClientReplies]) {
     let mut resp = Resp::to(server);
     let mut value = |key: String| resp.call(&["INCRBY", &key, "0"]).number();
-    for client in told {
+    for client in clients {
         let own = value(format!("own:{}", client.client));
         assert!((client.own..=client.own_sent).contains(&own), "own:{} is {own}", client.client);
         let [a, b] = ["a", "b"].map(|name| value(format!("{name}:{}", client.client)));
         assert!(a == b && a >= client.both, "changed together: {a}, {b}, and {} was returned", client.both);
     }
     let hot = value("hot".into());
-    let all: Vec<i64> = told.iter().flat_map(|client| client.hot.iter().copied()).collect();
+    let all: Vec<i64> = clients.iter().flat_map(|client| client.hot.iter().copied()).collect();
     let distinct: BTreeSet<i64> = all.iter().copied().collect();
     assert_eq!(distinct.len(), all.len(), "no two increments return the same value");
-    let sent: i64 = told.iter().map(|client| client.hot_sent).sum();
+    let sent: i64 = clients.iter().map(|client| client.hot_sent).sum();
     let highest = distinct.last().copied().unwrap_or_default();
     assert!((highest..=sent).contains(&hot), "hot is {hot}, {highest} was returned and {sent} were sent");
 }
@@ -157,7 +157,7 @@ fn no_returned_value_is_lost_however_often_the_server_is_killed() {
     let data = dir.path().join("data");
     let mut server = Server::start_in(&data);
     let load = Load { stop: AtomicBool::new(false), address: Address::new(&server.redis), answered: AtomicU64::new(0) };
-    let (server, told) = std::thread::scope(|scope| {
+    let (server, clients) = std::thread::scope(|scope| {
         let send = |client| send_until_stopped(&load, client, seed);
         let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || send(client))).collect();
         let mut rng = Rng::new(seed);
@@ -171,10 +171,10 @@ fn no_returned_value_is_lost_however_often_the_server_is_killed() {
         load.stop.store(true, SeqCst);
         (server, clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>())
     });
-    let replies: usize = told.iter().map(|client| client.hot.len()).sum();
+    let replies: usize = clients.iter().map(|client| client.hot.len()).sum();
     println!("{replies} increments of the shared counter were answered");
     assert!(replies as u64 >= cycles * CLIENTS, "too few replies for a meaningful test: {replies}");
-    assert_kept(&server, &told);
+    assert_kept(&server, &clients);
     server.kill();
     let checked = run(tally().arg("check").arg(&data));
     assert_eq!(checked.code, 0, "{}", checked.err);

@@ -140,7 +140,7 @@ fn there_are_few_monitors_at_a_time() {
     for monitor in &mut all[..8] {
         assert_eq!(monitor.say("monitor"), Reply::Simple("OK".into()));
     }
-    assert_eq!(all[8].say("monitor").error(), "ERR there are already 8 monitors");
+    assert_eq!(all[8].say("monitor").error(), "ERR there are already 8 monitors, the maximum; close one first");
     drop(all.remove(0));
     crate::harness::wait_for("the place of a monitor that left", || match all[7].say("monitor") {
         Reply::Simple(_) => Ok(()),

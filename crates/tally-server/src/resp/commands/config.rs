@@ -46,7 +46,7 @@ fn get(call: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
         Err(text) => return reply.error(text),
     };
     let mut found = all(call.context.server).to_vec();
-    found.retain(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes(), Case::Ignored)));
+    found.retain(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes(), Case::Insensitive)));
     reply.map(found.len());
     for (name, value) in found {
         reply.bulk(name.as_bytes());

@@ -23,7 +23,7 @@ use crate::resp::wire::{Args, integer};
 use crate::service::Failure;
 
 const NO_SUCH_KEY: &str = "ERR no such key";
-const TOO_BUSY: &str = "ERR the counter changed too often meanwhile; nothing was changed: try again";
+const TOO_BUSY: &str = "ERR the source kept changing; nothing was changed: try again";
 
 pub static RENAME: Spec = Spec::new("rename", 3, Execution::Engine(rename))
     .verb(Verb::Set)

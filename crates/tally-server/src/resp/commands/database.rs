@@ -116,7 +116,7 @@ fn move_key(call: &mut CommandCall<'_, '_>) -> Result<ReplyPlan, CommandError> {
 pub static CLUSTER: Spec = Spec::new("cluster", -2, Execution::Immediate(no_cluster))
     .redis("", "@slow", "")
     .subcommands(&CLUSTER_SUBCOMMANDS)
-    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see a single server, even in a Tally cluster.");
 
 /// Commands that Redis refuses without a cluster: name, arity, flags, categories and tips.
 macro_rules! refused_without_cluster {
@@ -124,7 +124,7 @@ macro_rules! refused_without_cluster {
         [$({
             static SPEC: Spec = Spec::new($name, $arity, Execution::Immediate(no_cluster))
                 .redis($flags, $categories, $tips)
-                .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+                .docs("cluster", "3.0.0", "O(1)", "Refused: clients see a single server, even in a Tally cluster.");
             &SPEC
         }),*]
     };
@@ -162,15 +162,15 @@ static CLUSTER_SUBCOMMANDS: [&Spec; 27] = refused_without_cluster![
 
 pub static READONLY: Spec = Spec::new("readonly", 1, Execution::Immediate(no_cluster))
     .redis("loading stale fast", "@fast @connection", "")
-    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see a single server, even in a Tally cluster.");
 
 pub static READWRITE: Spec = Spec::new("readwrite", 1, Execution::Immediate(no_cluster))
     .redis("loading stale fast", "@fast @connection", "")
-    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see a single server, even in a Tally cluster.");
 
 pub static ASKING: Spec = Spec::new("asking", 1, Execution::Immediate(no_cluster))
     .redis("fast", "@fast @connection", "")
-    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see one server, also of a Tally cluster.");
+    .docs("cluster", "3.0.0", "O(1)", "Refused: clients see a single server, even in a Tally cluster.");
 
 fn no_cluster(_: &ImmediateCall<'_>, reply: &mut Reply<'_>) {
     reply.error(NO_CLUSTER);

@@ -101,7 +101,7 @@ pub fn filtered(commands: &CommandTable, filter: &[u8], by: &[u8]) -> Result<Vec
     let all = commands.commands_and_subcommands();
     if filter.eq_ignore_ascii_case(b"pattern") {
         let pattern = Pattern::parse(by)?;
-        let matching = all.filter(|spec| pattern.matches(spec.name.as_bytes(), Case::Ignored));
+        let matching = all.filter(|spec| pattern.matches(spec.name.as_bytes(), Case::Insensitive));
         Ok(matching.map(|spec| spec.name).collect())
     } else if filter.eq_ignore_ascii_case(b"aclcat") {
         Ok(all.filter(|spec| has_category(spec)).map(|spec| spec.name).collect())

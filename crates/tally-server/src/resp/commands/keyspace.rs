@@ -172,7 +172,7 @@ async fn matching(pattern: &Pattern, keys: impl Iterator<Item = Key>) -> Vec<Key
         if number % RESP_MATCH_SLICE == 0 {
             tokio::task::yield_now().await;
         }
-        if pattern.matches(key.as_bytes(), Case::Kept) {
+        if pattern.matches(key.as_bytes(), Case::Sensitive) {
             found.push(key);
         }
     }

@@ -26,7 +26,9 @@ fn monitor(call: &mut SessionCall<'_>) -> NextStep {
     call.session.monitor = call.context.server.monitors.add(call.context.client);
     match call.session.monitor {
         Some(_) => call.reply(|reply| reply.ok()),
-        None => call.reply(|reply| reply.error(format!("ERR there are already {RESP_MONITORS_MAX} monitors"))),
+        None => call.reply(|reply| {
+            reply.error(format!("ERR there are already {RESP_MONITORS_MAX} monitors, the maximum; close one first"));
+        }),
     }
     NextStep::Continue
 }

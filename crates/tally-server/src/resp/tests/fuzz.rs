@@ -116,7 +116,7 @@ fn use_it(parsed: &Parsed<'_>) {
             if let Err(text) = commands::resolve(args) {
                 reply.error(text);
             }
-            glob::matches(args.name(), args.get(1).unwrap_or_default(), Case::Ignored);
+            glob::matches(args.name(), args.get(1).unwrap_or_default(), Case::Insensitive);
         }
         Parsed::Broken(error) => reply.error(error.text().unwrap_or_default()),
         Parsed::Empty(_) | Parsed::Incomplete { .. } => {}
