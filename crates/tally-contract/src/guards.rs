@@ -4,7 +4,7 @@ use std::thread;
 
 use tally_core::batch::Events;
 use tally_core::consistency::Consistency;
-use tally_core::event::{Change, Field, VERSION_ABSENT};
+use tally_core::event::{Change, Field, RequestId, VERSION_ABSENT};
 use tally_core::key::KeyRef;
 use tally_core::outcome::{Outcome, Refusal};
 use tally_core::surface::{Engine, ReadOptions};
@@ -72,13 +72,15 @@ where
     Ok(())
 }
 
-/// Reads behind the guard are still answered.
+/// Reads behind the guard are still answered, and a refused change does not use up its request id.
 pub fn a_guard_refuses_everything_behind_it_after_any_change<H: Host>(host: &H) -> Verdict
 where
     H::Engine: Engine,
 {
     let running = Running::fresh(host)?;
     let n = KeyRef::new(b"n")?;
+    let id = RequestId::new(n, b"guarded")?;
+    let add = |events: &mut Events| events.push(n, Change::Add(100), Some(id), None);
     running.add("n", 5)?;
     let mut seen = version(&running, "n")?;
     let changes = [
@@ -91,7 +93,7 @@ where
     for change in changes {
         change.send()?;
         let outcomes = guarded(&running, &[("n", seen), ("{n}one", VERSION_ABSENT)], |events| {
-            events.add(n, 100);
+            add(events);
             events.push(n, Change::Read(Field::Value), None, None);
         })?;
         assert_eq!(outcomes.iter().map(is_refused).collect::<Vec<_>>(), [true, true, true, false]);
@@ -99,6 +101,8 @@ where
         seen = version(&running, "n")?;
     }
     assert_eq!(running.value("n")?, 5);
+    let outcomes = guarded(&running, &[("n", seen)], add)?;
+    assert_eq!((outcomes[1].value, outcomes[1].is_duplicate()), (105, false));
     Ok(())
 }
 

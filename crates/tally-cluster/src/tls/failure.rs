@@ -72,7 +72,7 @@ fn certificate(problem: &CertificateError) -> String {
         }
         // Also the result of a CA that was created again under the same name.
         E::BadSignature => {
-            "its certificate is signed by another CA with the same name as the trusted one; name the file of the CA \
+            "its certificate is not signed by a trusted CA but by another one of the same name; name the file of the CA \
              that signed it"
                 .to_owned()
         }
