@@ -80,7 +80,7 @@ fn an_unfinished_or_damaged_file_is_refused_and_nothing_is_imported() {
         (lines[..1].concat(), "unfinished"),
         (damaged, "damaged"),
         ([&lines[..2], &lines[3..]].concat().concat(), "damaged"),
-        (b"{\"tally_export\":7}\n".to_vec(), "newer"),
+        (b"{\"tally_export\":7}\n".to_vec(), "Upgrade Tally"),
         (b"something else\n".to_vec(), "not an export"),
         (Vec::new(), "not an export"),
     ] {
