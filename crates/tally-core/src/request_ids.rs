@@ -56,7 +56,7 @@ impl FirstOutcome {
         }
     }
 
-    /// Whether the idempotency window is over at `now`.
+    /// Whether the idempotency window has ended at `now`.
     #[must_use]
     pub fn is_expired(&self, now: Millis) -> bool {
         now.0 / GENERATION_MS > self.at.0 / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS

@@ -465,7 +465,7 @@ enum Shift<'a> {
     Correction(CorrectionKind, &'a Correction),
 }
 
-/// Whether the idempotency window is over, counted in whole generations.
+/// Whether the idempotency window has ended, counted in whole generations.
 fn is_expired(at: u64, now: u64) -> bool {
     now / GENERATION_MS > at / GENERATION_MS + IDEMPOTENCY_WINDOW_MS / GENERATION_MS
 }
