@@ -103,6 +103,8 @@ pub const CLOSE_WAIT_MS: u64 = APPEND_TIMEOUT_MS + WORKER_WAIT_MS;
 pub const ANY_WORKER_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// Largest file of certificates or keys.
 pub const CERTIFICATE_FILE_BYTES_MAX: u64 = 4 << 20;
+/// A sub-counter whose additions or subtractions have reached this sum is replaced by a new one. Redis counts up to 2⁶³ - 1.
+pub const SHARD_SUM_FULL: u64 = 1 << 62;
 /// Writes per second to one sub-counter above which their number is doubled.
 pub const SHARD_WRITES_PER_SECOND_MAX: f64 = 1_000.0;
 /// The number of sub-counters is halved when all of them together have had fewer writes per second than this share of

@@ -16,7 +16,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, Health, KeyPage, Measure, Page, PageRequest, ReadOptions, RequestCursor,
+    CounterSnapshot, Engine, EngineError, Health, KeyPage, Metric, Page, PageRequest, ReadOptions, RequestCursor,
     RequestPage, SubmitOptions,
 };
 use tokio::runtime::Handle;
@@ -59,7 +59,7 @@ impl Host for OneNode {
         Ok(())
     }
 
-    fn settle(&self, engine: &OnRuntime) -> Verdict {
+    fn sync_listings(&self, engine: &OnRuntime) -> Verdict {
         Ok(engine.runtime.block_on(engine.worker.persist_all(Duration::from_secs(30)))?)
     }
 
@@ -120,8 +120,8 @@ impl Engine for OnRuntime {
         self.on_runtime(self.cluster.sample(number)).await
     }
 
-    async fn settle(&self) -> Result<(), EngineError> {
-        self.on_runtime(self.cluster.settle()).await
+    async fn sync_store(&self) -> Result<(), EngineError> {
+        self.on_runtime(self.cluster.sync_store()).await
     }
 
     async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
@@ -148,7 +148,7 @@ impl Engine for OnRuntime {
         self.cluster.poisoned().await
     }
 
-    fn measures(&self) -> Vec<Measure> {
-        self.cluster.measures()
+    fn metrics(&self) -> Vec<Metric> {
+        self.cluster.metrics()
     }
 }

@@ -23,7 +23,7 @@ use tally_core::key::Key;
 use tally_core::limits::SWEEP_SLICE;
 use tally_core::outcome::Token;
 use tally_core::record::write_counter;
-use tally_core::surface::{Engine, Figure, Measure, ReadOptions, SubmitOptions};
+use tally_core::surface::{Engine, Metric, MetricValue, ReadOptions, SubmitOptions};
 use tally_core::time::{Millis, Position};
 use tally_services::{RedisCluster, wait_for};
 
@@ -63,10 +63,12 @@ async fn wait_until_hosted(worker: &Worker) {
     .await;
 }
 
-fn counted(measures: &[Measure], name: &str, label: Option<&str>) -> u64 {
-    match (&measures.iter().find(|measure| measure.name == name).unwrap().figure, label) {
-        (Figure::Counter(count), None) => *count,
-        (Figure::CounterBy { counts, .. }, Some(label)) => counts.iter().find(|(value, _)| *value == label).unwrap().1,
+fn counted(metrics: &[Metric], name: &str, label: Option<&str>) -> u64 {
+    match (&metrics.iter().find(|metric| metric.name == name).unwrap().value, label) {
+        (MetricValue::Counter(count), None) => *count,
+        (MetricValue::CounterBy { counts, .. }, Some(label)) => {
+            counts.iter().find(|(value, _)| *value == label).unwrap().1
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -136,7 +138,7 @@ fn concurrent_reads_of_a_counter_that_redis_lacks_share_one_request() {
         let key = key("cold");
         let values = join_all((0..64).map(|_| read(&api, &key))).await;
         assert!(values.iter().all(|value| *value == 0));
-        let requests = counted(&api.measures(), "tally_total_reads_total", Some("postgres"));
+        let requests = counted(&api.metrics(), "tally_total_reads_total", Some("postgres"));
         assert!((1..=8).contains(&requests), "{requests} requests");
     });
 }
@@ -165,7 +167,7 @@ fn a_total_that_differs_from_the_state_is_found_healed_and_counted() {
             wait_until("a round", async || if beat().await > before { Ok(()) } else { Err(before.0.to_string()) })
                 .await;
         }
-        assert_eq!(counted(&worker.measures(), "tally_drift_found_total", None), 0);
+        assert_eq!(counted(&worker.metrics(), "tally_drift_found_total", None), 0);
         let tailer = Tailer::new(&place.kafka).unwrap();
         let end = || tokio::task::block_in_place(|| tailer.end(partition).unwrap());
         let end_before = end();
@@ -184,9 +186,9 @@ fn a_total_that_differs_from_the_state_is_found_healed_and_counted() {
             assert_eq!(totals.replace(&[(seen.clone(), update.clone())]).await.unwrap(), [true]);
             assert_eq!(totals.replace(&[(seen, update)]).await.unwrap(), [false], "it is another one now");
             wait_until("healing", async || {
-                let measures = worker.measures();
+                let metrics = worker.metrics();
                 let names = ["tally_drift_found_total", "tally_drift_healed_total"];
-                let counts = names.map(|name| counted(&measures, name, None));
+                let counts = names.map(|name| counted(&metrics, name, None));
                 let value = stored_value(&totals, &key).await;
                 if counts == [found, found] && value == Some(5) {
                     Ok(())

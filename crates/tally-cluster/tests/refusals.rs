@@ -3,6 +3,8 @@
 
 mod cluster;
 
+use std::time::Duration;
+
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
@@ -109,6 +111,43 @@ fn a_position_that_the_journal_no_longer_holds_stops_the_partition() {
     });
 }
 
+/// Its positions begin again, and soon reach the stored one. What is at those positions was never applied.
+#[test]
+fn a_topic_that_was_recreated_is_refused_even_after_it_has_grown_beyond_the_stored_position() {
+    let (services, place) = place();
+    let key = key_in(0);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        for _ in 0..10 {
+            add(&api, &key, Consistency::Exact).await.unwrap();
+        }
+        worker.stop().await;
+        api.close().await;
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        let stored = pg.partitions().await.unwrap()[0].position.0;
+        assert!(stored >= 10, "{stored}");
+        admin(&place).delete_topics(&[&place.kafka.topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
+        tokio::task::block_in_place(|| {
+            wait_for("a new topic", || match Handle::current().block_on(topic::create(&place.kafka, new)) {
+                Ok(topic::Created::Created) => Ok(()),
+                other => Err(format!("{other:?}")),
+            });
+        });
+        let api = place.api().await;
+        for _ in 0..2 * stored {
+            add(&api, &key, Consistency::Eventual).await.unwrap();
+        }
+        let worker = place.worker().await;
+        let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, 0));
+        assert!(why.contains("recreated or has lost records"), "{why}");
+        assert!(!worker.hosted().contains(&0));
+        assert_eq!(pg.partitions().await.unwrap()[0].position.0, stored);
+        worker.stop().await;
+    });
+}
+
 #[test]
 fn a_topic_with_another_number_of_partitions_is_refused() {
     let (services, place) = place();
@@ -149,9 +188,14 @@ fn partitions_that_are_added_to_the_topic_are_left_alone_and_no_node_starts_with
         let refused = topic::create(&place.kafka, new).await.unwrap_err().to_string();
         assert!(!refused.contains("partitions = "), "nobody is told to set the new number: {refused}");
 
+        let reset = Appender::new(&place.kafka).unwrap().reset_clock(0).await.unwrap();
+        worker.persist_all(Duration::from_secs(30)).await.unwrap();
+        assert_eq!(pg.partitions().await.unwrap()[0].clock_reset, reset.end);
+
         // As docs/cluster-operations.md says.
         worker.stop().await;
-        services.postgres.psql_at(&place.postgres, "UPDATE partitions SET position = 0").unwrap();
+        let begin = "UPDATE partitions SET position = 0, clock_reset = 0";
+        services.postgres.psql_at(&place.postgres, begin).unwrap();
         let mut moved = place.clone();
         moved.kafka.topic = format!("{}_moved", place.kafka.topic);
         moved.redis.prefix = moved.kafka.topic.clone();
@@ -160,6 +204,8 @@ fn partitions_that_are_added_to_the_topic_are_left_alone_and_no_node_starts_with
         tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
         for partition in 0..PARTITIONS {
             assert_eq!(add(&api, &key_in(partition), Consistency::Exact).await, Ok(3), "nothing is lost");
+            let read = api.read(vec![key_in(partition)], ReadOptions::new(Consistency::Eventual)).await;
+            assert_eq!(read.unwrap()[0].value, 3, "the age of a reading is known");
         }
     });
 }

@@ -25,12 +25,12 @@ pub mod expiry;
 pub mod groups;
 pub mod guards;
 pub mod listing;
-pub mod moving;
 pub mod order;
 pub mod reads;
 pub mod requests;
 mod running;
 pub mod statistics;
+pub mod transfer;
 
 use std::error::Error;
 
@@ -80,7 +80,7 @@ pub trait Host: Sync {
 
     /// Waits until listings and samples show everything acknowledged. They may lag behind if they come from a separate
     /// store.
-    fn settle(&self, engine: &Self::Engine) -> Verdict {
+    fn sync_listings(&self, engine: &Self::Engine) -> Verdict {
         let _ = engine;
         Ok(())
     }
@@ -201,13 +201,13 @@ macro_rules! each_behaviour {
 macro_rules! each_engine_behaviour {
     ($run:ident, $host:expr) => {
         $crate::$run! { $host;
-            moving::an_imported_counter_is_as_it_was_exported [],
-            moving::importing_twice_changes_nothing [],
-            moving::an_import_replaces_only_if_asked_to [],
-            moving::a_long_ledger_is_imported_in_parts [],
-            moving::no_part_of_a_refused_ledger_is_imported [],
-            moving::an_imported_request_id_of_the_future_is_as_old_as_the_import [],
-            moving::a_retry_after_a_move_counts_once [],
+            transfer::an_imported_counter_is_as_it_was_exported [],
+            transfer::importing_twice_changes_nothing [],
+            transfer::an_import_replaces_only_if_asked_to [],
+            transfer::a_long_ledger_is_imported_in_parts [],
+            transfer::no_part_of_a_refused_ledger_is_imported [],
+            transfer::an_imported_request_id_of_the_future_is_as_old_as_the_import [],
+            transfer::a_retry_after_a_move_counts_once [],
             guards::a_guard_holds_as_long_as_its_counter_does_not_change [],
             guards::a_guard_refuses_everything_behind_it_after_any_change [],
             guards::no_update_behind_a_guard_is_lost [],

@@ -126,13 +126,13 @@ impl<'h, H: Host> Running<'h, H> {
 
     /// A counter chosen by `number`.
     pub fn sample(&self, number: u64) -> Result<Option<Key>, Failure> {
-        self.host.settle(&self.engine)?;
+        self.host.sync_listings(&self.engine)?;
         self.engine.any_counter(number)
     }
 
     /// One page of counters.
     pub fn page(&self, prefix: &[u8], after: Option<&Key>, limit: usize) -> Result<Page, Failure> {
-        self.host.settle(&self.engine)?;
+        self.host.sync_listings(&self.engine)?;
         let page = PageRequest { prefix: prefix.to_vec(), after: after.cloned(), limit };
         self.engine.page(page)
     }

@@ -245,7 +245,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Resolves once everything acknowledged before is in the store, which [`Engine::all_keys`] and
     /// [`Engine::requests`] read.
-    fn settle(&self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn sync_store(&self) -> impl Future<Output = Result<(), EngineError>> + Send;
 
     /// The keys of all counters in the store, and of counters that no longer exist but have a ledger, in order.
     fn all_keys(&self, after: Option<Key>, limit: usize) -> impl Future<Output = Result<KeyPage, EngineError>> + Send;
@@ -283,23 +283,23 @@ pub trait Engine: Send + Sync + 'static {
     fn poisoned(&self) -> impl Future<Output = String> + Send;
 
     /// The engine's metrics.
-    fn measures(&self) -> Vec<Measure>;
+    fn metrics(&self) -> Vec<Metric>;
 }
 
 /// One metric of an engine, in base units.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measure {
+pub struct Metric {
     /// Metric name, including the `tally_` prefix.
     pub name: &'static str,
     /// The help text.
     pub help: &'static str,
     /// The value and its type.
-    pub figure: Figure,
+    pub value: MetricValue,
 }
 
 /// The value of a metric, by type.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Figure {
+pub enum MetricValue {
     /// Never decreases.
     Counter(u64),
     /// Counters that differ in one label, whose values are fixed words.

@@ -26,16 +26,16 @@ use crate::store::{self, MANIFEST_FILE};
 /// A backup, ready to be read. Until it is dropped, its files keep their disk space, even if they have been replaced.
 pub struct Backup {
     files: Vec<BackupFile>,
-    _turn: BackupTurn,
+    _permit: BackupPermit,
 }
 
 /// Held by a backup while it is read. A store has at most one such backup at a time.
 #[derive(Clone, Default)]
-pub struct BackupTurn(Arc<()>);
+pub struct BackupPermit(Arc<()>);
 
-impl BackupTurn {
-    /// Takes the turn, unless another backup holds it.
-    pub(crate) fn take(&self) -> Option<BackupTurn> {
+impl BackupPermit {
+    /// Takes the permit, unless another backup holds it.
+    pub(crate) fn take(&self) -> Option<BackupPermit> {
         (Arc::strong_count(&self.0) == 1).then(|| self.clone())
     }
 }
@@ -57,7 +57,7 @@ enum FileContent {
 impl Machine {
     /// A backup of the last checkpoint.
     #[must_use]
-    pub fn backup(&self, turn: BackupTurn) -> Backup {
+    pub fn backup(&self, permit: BackupPermit) -> Backup {
         let stored = self.store.files();
         let mut files = vec![BackupFile::in_memory(LOCK_FILE, UNFINISHED_LINE.into())];
         files.extend(stored.runs.into_iter().map(|(name, bytes, file)| {
@@ -69,7 +69,7 @@ impl Machine {
             files.push(BackupFile::in_memory(&name, content));
         }
         files.push(BackupFile::in_memory(LOCK_FILE, FORMAT_LINE.into()));
-        Backup { files, _turn: turn }
+        Backup { files, _permit: permit }
     }
 }
 

@@ -26,16 +26,16 @@ use tally_core::limits::{
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, FlushBy, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    CounterSnapshot, Engine, EngineError, FlushBy, Health, KeyPage, Metric, Page, PageRequest, ReadOptions,
     RequestCursor, RequestPage, SubmitOptions,
 };
 
-use crate::backup::{Backup, BackupTurn};
+use crate::backup::{Backup, BackupPermit};
 use crate::checkpoint::Step;
 use crate::clock::SystemClock;
 use crate::disk::Disk;
 use crate::lock::{DirLock, Purpose};
-use crate::machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
+use crate::machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, WarmUp};
 use crate::signal::{Signal, WakerList, lock};
 use crate::store::StoreError;
 
@@ -98,7 +98,7 @@ struct Shared {
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     lock: Mutex<Option<DirLock>>,
-    backups: Mutex<BackupTurn>,
+    backups: Mutex<BackupPermit>,
 }
 
 impl Embedded {
@@ -136,10 +136,10 @@ impl Embedded {
     /// A consistent copy of everything acknowledged before the call; it may include later changes. `None` if another
     /// backup is being read.
     pub async fn backup(&self) -> Result<Option<Backup>, EngineError> {
-        let turn = lock(&self.shared.backups).take();
-        let Some(turn) = turn else { return Ok(None) };
-        self.shared.settle().await?;
-        Ok(Some(self.shared.machine.backup(turn)))
+        let permit = lock(&self.shared.backups).take();
+        let Some(permit) = permit else { return Ok(None) };
+        self.shared.sync_store().await?;
+        Ok(Some(self.shared.machine.backup(permit)))
     }
 
     /// Refuses new calls, flushes what was accepted, writes a checkpoint and stops the threads. Blocks until done.
@@ -313,8 +313,8 @@ impl Shared {
     }
 
     /// Resolves once a checkpoint includes everything applied before the call.
-    async fn settle(&self) -> Result<(), EngineError> {
-        let Some(position) = self.machine.unsettled() else { return Ok(()) };
+    async fn sync_store(&self) -> Result<(), EngineError> {
+        let Some(position) = self.machine.checkpoint_target() else { return Ok(()) };
         poll_fn(|context| {
             self.checkpointed.register(context.waker());
             if self.machine.store.position() >= position {
@@ -432,8 +432,8 @@ impl Shared {
         let mut from = Vec::new();
         while !self.is_stopping() {
             match self.machine.warm(&mut from, WARM_SLICE) {
-                Ok(Warmth::Warming) => self.merger.wait_up_to(Duration::from_micros(WARM_PAUSE_MICROS)),
-                Ok(Warmth::Warm) => return,
+                Ok(WarmUp::InProgress) => self.merger.wait_up_to(Duration::from_micros(WARM_PAUSE_MICROS)),
+                Ok(WarmUp::Done) => return,
                 Err(error) => return self.store_failed(&error),
             }
         }
@@ -514,8 +514,8 @@ impl Engine for Embedded {
         self.shared.machine.sample(number).await
     }
 
-    async fn settle(&self) -> Result<(), EngineError> {
-        self.shared.settle().await
+    async fn sync_store(&self) -> Result<(), EngineError> {
+        self.shared.sync_store().await
     }
 
     async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
@@ -542,8 +542,8 @@ impl Engine for Embedded {
         self.shared.machine.poison.wait().await
     }
 
-    fn measures(&self) -> Vec<Measure> {
-        self.shared.machine.measures()
+    fn metrics(&self) -> Vec<Metric> {
+        self.shared.machine.metrics()
     }
 }
 

@@ -10,6 +10,12 @@ use crate::journal::end::END_FILE;
 use crate::journal::{self, JournalError};
 use crate::store::{self, MANIFEST_FILE, StoreError};
 
+/// Whether a file of this name belongs to a data directory. `tally.lock` is not asked about.
+pub(crate) fn is_data_file(name: &str) -> bool {
+    let name = name.strip_suffix(".new").unwrap_or(name);
+    name == MANIFEST_FILE || store::is_run(name) || journal::is_journal(name) || journal::is_spare(name)
+}
+
 /// Refuses a directory whose manifest is missing although other files show that it had one.
 ///
 /// Format 1 had no manifest before its first checkpoint. There, a journal that begins at position 0 is complete:

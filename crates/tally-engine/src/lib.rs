@@ -16,11 +16,11 @@ mod layout;
 pub mod limits;
 mod lock;
 mod machine;
-mod measure;
+mod metrics;
 mod signal;
 pub mod store;
 
 pub use checkpoint::{Checkpoint, Step};
 pub use embedded::{Config, Embedded, StoredClock};
 pub use identity::DirId;
-pub use machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, Warmth};
+pub use machine::{Durability, Machine, Nudge, OpenError, Seal, Settings, Sweep, WarmUp};

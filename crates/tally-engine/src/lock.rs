@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, OFlags, statat};
 
-use crate::disk::{RealDisk, naming, open_at};
+use crate::disk::{Disk, RealDisk, naming, open_at};
 use crate::journal::end::END_FILE;
 use crate::layout;
 use crate::limits::files_needed;
@@ -73,9 +73,17 @@ impl DirLock {
     }
 
     fn check_format(&self, text: &str, purpose: Purpose) -> Result<(), OpenError> {
-        let unusable = |what| Err(OpenError::Format { dir: self.dir.display().to_string(), what });
-        if self.file.is_none() && purpose == Purpose::Inspect {
-            return unusable("not a data directory of Tally: there is no tally.lock; check the path".to_owned());
+        let unusable = |what| Err(OpenError::Format { what });
+        if self.file.is_none() {
+            if purpose == Purpose::Inspect {
+                return unusable("not a data directory of Tally: there is no tally.lock; check the path".to_owned());
+            }
+            if let Some(name) = self.foreign_file()? {
+                return unusable(format!(
+                    "not a data directory of Tally: it has other files, such as {name:?}, and no tally.lock; choose an empty \
+                     directory or a new one"
+                ));
+            }
         }
         match text.lines().next().unwrap_or_default() {
             "" | FORMAT_1 => Ok(()),
@@ -90,6 +98,16 @@ impl DirLock {
                 "the format is {other:?}, but this version of Tally reads {FORMAT_1:?} and {FORMAT:?}; use a newer version"
             )),
         }
+    }
+
+    /// A file that is not Tally's in a directory that has none of Tally's. File systems and container volumes may add
+    /// hidden files and `lost+found`.
+    fn foreign_file(&self) -> Result<Option<String>, OpenError> {
+        let names = self.disk(Purpose::Inspect).and_then(|disk| disk.names()).map_err(OpenError::Io)?;
+        if names.iter().any(|name| layout::is_data_file(name)) {
+            return Ok(None);
+        }
+        Ok(names.into_iter().filter(|name| !name.starts_with('.') && name != "lost+found").min())
     }
 
     /// Whether there is a file of this name, even one that cannot be opened.
@@ -191,6 +209,9 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<(), OpenError> {
 /// Creates the directory and its missing parents, and makes their names durable.
 fn create_durably(dir: &Path) -> Result<(), OpenError> {
     let missing = missing_of(dir);
+    if dir.exists() && !dir.is_dir() {
+        return Err(OpenError::Format { what: "it is a file, not a directory; choose another path".to_owned() });
+    }
     named(dir, fs::create_dir_all(dir))?;
     missing.into_iter().rev().try_for_each(sync_parent)
 }

@@ -26,7 +26,7 @@ pub use count::Sweep;
 use flush::FlushState;
 pub use in_flight::Durability;
 pub(crate) use in_flight::{AppliedBatch, BatchTicket, BatchWait, InFlight};
-pub use read::Warmth;
+pub use read::WarmUp;
 pub use recover::OpenError;
 pub use seal::Seal;
 use tally_core::batch::{Batch, Events, encode, key_hash};
@@ -41,7 +41,7 @@ use crate::clock::SlewedClock;
 use crate::disk::Disk;
 use crate::host::{Hosted, JoinedBatch, OpenBatch, ResidentPartition, Wait};
 use crate::journal::{Salt, Tail};
-use crate::measure::Meters;
+use crate::metrics::Meters;
 use crate::signal::Poison;
 use crate::store::{Store, StoreError};
 
@@ -276,7 +276,7 @@ impl Machine {
     }
 
     fn poison_holding(&self, state: &mut State, reason: String) -> EngineError {
-        tracing::error!(%reason, "the engine has stopped acknowledging; fix the cause and restart");
+        tracing::error!(%reason, "the engine has stopped: it acknowledges nothing any more");
         self.poison.set(reason.clone());
         state.journal.in_flight.fail(&reason);
         let (_, ticket) = self.open.take();

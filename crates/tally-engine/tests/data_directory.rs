@@ -83,6 +83,31 @@ fn a_second_engine_is_refused_even_if_the_lock_file_was_removed() {
     engine.close().unwrap();
 }
 
+/// Such as a home directory, or the parent of the data directory: a server there would seem to have lost everything.
+#[test]
+fn a_directory_with_files_of_something_else_is_refused_unchanged() {
+    let parent = tempfile::tempdir().unwrap();
+    open(&parent.path().join("tally")).unwrap().close().unwrap();
+    let refused = refusal(parent.path());
+    assert!(refused.contains("not a data directory of Tally") && refused.contains("\"tally\""), "{refused}");
+    fs::write(parent.path().join("notes"), "").unwrap();
+    let refused = open(&parent.path().join("notes")).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("a file, not a directory"), "{refused}");
+}
+
+#[test]
+fn what_file_systems_and_interrupted_first_starts_leave_behind_is_accepted() {
+    for leftover in ["lost+found", ".snapshot", "manifest.new", "journal.end.new"] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(leftover), "").unwrap();
+        let engine = open(dir.path()).unwrap();
+        add(&engine, 5);
+        engine.close().unwrap();
+        fs::write(dir.path().join("notes"), "").unwrap();
+        assert_eq!(hits(&open(dir.path()).unwrap()), 5, "{leftover}");
+    }
+}
+
 #[test]
 fn a_directory_with_only_runs_and_a_lock_file_is_refused_unchanged() {
     let dir = closed();

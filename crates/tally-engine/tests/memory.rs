@@ -4,16 +4,16 @@
 use tally_contract::block_on;
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::{CALL_EVENTS_MAX, MEMORY_BYTES_MIN};
-use tally_core::surface::{Engine, Figure, ReadOptions, SubmitOptions};
+use tally_core::surface::{Engine, MetricValue, ReadOptions, SubmitOptions};
 use tally_engine::{Config, Embedded};
 
 /// Enough to fill the smallest budget more than twice.
 const COUNTERS: u64 = 900_000;
 
 fn gauge(engine: &Embedded, name: &str) -> f64 {
-    let measure = engine.measures().into_iter().find(|measure| measure.name == name);
-    let Some(Figure::Gauge(figure)) = measure.map(|measure| measure.figure) else { return f64::NAN };
-    figure
+    let metric = engine.metrics().into_iter().find(|metric| metric.name == name);
+    let Some(MetricValue::Gauge(value)) = metric.map(|metric| metric.value) else { return f64::NAN };
+    value
 }
 
 /// Adds one to each counter, `call_events` per call, in an order given by `stride`.

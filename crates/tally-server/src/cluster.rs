@@ -8,7 +8,7 @@ use tally_cluster::limits::SHARDS_IDLE_S;
 use tally_cluster::postgres::{Pg, PgError};
 use tally_cluster::redis::{RedisError, RedisSettings, Totals};
 use tally_cluster::worker::{Services, Worker, WorkerError, WorkerSettings};
-use tally_core::surface::{Engine, Measure};
+use tally_core::surface::{Engine, Metric};
 
 use crate::config::ClusterConfig;
 use crate::policy::Policies;
@@ -70,10 +70,10 @@ impl ClusterNode {
     }
 
     /// The metrics of its roles.
-    pub fn measures(&self) -> Vec<Measure> {
-        let mut measures = self.cluster.measures();
-        measures.extend(self.worker.iter().flat_map(Worker::measures));
-        measures
+    pub fn metrics(&self) -> Vec<Metric> {
+        let mut metrics = self.cluster.metrics();
+        metrics.extend(self.worker.iter().flat_map(Worker::metrics));
+        metrics
     }
 
     /// Appends what was accepted, persists, and hands partitions over.

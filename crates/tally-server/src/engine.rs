@@ -8,7 +8,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    CounterSnapshot, Engine, EngineError, Grouping, Health, KeyPage, Metric, Page, PageRequest, ReadOptions,
     RequestCursor, RequestPage, SubmitOptions,
 };
 use tally_engine::Embedded;
@@ -75,8 +75,8 @@ impl Engine for ServerEngine {
         either!(self.sample(number).await)
     }
 
-    async fn settle(&self) -> Result<(), EngineError> {
-        either!(self.settle().await)
+    async fn sync_store(&self) -> Result<(), EngineError> {
+        either!(self.sync_store().await)
     }
 
     async fn all_keys(&self, after: Option<Key>, limit: usize) -> Result<KeyPage, EngineError> {
@@ -111,10 +111,10 @@ impl Engine for ServerEngine {
         either!(self.poisoned().await)
     }
 
-    fn measures(&self) -> Vec<Measure> {
+    fn metrics(&self) -> Vec<Metric> {
         match self {
-            ServerEngine::Embedded(engine) => engine.measures(),
-            ServerEngine::Cluster(node) => node.measures(),
+            ServerEngine::Embedded(engine) => engine.metrics(),
+            ServerEngine::Cluster(node) => node.metrics(),
         }
     }
 }

@@ -146,7 +146,9 @@ pub const RESP_INPUT_BYTES_MAX: usize = 64 << 20;
 pub const RESP_OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Bytes of reply buffer that an idle connection keeps.
 pub const RESP_OUTPUT_BYTES_KEPT: usize = 512;
-/// How long a closed connection may linger while its client is still sending.
+/// How long the replies of a closed connection may wait for a client that reads slowly.
+pub const RESP_UNSENT_MAX: Duration = DRAIN_MAX;
+/// How long a closed connection may linger after that while its client is still sending.
 pub const RESP_LINGER_MAX: Duration = Duration::from_secs(1);
 /// Longest name of a client, its library or its library's version.
 pub const RESP_NAME_BYTES_MAX: usize = 256;

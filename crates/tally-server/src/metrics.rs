@@ -15,7 +15,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tally_core::surface::{Figure, Measure};
+use tally_core::surface::{Metric, MetricValue};
 
 use crate::service::Service;
 
@@ -284,7 +284,7 @@ impl Collector for Scrape {
         encode_requests(&mut encoder, &self.protocols)?;
         encode_connections(&mut encoder, &self.protocols)?;
         process::encode_process(&mut encoder)?;
-        self.service.measures().iter().try_for_each(|measure| encode_measure(&mut encoder, measure))
+        self.service.metrics().iter().try_for_each(|metric| encode_metric(&mut encoder, metric))
     }
 }
 
@@ -327,25 +327,25 @@ fn encode_connections(encoder: &mut DescriptorEncoder<'_>, protocols: &[Arc<Prot
 }
 
 /// Encodes a metric of the engine.
-fn encode_measure(encoder: &mut DescriptorEncoder<'_>, measure: &Measure) -> fmt::Result {
-    let Measure { name, help, figure } = measure;
+fn encode_metric(encoder: &mut DescriptorEncoder<'_>, metric: &Metric) -> fmt::Result {
+    let Metric { name, help, value } = metric;
     // The encoder adds `_total` to counters.
-    let (name, kind) = match figure {
-        Figure::Counter(_) | Figure::CounterBy { .. } => {
+    let (name, kind) = match value {
+        MetricValue::Counter(_) | MetricValue::CounterBy { .. } => {
             (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter)
         }
-        Figure::Gauge(_) => (*name, MetricType::Gauge),
-        Figure::Histogram { .. } => (*name, MetricType::Histogram),
+        MetricValue::Gauge(_) => (*name, MetricType::Gauge),
+        MetricValue::Histogram { .. } => (*name, MetricType::Histogram),
     };
-    let mut metric: MetricEncoder<'_> = encoder.encode_descriptor(name, help, None, kind)?;
-    match figure {
-        Figure::Counter(count) => metric.encode_counter(count, NO_EXEMPLAR),
-        Figure::CounterBy { label, counts } => counts.iter().try_for_each(|(value, count)| {
-            metric.encode_family(&[(*label, *value)])?.encode_counter(count, NO_EXEMPLAR)
+    let mut encoder: MetricEncoder<'_> = encoder.encode_descriptor(name, help, None, kind)?;
+    match value {
+        MetricValue::Counter(count) => encoder.encode_counter(count, NO_EXEMPLAR),
+        MetricValue::CounterBy { label, counts } => counts.iter().try_for_each(|(word, count)| {
+            encoder.encode_family(&[(*label, *word)])?.encode_counter(count, NO_EXEMPLAR)
         }),
-        Figure::Gauge(value) => metric.encode_gauge(value),
-        Figure::Histogram { buckets, count, sum } => {
-            metric.encode_histogram::<[Label; 0]>(*sum, *count, &to_separate(buckets, *count), None)
+        MetricValue::Gauge(gauge) => encoder.encode_gauge(gauge),
+        MetricValue::Histogram { buckets, count, sum } => {
+            encoder.encode_histogram::<[Label; 0]>(*sum, *count, &to_separate(buckets, *count), None)
         }
     }
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tally_core::surface::{Engine, EngineError};
+use tally_core::surface::{Engine, EngineError, Health};
 use tally_engine::limits::files_needed;
 use tally_engine::{Embedded, OpenError};
 use tokio::net::TcpListener;
@@ -101,8 +101,8 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     let stopwatch = Stopwatch::start();
     // A node of a cluster has no data directory.
     let data = config.cluster.is_none().then(|| tracing::field::display(config.data.display()));
-    tracing::info!(%address, resp = listeners.resp_text(), data, "recovering; until then HTTP answers 503 and RESP answers \
-        LOADING");
+    tracing::info!(%address, resp = listeners.resp_text(), data, "recovering; until the server is ready, HTTP returns 503 \
+        and the Redis protocol LOADING");
     let running = tokio::select! {
         opened = open(&config) => opened?,
         name = signals.next() => {
@@ -114,9 +114,12 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
     };
     let engine = running.engine();
     service.engine_ready(engine.clone());
-    print_banner(address, listeners.resp, &config);
-    let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, resp = listeners.resp_text(), data, opened_ms, "ready");
+    // Damage may be found just after opening.
+    if !matches!(engine.health(), Health::Poisoned(_)) {
+        print_banner(address, listeners.resp, &config);
+        let opened_ms = u64::try_from(stopwatch.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::info!(%address, resp = listeners.resp_text(), data, opened_ms, "ready");
+    }
 
     tokio::select! {
         name = signals.next() => {
@@ -132,7 +135,7 @@ async fn serve(config: ServerConfig) -> Result<ExitCode, ServeError> {
         }
         reason = engine.poisoned() => {
             tracing::error!(reason, "the engine stopped and the process exits; run `tally check` on the data \
-                directory before the next start");
+                directory before the next start, and see \"Damage\" in docs/operating.md");
             listeners.stop(POISONED_GRACE).await?;
             Ok(ExitCode::from(EXIT_POISONED))
         }

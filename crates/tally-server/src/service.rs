@@ -13,7 +13,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Outcome, Reads, Receipt, Refusal, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, FlushBy, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
+    CounterSnapshot, Engine, EngineError, FlushBy, Grouping, Health, KeyPage, Metric, Page, PageRequest, ReadOptions,
     RequestCursor, RequestPage, SubmitOptions,
 };
 use tally_core::time::Millis;
@@ -188,8 +188,8 @@ impl<E: Engine> Service<E> {
     }
 
     /// The metrics of the engine.
-    pub fn measures(&self) -> Vec<Measure> {
-        self.engine.get().map(Engine::measures).unwrap_or_default()
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.engine.get().map(Engine::metrics).unwrap_or_default()
     }
 
     /// Decides which calls reach the engine.
@@ -286,8 +286,8 @@ impl<E: Engine> Service<E> {
     }
 
     /// Resolves once everything acknowledged is in the store.
-    pub async fn settle(&self) -> Result<(), Failure> {
-        Ok(self.engine()?.settle().await?)
+    pub async fn sync_store(&self) -> Result<(), Failure> {
+        Ok(self.engine()?.sync_store().await?)
     }
 
     /// The keys of all counters and ledgers in the store, in order.

@@ -7,10 +7,11 @@ mod harness;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use harness::Server;
 use harness::resp::{Redis, Reply, connect, request};
+use harness::{Server, wait_for};
 
 /// How many requests of a well-behaved client are checked during an attack.
 const ROUNDS: usize = 200;
@@ -118,6 +119,38 @@ fn sigterm_closes_idle_connections_at_once() {
     assert!(!log.contains("some requests were cut off"), "the drain timed out: {log}");
 }
 
+/// Closing a socket with unread requests resets it. Replies that the kernel had not sent yet, because the client had no
+/// room for them, would be lost.
+#[test]
+fn after_sigterm_a_client_that_reads_late_and_keeps_sending_gets_every_reply() {
+    const SENT: usize = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let mut server = Server::start_in(&data);
+    let mut stream = connect(&server.redis);
+    socket2::SockRef::from(&stream).set_recv_buffer_size(4 << 10).unwrap();
+    let incr = request(&["INCR", "late"]);
+    stream.write_all(&incr.repeat(SENT)).unwrap();
+    let mut other = Redis::connect(&server.redis);
+    wait_for("the commands to be executed", || match other.call(&["GET", "late"]) {
+        Reply::Text(value) if value == SENT.to_string() => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    server.signal();
+    // For twice as long as a connection lingers whose replies have all been sent.
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until {
+        stream.write_all(&incr).unwrap();
+    }
+    let mut answers = String::new();
+    let ended = stream.read_to_string(&mut answers);
+    let last = answers.lines().last().unwrap_or_default().trim_start_matches(':').to_owned();
+    assert!(last.parse::<usize>().unwrap() >= SENT, "ended with {last:?}, {ended:?}");
+    assert_eq!(server.exit().code(), Some(0));
+    let server = Server::start_in(&data);
+    assert_eq!(Redis::connect(&server.redis).call(&["GET", "late"]), Reply::Text(last));
+}
+
 #[test]
 fn after_sigterm_every_executed_command_is_answered() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,22 +163,27 @@ fn after_sigterm_every_executed_command_is_answered() {
                 let mut client = Redis::connect(&address);
                 let mut sender = client.sender();
                 let incr = request(&["INCR", &format!("stopped:{number}")]);
-                // Writes until the server is gone.
-                scope.spawn(move || while sender.write_all(&incr.repeat(100)).is_ok() {});
+                // Writes until the server is gone, but not more than can be answered within the drain timeout.
+                let (sent, answered) = mpsc::sync_channel(200);
+                scope.spawn(move || while sender.write_all(&incr.repeat(100)).is_ok() && sent.send(()).is_ok() {});
                 assert_eq!(client.read(), Some(Reply::Integer(1)));
-                client
+                (client, answered)
             })
             .collect();
         server.signal();
-        let count = |mut client: Redis| {
+        let count = |mut client: Redis, answered: mpsc::Receiver<()>| {
             let mut last = 1;
             while let Some(reply) = client.read() {
                 assert_eq!(reply, Reply::Integer(last + 1));
                 last += 1;
+                if last % 100 == 0 {
+                    let _ = answered.try_recv();
+                }
             }
             last
         };
-        let counting: Vec<_> = clients.into_iter().map(|client| scope.spawn(move || count(client))).collect();
+        let counting: Vec<_> =
+            clients.into_iter().map(|(client, answered)| scope.spawn(move || count(client, answered))).collect();
         counting.into_iter().map(|count| count.join().unwrap()).collect()
     });
     assert_eq!(server.exit().code(), Some(0));

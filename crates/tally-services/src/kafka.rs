@@ -334,6 +334,8 @@ fn optimized_java(jars: &Path, dir: &Path, log_level: &str) -> Tool {
 
 fn java_with(options: &[&str], jars: &Path, dir: &Path, log_level: &str) -> Tool {
     Tool::new(java_program(), dir).args(options).arg("-cp").arg(jars.join("*")).args([
+        // A killed broker leaves unpacked libraries in its temporary directory.
+        &format!("-Djava.io.tmpdir={}", dir.display()),
         &format!("-Dorg.slf4j.simpleLogger.defaultLogLevel={log_level}"),
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",

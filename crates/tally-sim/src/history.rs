@@ -86,7 +86,7 @@ impl History {
     /// Records that every sealed batch was flushed.
     pub fn flush(&mut self) {
         let all = self.tail.len();
-        self.settle(all);
+        self.make_durable(all);
     }
 
     /// How many batches must be flushed before a read of these counters may be answered.
@@ -121,13 +121,13 @@ impl History {
         }
         let lost = self.tail[batches..].iter().flat_map(|batch| batch.submissions.concat());
         let lost = lost.filter(|event| event.id.is_some()).collect();
-        self.settle(batches);
+        self.make_durable(batches);
         self.tail.clear();
         self.applied = self.durable.clone();
         Ok(lost)
     }
 
-    fn settle(&mut self, batches: usize) {
+    fn make_durable(&mut self, batches: usize) {
         for batch in self.tail.drain(..batches) {
             for event in batch.submissions.iter().flatten() {
                 self.durable.apply(batch.at, event);

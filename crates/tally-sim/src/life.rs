@@ -13,7 +13,7 @@ use tally_core::outcome::{Outcome, Receipt, Refusal};
 use tally_core::surface::{EngineError, Health};
 use tally_core::time::Millis;
 use tally_engine::store::StoreError;
-use tally_engine::{Checkpoint, Durability, Machine, Nudge, Seal, Step, Sweep, Warmth};
+use tally_engine::{Checkpoint, Durability, Machine, Nudge, Seal, Step, Sweep, WarmUp};
 
 use crate::call::{outcome_per_event, push_all};
 use crate::ensure;
@@ -314,7 +314,7 @@ impl<'m> Life<'m> {
     }
 
     /// Seals and flushes everything submitted, so that every call is answered.
-    pub fn settle(&mut self) -> Verdict {
+    pub fn flush_all(&mut self) -> Verdict {
         self.maintain();
         self.seal()?;
         self.flush()?;
@@ -334,8 +334,8 @@ impl<'m> Life<'m> {
     fn warm(&mut self) -> Verdict {
         let max = 1 + self.world.rng.below(12) as usize;
         match self.machine.warm(&mut self.warmed, max) {
-            Ok(Warmth::Warming) => {}
-            Ok(Warmth::Warm) => self.world.observed.warmed += 1,
+            Ok(WarmUp::InProgress) => {}
+            Ok(WarmUp::Done) => self.world.observed.warmed += 1,
             Err(error) => self.store_failed(&error),
         }
         Ok(())
@@ -368,7 +368,7 @@ impl<'m> Life<'m> {
         self.full_checkpoint()?;
         self.sweep()?;
         for _ in 0..20 {
-            self.settle()?;
+            self.flush_all()?;
             if self.submissions.is_empty() {
                 break;
             }

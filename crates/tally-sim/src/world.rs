@@ -323,7 +323,7 @@ impl World {
         for some in missing.chunks(1000) {
             let events = some.iter().map(|key| model::Event::add(key, 1));
             life.submit_these(with_submission_count(events), Durability::Flushed)?;
-            life.settle()?;
+            life.flush_all()?;
             life.full_checkpoint()?;
             ensure!(!life.is_stopped() || life.world.sync_fails, "the engine stopped although nothing failed");
             if life.is_stopped() {

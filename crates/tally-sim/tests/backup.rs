@@ -6,7 +6,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use tally_core::key::{Key, KeyRef};
-use tally_engine::backup::{Backup, BackupError, BackupTarget, BackupTurn};
+use tally_engine::backup::{Backup, BackupError, BackupPermit, BackupTarget};
 use tally_engine::check::check_disk;
 use tally_engine::{Durability, Machine, OpenError, Settings, Step};
 use tally_sim::life::{ready, submit_now};
@@ -71,7 +71,7 @@ fn is_complete(sim: &SimDisk) -> bool {
 #[test]
 fn a_power_cut_at_any_step_leaves_a_complete_backup_or_one_that_is_not_declared_complete() {
     let machine = source();
-    let backup = machine.backup(BackupTurn::default());
+    let backup = machine.backup(BackupPermit::default());
     let whole = SimDisk::new(0);
     copy(&backup, &whole).unwrap();
     let steps = whole.operations();
@@ -97,7 +97,7 @@ fn a_power_cut_at_any_step_leaves_a_complete_backup_or_one_that_is_not_declared_
 #[test]
 fn a_backup_stays_readable_while_later_checkpoints_and_merges_replace_its_files() {
     let machine = source();
-    let backup = machine.backup(BackupTurn::default());
+    let backup = machine.backup(BackupPermit::default());
     for _ in 0..20 {
         increment_all(&machine);
         checkpoint(&machine);
@@ -118,7 +118,7 @@ fn a_backup_stays_readable_while_later_checkpoints_and_merges_replace_its_files(
 fn a_directory_without_any_counter_can_be_backed_up() {
     let machine = open(&SimDisk::new(1)).unwrap();
     let sim = SimDisk::new(2);
-    copy(&machine.backup(BackupTurn::default()), &sim).unwrap();
+    copy(&machine.backup(BackupPermit::default()), &sim).unwrap();
     let copied = open(&sim).unwrap();
     increment_all(&copied);
     assert_eq!(values(&copied), [1; COUNTERS]);
@@ -138,7 +138,7 @@ fn refusal(files: &[(String, u64, Vec<u8>)]) -> String {
 #[test]
 fn a_source_that_ends_early_or_sends_other_files_is_refused() {
     let machine = source();
-    let backup = machine.backup(BackupTurn::default());
+    let backup = machine.backup(BackupPermit::default());
     let files = backup.files().iter().map(|file| {
         let mut content = Vec::new();
         file.reader().read_to_end(&mut content).unwrap();

@@ -76,17 +76,17 @@ fn a_merge_drops_no_request_id_that_a_replay_needs() {
         let machine = world.open()?;
         let mut life = Life::new(&mut world, &machine);
         life.submit_these(with_submission_count([request.clone()]), Durability::Flushed)?;
-        life.settle()?;
+        life.flush_all()?;
         life.full_checkpoint()?;
         // Enough runs for a merge.
         for _ in 0..4 {
             life.submit_these(with_submission_count([Event::add(&key, 1)]), Durability::Flushed)?;
-            life.settle()?;
+            life.flush_all()?;
             life.full_checkpoint()?;
         }
         life.world.clock.advance(20 * HOUR_MS);
         life.submit_these(with_submission_count([request.clone()]), Durability::Flushed)?;
-        life.settle()?;
+        life.flush_all()?;
         life.world.clock.advance(10 * HOUR_MS);
         life.submit_these(with_submission_count([Event::add(&key, 1)]), Durability::Flushed)?;
         life.seal()?;
@@ -160,7 +160,7 @@ fn scenario(world: &mut World) -> Result<(), String> {
                 life.full_checkpoint()?;
                 life.maintain();
                 life.sweep()?;
-                life.settle()?;
+                life.flush_all()?;
                 life.merge()?;
             }
             life.check_answers()?;
@@ -197,7 +197,7 @@ fn a_crash_at_any_operation_loses_no_acknowledged_write() {
                 let machine = world.open()?;
                 let mut life = Life::new(world, &machine);
                 life.submit()?;
-                life.settle()?;
+                life.flush_all()?;
                 drop(life);
                 drop(machine);
                 world.power_cut(Some(Loss::Everything));
@@ -222,7 +222,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
             let full = |life: &Life<'_>| life.world.observed.refused_full;
             while full(&life) < 20 {
                 life.submit()?;
-                life.settle()?;
+                life.flush_all()?;
                 life.checkpoint()?;
                 life.ask()?;
                 life.check_answers()?;
@@ -233,7 +233,7 @@ fn a_full_disk_refuses_writes_until_there_is_space() {
             let (refused, acknowledged) = (full(&life), life.world.observed.acknowledged);
             for _ in 0..20 {
                 life.submit()?;
-                life.settle()?;
+                life.flush_all()?;
                 life.full_checkpoint()?;
             }
             assert_eq!((full(&life), life.world.observed.acknowledged), (refused, acknowledged + 20));
@@ -257,7 +257,7 @@ fn a_failed_flush_poisons_the_engine() {
             let mut life = Life::new(&mut world, &machine);
             for _ in 0..3 {
                 life.submit()?;
-                life.settle()?;
+                life.flush_all()?;
             }
             // So that the next batch has room.
             life.maintain();
@@ -298,7 +298,7 @@ fn a_read_waits_for_the_flush_of_what_it_saw_and_writes_nothing() {
         let machine = world.open()?;
         let mut life = Life::new(&mut world, &machine);
         life.submit_these(with_submission_count([Event::add(&key, 5)]), Durability::Flushed)?;
-        life.settle()?;
+        life.flush_all()?;
         assert_eq!(life.world.observed.acknowledged, 1);
         let (operations, lag) = (life.world.disk.operations(), machine.journal_lag());
         life.read_these(&read_key(), Durability::Flushed);
@@ -334,7 +334,7 @@ fn ledger_entries_stay_in_order_when_the_clock_is_set_back() {
     let machine = world.open().unwrap();
     let mut life = Life::new(&mut world, &machine);
     life.submit_these(set(1), Durability::Flushed).unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);
@@ -364,24 +364,24 @@ fn replay_with_a_clock_set_back_after_a_sweep_restores_no_expired_counter() {
     let mut life = Life::new(&mut world, &machine);
     let first = Event { details: Some(lasting), ..Event::add(&key, 5) };
     life.submit_these(with_submission_count([first]), Durability::Flushed).unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     life.full_checkpoint().unwrap();
     life.world.clock.advance(1_500);
     life.sweep().unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     life.world.clock.set_back(1_400);
     drop(life);
-    assert_eq!(settle(&machine, &key, Change::Add(1)).value, 1);
+    assert_eq!(flush_all(&machine, &key, Change::Add(1)).value, 1);
     assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(2)));
     drop(machine);
     let clock = Arc::clone(&world.clock);
     let machine = Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap();
-    assert_eq!(settle(&machine, &key, Change::Read(Field::Value)).value, 1);
+    assert_eq!(flush_all(&machine, &key, Change::Read(Field::Value)).value, 1);
     assert_eq!(ready(machine.count(Durability::Flushed)), Ok(Ok(2)));
 }
 
 /// Submits one event, seals and flushes it.
-fn settle(machine: &Machine, key: &Key, change: Change) -> Outcome {
+fn flush_all(machine: &Machine, key: &Key, change: Change) -> Outcome {
     let mut events = machine.events();
     events.push(key.as_ref(), change, None, None);
     let mut submitted = std::pin::pin!(machine.submit(events, Durability::Flushed, |_| {}));
@@ -410,7 +410,7 @@ fn steps_of_the_wall_clock_do_not_change_durations() {
                 let mut world = world(0);
                 let key = world.workload.keys[0].clone();
                 let mut machine = world.open().unwrap();
-                settle(&machine, &key, Change::Add(1));
+                flush_all(&machine, &key, Change::Add(1));
                 if forward {
                     world.clock.set_forward(step);
                 } else {
@@ -423,12 +423,12 @@ fn steps_of_the_wall_clock_do_not_change_durations() {
                 }
                 let what = format!("{step} ms forward: {forward}, restart: {restart}");
                 assert_eq!(machine.clock_ahead_ms().is_some(), !forward, "{what}");
-                assert!(settle(&machine, &key, set()).exists, "{what}");
+                assert!(flush_all(&machine, &key, set()).exists, "{what}");
                 world.clock.advance(50_000);
-                assert_eq!(settle(&machine, &key, read()).value, 5, "{what}");
+                assert_eq!(flush_all(&machine, &key, read()).value, 5, "{what}");
                 // The clock is slewed by at most a sixteenth.
                 world.clock.advance(15_000);
-                assert!(!settle(&machine, &key, read()).exists, "{what}");
+                assert!(!flush_all(&machine, &key, read()).exists, "{what}");
             }
         }
     }
@@ -442,7 +442,7 @@ fn a_clock_reset_survives_replay() {
     let key = world.workload.keys[0].clone();
     world.clock.set_forward(YEARS_MS);
     let machine = world.open().unwrap();
-    settle(&machine, &key, Change::Add(1));
+    flush_all(&machine, &key, Change::Add(1));
     drop(machine);
     world.clock.set_back(YEARS_MS);
     let open = |world: &World| {
@@ -458,7 +458,7 @@ fn a_clock_reset_survives_replay() {
     world.power_cut(Some(Loss::Everything));
     let machine = open(&world);
     assert_eq!((machine.clock_ahead_ms(), machine.now()), (None, Millis(ahead.0 - YEARS_MS)));
-    assert_eq!(settle(&machine, &key, Change::Add(1)).value, 2);
+    assert_eq!(flush_all(&machine, &key, Change::Add(1)).value, 2);
 }
 
 /// It also removes their expiry records.
@@ -478,16 +478,16 @@ fn a_sweep_removes_expired_counters_from_memory_and_store() {
     let reprieved =
         Event { change: Change::Expire { at: None, when: ExpiryCondition::Always }, ..Event::add(&keys[7], 0) };
     life.submit_these(with_submission_count(events), Durability::Flushed).unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     life.full_checkpoint().unwrap();
     life.submit_these(with_submission_count([reprieved]), Durability::Flushed).unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     let count = || ready(machine.count(Durability::Flushed)).unwrap().unwrap();
     life.sweep().unwrap();
     assert_eq!(count(), 101, "nothing has expired yet");
     life.world.clock.advance(1_000);
     life.sweep().unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     assert_eq!(count(), 2);
     life.full_checkpoint().unwrap();
     drop(life);
@@ -507,7 +507,7 @@ fn store_only(world: &mut World, events: Vec<Event>) -> Machine {
     let machine = world.open().unwrap();
     let mut life = Life::new(world, &machine);
     life.submit_these(with_submission_count(events), Durability::Flushed).unwrap();
-    life.settle().unwrap();
+    life.flush_all().unwrap();
     life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);

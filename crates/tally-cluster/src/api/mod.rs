@@ -32,8 +32,8 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, Figure, Grouping, Health, KeyPage, Measure, Page, PageRequest, ReadOptions,
-    RequestCursor, RequestPage, SubmitOptions,
+    CounterSnapshot, Engine, EngineError, Grouping, Health, KeyPage, Metric, MetricValue, Page, PageRequest,
+    ReadOptions, RequestCursor, RequestPage, SubmitOptions,
 };
 use tokio::sync::watch;
 
@@ -259,7 +259,7 @@ impl Engine for Cluster {
         self.services.pg.sample(number).await.map_err(|error| EngineError::Unavailable(error.to_string()))
     }
 
-    async fn settle(&self) -> Result<(), EngineError> {
+    async fn sync_store(&self) -> Result<(), EngineError> {
         let _call = self.begin()?;
         self.persist_all().await
     }
@@ -337,26 +337,26 @@ impl Engine for Cluster {
         }
     }
 
-    fn measures(&self) -> Vec<Measure> {
+    fn metrics(&self) -> Vec<Metric> {
         let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
         let waiting: usize = self.lanes.iter().map(|lane| lane.waiting_events()).sum();
         vec![
-            Measure {
+            Metric {
                 name: "tally_partitions",
                 help: "Partitions of the cluster",
-                figure: Figure::Gauge(f64::from(self.partitions)),
+                value: MetricValue::Gauge(f64::from(self.partitions)),
             },
-            Measure {
+            Metric {
                 name: "tally_cluster_partitions_failing",
                 help: "Partitions whose last append to Kafka failed",
-                figure: Figure::Gauge(failing as f64),
+                value: MetricValue::Gauge(failing as f64),
             },
-            Measure {
+            Metric {
                 name: "tally_append_queue_events",
                 help: "Events waiting in this node for the acknowledgement of Kafka",
-                figure: Figure::Gauge(waiting as f64),
+                value: MetricValue::Gauge(waiting as f64),
             },
-            self.sources.measure(),
+            self.sources.metric(),
         ]
     }
 }

@@ -188,6 +188,13 @@ impl Cluster {
             Ok(totals) => totals,
             Err(error) => {
                 tracing::debug!(%error, "totals cannot be read; asking workers");
+                // What a worker has may lack increments that earlier readings had.
+                for (key, live) in live {
+                    let partition = self.partition_of(key.as_ref());
+                    let needed = options.at_least.as_ref().map(|token| token.position(partition)).unwrap_or_default();
+                    let read = self.read_summed(partition, key, &live?, needed).await?;
+                    found.extend(read.map(|counter| (key, counter)));
+                }
                 return Ok(());
             }
         };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tally_core::surface::{Figure, Measure};
+use tally_core::surface::{Metric, MetricValue};
 
 /// Counters that were read, by where they were found.
 #[derive(Debug, Default)]
@@ -29,12 +29,12 @@ impl ReadSources {
     }
 
     /// As a metric.
-    pub fn measure(&self) -> Measure {
+    pub fn metric(&self) -> Metric {
         let counts = [("redis", &self.redis), ("worker", &self.worker), ("postgres", &self.postgres)];
-        Measure {
+        Metric {
             name: "tally_total_reads_total",
             help: "Counters read approximately, by where they were found",
-            figure: Figure::CounterBy {
+            value: MetricValue::CounterBy {
                 label: "source",
                 counts: counts.map(|(source, count)| (source, count.load(Ordering::Relaxed))).to_vec(),
             },

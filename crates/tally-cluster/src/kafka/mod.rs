@@ -152,14 +152,32 @@ pub enum TopicError {
         /// Its end.
         end: u64,
     },
+    /// The topic has other records than those that were applied.
+    #[error(
+        "partition {partition} of the topic has other records before position {position} than those in PostgreSQL: the last \
+         one was appended at {appended}, after the stored time {stored} (in milliseconds since 1970). {LOST_RECORDS}"
+    )]
+    OtherRecords {
+        /// The partition.
+        partition: u32,
+        /// The stored position.
+        position: u64,
+        /// When the record before that position was appended.
+        appended: u64,
+        /// The partition's time at that position, as it was stored.
+        stored: u64,
+    },
     /// Anything else.
     #[error("Kafka: {0}")]
     Other(String),
 }
 
+const LOST_RECORDS: &str =
+    "The topic was recreated or has lost records. Restore PostgreSQL to a state that matches the topic";
+
 fn position_advice(wanted: u64, end: u64) -> &'static str {
     if wanted > end {
-        "The topic was recreated or has lost records. Restore PostgreSQL to a state that matches the topic"
+        LOST_RECORDS
     } else {
         "Records were removed before PostgreSQL had them. Restore a newer backup of PostgreSQL"
     }

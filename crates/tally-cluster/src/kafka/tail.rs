@@ -24,6 +24,9 @@ const SERVE_EVERY: Duration = Duration::from_millis(500);
 /// opened again.
 const STALL_AFTER: Duration = Duration::from_secs(1);
 
+/// How long one poll waits for the record before the stored position.
+const RECORD_POLL: Duration = Duration::from_millis(100);
+
 /// Reads partitions of the journal. One per process: its partitions share connections.
 #[derive(Clone)]
 pub struct Tailer {
@@ -144,6 +147,38 @@ impl Tailer {
             is_behind: false,
         };
         tail.assign()?;
+        Ok(tail)
+    }
+
+    /// Like [`Tailer::open`], for state that was persisted at `from` with the partition's time `clock`. Also checks that
+    /// the record before `from` is the one that was applied: a topic that was recreated, or has lost records, gets new
+    /// records at the same positions.
+    ///
+    /// The partition's time is never before that of its last record. Another record at that position was appended later
+    /// than the time that was persisted, unless the broker's clock went back.
+    pub fn open_after(&self, partition: u32, from: Position, clock: Millis) -> Result<PartitionTail, TopicError> {
+        let (first, end) = self.bounds(partition)?;
+        // Retention may have removed the record.
+        if from <= first || from > end {
+            return self.open(partition, from);
+        }
+        let mut tail = self.open(partition, Position(from.0 - 1))?;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let record = loop {
+            match tail.next(RECORD_POLL)? {
+                Some(record) => break record,
+                None if Instant::now() < deadline => {}
+                None => return Err(TopicError::Other(format!("partition {partition} could not be read in time"))),
+            }
+        };
+        if record.at > clock {
+            return Err(TopicError::OtherRecords {
+                partition,
+                position: from.0,
+                appended: record.at.0,
+                stored: clock.0,
+            });
+        }
         Ok(tail)
     }
 

@@ -149,5 +149,7 @@ fn standing(row: &Row) -> Result<Claim, PgError> {
         _ => None,
     };
     let (summed_at, clock_reset) = (Millis(number(column(row, 5)?)?), columns::position(column(row, 6)?)?);
+    // A reset after the position is one of an earlier topic.
+    let clock_reset = if clock_reset <= position { clock_reset } else { Position(0) };
     Ok(Claim { epoch, position, meta, summed_at, clock_reset })
 }

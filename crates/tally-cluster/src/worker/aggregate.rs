@@ -3,7 +3,7 @@
 //! It appends what each sub-counter has counted since it was created. The state machine adds what is new, so a sum that
 //! is appended twice, by this worker or by another one, counts once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::WorkerShared;
 use super::hosting::Hosting;
-use crate::limits::{SHARD_WRITES_PER_SECOND_MAX, SHARDS_COOL_MS, SHARDS_COOL_SHARE, SUMS_BATCH_MAX};
+use crate::limits::{SHARD_SUM_FULL, SHARD_WRITES_PER_SECOND_MAX, SHARDS_COOL_MS, SHARDS_COOL_SHARE, SUMS_BATCH_MAX};
 use crate::policy::{Aggregation, ShardCount, ShardPolicy};
 use crate::redis::{ActiveCounter, ShardState};
 
@@ -27,18 +27,33 @@ struct Aggregator {
     counters: HashMap<Key, SummedCounter>,
     /// The entry of each active counter, and since when it has been the same. Measured by this worker's clock: the
     /// clocks of Redis nodes may differ, and a failover switches from one to another.
-    registrations: HashMap<Key, (Vec<u8>, Instant)>,
+    registrations: HashMap<Key, (ActiveCounter, Instant)>,
 }
 
 impl Aggregator {
     /// Updates what is known of registrations.
     fn note_registrations(&mut self, active: &[ActiveCounter], now: Instant) {
         let mut before = std::mem::take(&mut self.registrations);
-        for ActiveCounter { key, entry, .. } in active {
-            let since = before.remove(key).filter(|(known, _)| known == entry).map_or(now, |(_, since)| since);
-            self.registrations.insert(key.clone(), (entry.clone(), since));
+        for active in active {
+            let is_same = |(known, _): &(ActiveCounter, Instant)| known.entry == active.entry;
+            let since = before.remove(&active.key).filter(is_same).map_or(now, |(_, since)| since);
+            self.registrations.insert(active.key.clone(), (active.clone(), since));
         }
         self.counters.retain(|key, _| self.registrations.contains_key(key));
+    }
+
+    /// Counters that are no longer on the list although nobody has removed them: Redis has lost their entries, but may
+    /// still have their sub-counters, which can be on other nodes.
+    fn lost(&self, active: &[ActiveCounter]) -> Vec<ActiveCounter> {
+        let listed: HashSet<&Key> = active.iter().map(|active| &active.key).collect();
+        let known = self.registrations.values().map(|(active, _)| active);
+        known.filter(|known| !listed.contains(&known.key)).cloned().collect()
+    }
+
+    /// The counter was removed from the list.
+    fn retired(&mut self, key: &Key) {
+        self.registrations.remove(key);
+        self.counters.remove(key);
     }
 
     /// Whether no writer has registered the counter for this long.
@@ -116,7 +131,20 @@ impl WorkerShared {
     ) -> Result<Millis, String> {
         let partition = hosting.host.partition;
         let failed = |error: crate::redis::RedisError| error.to_string();
-        let active = self.services.totals.active(partition).await.map_err(failed)?;
+        let mut active = self.services.totals.active(partition).await.map_err(failed)?;
+        let lost = aggregator.lost(&active);
+        if !lost.is_empty() {
+            tracing::warn!(
+                partition,
+                counters = lost.len(),
+                "Redis has lost entries of active counters; adding them again"
+            );
+            for ActiveCounter { key, shards, peak, .. } in &lost {
+                // A full list is reported to writers.
+                let _ = self.services.totals.register(partition, key.as_ref(), *shards, *peak).await.map_err(failed)?;
+            }
+            active = self.services.totals.active(partition).await.map_err(failed)?;
+        }
         let now = Instant::now();
         aggregator.note_registrations(&active, now);
         if active.is_empty() {
@@ -140,11 +168,15 @@ impl WorkerShared {
             }
             load_max = loads.iter().map(|(_, _, load)| *load).fold(load_max, f64::max);
             self.services.totals.note_rates(&loads).await.map_err(failed)?;
-            let is_idle = |active: &ActiveCounter| aggregator.is_idle(active, self.settings.shards_idle, now);
-            let idle = due.iter().zip(&shards).filter(|((active, _), _)| is_idle(active));
-            let idle: Vec<(&ActiveCounter, &[ShardState])> =
-                idle.map(|((active, _), shards)| (*active, shards.as_slice())).collect();
-            self.close(hosting, aggregator, &idle).await?;
+            let closings: Vec<Closing<'_>> = due
+                .iter()
+                .zip(&shards)
+                .filter_map(|((active, _), shards)| {
+                    let is_idle = aggregator.is_idle(active, self.settings.shards_idle, now);
+                    Closing::of(active, shards, is_idle)
+                })
+                .collect();
+            self.close(hosting, aggregator, &closings).await?;
         }
         hosting.aggregator.load_max.store((load_max * 10.0) as u64, Ordering::Relaxed);
         Ok(summed_at)
@@ -305,40 +337,39 @@ impl WorkerShared {
         Ok(())
     }
 
-    /// Removes the sub-counters of counters that nobody writes to any more, and records that in the journal.
+    /// Removes sub-counters that are summed, and records that in the journal.
     async fn close(
         &self,
         hosting: &Arc<Hosting>,
         aggregator: &mut Aggregator,
-        idle: &[(&ActiveCounter, &[ShardState])],
+        closings: &[Closing<'_>],
     ) -> Result<(), String> {
-        let counted = |shards: &[ShardState]| -> Vec<SubCounter> { shards.iter().map(|shard| shard.counted).collect() };
         // And published: a read that finds no sub-counter must find a total that includes it.
-        let is_summed = |active: &ActiveCounter, shards: &[ShardState]| {
+        let is_summed = |closing: &&Closing<'_>| {
             let in_total =
-                |known: &SummedCounter| known.summed == counted(shards) && hosting.published() >= known.applied;
-            shards.is_empty() || aggregator.counters.get(&active.key).is_some_and(in_total)
+                |known: &SummedCounter| known.summed == closing.found && hosting.published() >= known.applied;
+            closing.found.is_empty() || aggregator.counters.get(&closing.active.key).is_some_and(in_total)
         };
-        let idle: Vec<_> = idle.iter().filter(|(active, shards)| is_summed(active, shards)).collect();
-        let closing: Vec<(KeyRef<'_>, SubCounter)> = idle
+        let closings: Vec<&Closing<'_>> = closings.iter().filter(is_summed).collect();
+        let closing: Vec<(KeyRef<'_>, SubCounter)> = closings
             .iter()
-            .flat_map(|(active, shards)| counted(shards).into_iter().map(|counted| (active.key.as_ref(), counted)))
+            .flat_map(|closing| closing.closed().map(|counted| (closing.active.key.as_ref(), *counted)))
             .collect();
         let totals = &self.services.totals;
         let gone = totals.close_shards(&closing).await.map_err(|error| error.to_string())?;
         let mut gone = closing.iter().zip(gone);
         let mut events = Events::new(self.seed);
         let mut retired = Vec::new();
-        for (active, shards) in idle {
-            let of_counter: Vec<_> = gone.by_ref().take(shards.len()).collect();
+        for closing in closings {
+            let of_counter: Vec<_> = gone.by_ref().take(closing.closed().count()).collect();
             let closed = of_counter.iter().filter(|(_, gone)| *gone);
             let closed: Vec<SubCounter> =
                 closed.map(|((_, counted), _)| SubCounter { is_closed: true, ..*counted }).collect();
-            if closed.len() == shards.len() {
-                retired.push(*active);
+            if closing.is_idle && closed.len() == closing.found.len() {
+                retired.push(closing.active);
             }
             if let Some(reports) = ShardReports::new(closed).filter(|reports| !reports.as_slice().is_empty()) {
-                events.push(active.key.as_ref(), Change::Sum(reports), None, None);
+                events.push(closing.active.key.as_ref(), Change::Sum(reports), None, None);
             }
         }
         if !events.is_empty() {
@@ -346,9 +377,33 @@ impl WorkerShared {
         }
         let is_retired = totals.retire(hosting.host.partition, &retired).await.map_err(|error| error.to_string())?;
         for (active, _) in retired.iter().zip(is_retired).filter(|(_, is_retired)| *is_retired) {
-            aggregator.counters.remove(&active.key);
+            aggregator.retired(&active.key);
         }
         Ok(())
+    }
+}
+
+/// Sub-counters of one counter to be removed.
+struct Closing<'a> {
+    active: &'a ActiveCounter,
+    /// All its sub-counters.
+    found: Vec<SubCounter>,
+    /// Nobody writes to the counter any more, so all of them are removed, and the counter from the list.
+    is_idle: bool,
+}
+
+impl<'a> Closing<'a> {
+    /// What to remove of a counter, if anything.
+    fn of(active: &'a ActiveCounter, shards: &[ShardState], is_idle: bool) -> Option<Closing<'a>> {
+        let closing = Closing { active, found: shards.iter().map(|shard| shard.counted).collect(), is_idle };
+        Some(closing).filter(|closing| closing.is_idle || closing.closed().next().is_some())
+    }
+
+    /// The sub-counters to remove. One whose sums are about to exceed the integers of Redis must make room for a new one,
+    /// or it would refuse every increment.
+    fn closed(&self) -> impl Iterator<Item = &SubCounter> {
+        let is_full = |counted: &SubCounter| counted.increments.max(counted.decrements) >= SHARD_SUM_FULL;
+        self.found.iter().filter(move |counted| self.is_idle || is_full(counted))
     }
 }
 
@@ -378,5 +433,16 @@ mod tests {
         }
         aggregator.note_registrations(&[], after(200));
         assert!(aggregator.registrations.is_empty(), "what is not active is forgotten");
+    }
+
+    #[test]
+    fn an_entry_that_is_gone_is_lost_unless_the_counter_was_retired() {
+        let mut aggregator = Aggregator::default();
+        let [active] = registered("1000:2:4");
+        aggregator.note_registrations(std::slice::from_ref(&active), Instant::now());
+        assert!(aggregator.lost(std::slice::from_ref(&active)).is_empty());
+        assert_eq!(aggregator.lost(&[]), std::slice::from_ref(&active));
+        aggregator.retired(&active.key);
+        assert!(aggregator.lost(&[]).is_empty());
     }
 }

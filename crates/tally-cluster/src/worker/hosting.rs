@@ -287,11 +287,18 @@ async fn own(
 
 /// Begins to apply the journal from what is stored.
 async fn open(shared: &Arc<WorkerShared>, partition: u32, stored: Claim) -> Result<StopOnDrop, HostFailure> {
-    let Claim { position, summed_at, .. } = stored;
+    let Claim { position, summed_at, meta, .. } = stored;
     let turn = Arc::clone(shared.tails.lock().entry(partition).or_default());
     let turn = turn.lock_owned().await;
     let tailer = shared.tailer.clone();
-    let opened = tokio::task::spawn_blocking(move || tailer.open(partition, position).map(|tail| (tail, turn))).await;
+    let opened = tokio::task::spawn_blocking(move || {
+        let tail = match meta {
+            Some(meta) => tailer.open_after(partition, position, meta.clock),
+            None => tailer.open(partition, position),
+        };
+        tail.map(|tail| (tail, turn))
+    })
+    .await;
     let (tail, turn) = match opened {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) if error.is_transient() => return Err(HostFailure::transient(&error)),

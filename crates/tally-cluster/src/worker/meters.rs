@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tally_core::surface::{Figure, Measure};
+use tally_core::surface::{Metric, MetricValue};
 use tally_core::time::Millis;
 
 use super::WorkerShared;
@@ -56,7 +56,7 @@ impl WorkerShared {
         gauges.fold((0.0, Duration::ZERO), |(load, lag), gauge| (gauge.load_max().max(load), gauge.lag().max(lag)))
     }
 
-    pub(super) fn measures(&self) -> Vec<Measure> {
+    pub(super) fn metrics(&self) -> Vec<Metric> {
         let (hosted, standbys): (Vec<_>, Vec<_>) =
             self.all_hosted().into_iter().partition(|hosting| hosting.role() == Role::Owner);
         let stopped = self.stopped.lock().len();
@@ -72,11 +72,11 @@ impl WorkerShared {
         let share = hosted.len() as f64 / f64::from(self.settings.partitions.max(1));
         let requests = self.meters.stored_requests.load(Ordering::Relaxed) as f64 * share;
         let shard_load = self.shard_load();
-        let gauge = |name, help, figure| Measure { name, help, figure: Figure::Gauge(figure) };
-        let count = |name, help, figure: &AtomicU64| Measure {
+        let gauge = |name, help, value| Metric { name, help, value: MetricValue::Gauge(value) };
+        let count = |name, help, count: &AtomicU64| Metric {
             name,
             help,
-            figure: Figure::Counter(figure.load(Ordering::Relaxed)),
+            value: MetricValue::Counter(count.load(Ordering::Relaxed)),
         };
         let drift_max = hosted.iter().map(|hosting| hosting.drift_max.load(Ordering::Relaxed)).max().unwrap_or(0);
         vec![

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tally_core::surface::Measure;
+use tally_core::surface::Metric;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use answer::StoreReads;
@@ -242,8 +242,8 @@ impl Worker {
 
     /// Its metrics.
     #[must_use]
-    pub fn measures(&self) -> Vec<Measure> {
-        self.shared.measures()
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.shared.metrics()
     }
 
     /// Persists everything that is in the journal now.

@@ -61,7 +61,7 @@ pub mod writer;
 pub use frame::{Frame, FrameFault, Salt, decode_frame, encode_frame, framed_len};
 pub use recovery::{FrameError, JournalError, OnFrame, Recovered, Repair, inspect, recover, replay};
 pub use segment::remove_before;
-pub(crate) use segment::{is_journal, read_headers};
+pub(crate) use segment::{is_journal, is_spare, read_headers};
 pub use tail::{Group, NoRoom, Placement, Reservation, Tail};
 pub use writer::Writer;
 

@@ -206,6 +206,11 @@ pub(crate) fn is_journal(name: &str) -> bool {
     name == END_FILE || numbered(name, "journal-").is_some()
 }
 
+/// Whether this is the name of a spare segment.
+pub(crate) fn is_spare(name: &str) -> bool {
+    numbered(name, "spare-").is_some()
+}
+
 /// Frees disk space on a full disk: removes all spares, and the segments that lie entirely before `before`, a durable
 /// checkpoint. The last segment is never removed.
 pub fn remove_before(disk: &dyn Disk, before: Position) -> io::Result<()> {

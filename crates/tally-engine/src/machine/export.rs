@@ -20,8 +20,8 @@ use crate::host::{MalformedRecord, list_snapshots};
 use crate::store::StoreError;
 
 impl Machine {
-    /// The end of the last batch that was applied, unless the store already reflects it.
-    pub fn unsettled(&self) -> Option<Position> {
+    /// The position that a checkpoint must reach to include every applied batch, unless the store is there already.
+    pub fn checkpoint_target(&self) -> Option<Position> {
         let applied = self.state.lock().applied;
         Some(applied).filter(|applied| *applied > self.store.position())
     }

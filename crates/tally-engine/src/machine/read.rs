@@ -21,13 +21,13 @@ use super::{BatchWait, Durability, Machine, PARTITION, State};
 use crate::host::{Fetched, MalformedRecord};
 use crate::store::StoreError;
 
-/// Whether counters remain to be loaded into memory.
+/// Whether counters remain to be loaded into memory after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Warmth {
+pub enum WarmUp {
     /// Some remain.
-    Warming,
+    InProgress,
     /// All are in memory, or memory has no room for more.
-    Warm,
+    Done,
 }
 
 /// Counters listed per acquisition of the lock.
@@ -219,7 +219,7 @@ impl Machine {
 
     /// After a restart, loads up to `max` counters from the store into memory, starting at key `from`. Without this,
     /// the first use of every counter costs a store lookup. Once all are in memory, new keys need no lookup either.
-    pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<Warmth, StoreError> {
+    pub fn warm(&self, from: &mut Vec<u8>, max: usize) -> Result<WarmUp, StoreError> {
         let snapshot = self.store.snapshot();
         let mut scan = snapshot.scan(&record::counter_key(from));
         let mut slice = Vec::with_capacity(max);
@@ -236,13 +236,13 @@ impl Machine {
         };
         let mut state = self.state.lock();
         if !self.store.is_current(&snapshot) {
-            return Ok(Warmth::Warming);
+            return Ok(WarmUp::InProgress);
         }
         let partition = &mut state.partition;
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         for (store_key, value) in &slice {
             if !partition.is_warming(budget) {
-                return Ok(Warmth::Warm);
+                return Ok(WarmUp::Done);
             }
             partition.restore(store_key, value).map_err(|_| MalformedRecord::new(store_key))?;
         }
@@ -253,9 +253,9 @@ impl Machine {
         }
         if is_last {
             partition.finish_warming();
-            return Ok(Warmth::Warm);
+            return Ok(WarmUp::Done);
         }
-        Ok(Warmth::Warming)
+        Ok(WarmUp::InProgress)
     }
 
     /// The flush to await before the counters may be shown: that of the newest batch that touches one of them.

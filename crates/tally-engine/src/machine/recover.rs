@@ -18,7 +18,7 @@ use crate::host::{Hosted, MalformedRecord, OpenBatch, ResidentPartition};
 use crate::identity::DirId;
 use crate::journal::{self, Group, JournalError, Tail, Writer};
 use crate::layout;
-use crate::measure::Meters;
+use crate::metrics::Meters;
 use crate::signal::Poison;
 use crate::store::{Store, StoreError};
 
@@ -34,10 +34,8 @@ pub enum OpenError {
         by: String,
     },
     /// Written by a later version, or not by Tally.
-    #[error("{dir}: {what}")]
+    #[error("{what}")]
     Format {
-        /// The data directory.
-        dir: String,
         /// What was found instead.
         what: String,
     },

@@ -16,7 +16,7 @@ use tally_core::ledger::LedgerEntry;
 use tally_core::outcome::{Reads, Receipt, Token};
 use tally_core::reading::{Reading, Stats};
 use tally_core::surface::{
-    CounterSnapshot, Engine, EngineError, Health, KeyPage, Measure, Page, PageRequest, ReadOptions, RequestCursor,
+    CounterSnapshot, Engine, EngineError, Health, KeyPage, Metric, Page, PageRequest, ReadOptions, RequestCursor,
     RequestPage, SubmitOptions,
 };
 use tally_engine::clock::SystemClock;
@@ -53,17 +53,17 @@ impl Driven {
     /// Does the work of the engine's threads until there is none.
     fn drive(&self) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.settle();
+        self.flush_all();
         match self.turns.fetch_add(1, Ordering::Relaxed) % 24 {
             7 | 15 | 23 => self.checkpoint(),
             19 => while self.machine.merge().is_ok_and(|merged| merged) {},
             _ => {}
         }
         // Applies what the checkpoint has swept.
-        self.settle();
+        self.flush_all();
     }
 
-    fn settle(&self) {
+    fn flush_all(&self) {
         loop {
             if self.machine.needs_maintenance() {
                 self.machine.maintain_journal();
@@ -171,9 +171,9 @@ impl Engine for Driven {
         Ok(found.and(self.list(first).await?.items.pop().map(|(key, _)| key)))
     }
 
-    async fn settle(&self) -> Result<(), EngineError> {
+    async fn sync_store(&self) -> Result<(), EngineError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        Driven::settle(self);
+        self.flush_all();
         self.checkpoint();
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Engine for Driven {
         std::future::pending().await
     }
 
-    fn measures(&self) -> Vec<Measure> {
+    fn metrics(&self) -> Vec<Metric> {
         Vec::new()
     }
 }

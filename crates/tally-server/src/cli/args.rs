@@ -95,7 +95,7 @@ pub struct ServeArgs {
     /// Address of the Redis protocol, or off [default: 127.0.0.1:7379]
     #[arg(long, value_name = "ADDR", env = "TALLY_RESP")]
     pub resp: Option<String>,
-    /// Memory budget of the process, such as 512MiB or 4GiB; cold counters stay on disk [default: 1GiB]
+    /// Memory for counters, such as 512MiB or 4GiB, at least 160MiB; cold counters stay on disk [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TALLY_MEMORY")]
     pub memory: Option<String>,
     /// Configuration file (TOML)
@@ -107,18 +107,18 @@ pub struct ServeArgs {
     /// Log level: error, warn, info, debug or trace [default: info]
     #[arg(long, value_name = "LEVEL", env = "TALLY_LOG_LEVEL")]
     pub log_level: Option<String>,
-    /// Allow addresses that other machines can reach, although there is no authentication yet
+    /// Allow addresses that other machines can reach, although there is no authentication yet [default: false]
     #[arg(long, value_name = "BOOL", env = "TALLY_INSECURE", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub insecure: Option<String>,
-    /// Threads for the Redis protocol [default: one per two cores]
+    /// Threads for the Redis protocol, 1 to 64 [default: one per two cores, at most 16]
     #[arg(long, value_name = "N", env = "TALLY_THREADS")]
     pub threads: Option<String>,
-    /// Set the clock of the data directory back if it is ahead of the system clock
+    /// Set the clock of the data directory back if it is ahead of the system clock [default: false]
     #[arg(long, value_name = "BOOL", env = "TALLY_RESET_CLOCK", num_args = 0..=1, require_equals = true,
         default_missing_value = "true")]
     pub reset_clock: Option<String>,
-    /// What this process does in a cluster: api, worker or both [default: both]
+    /// What this process does in a cluster: api, worker or api,worker [default: api,worker]
     #[arg(long, value_name = "ROLE", env = "TALLY_ROLES", value_delimiter = ',')]
     pub roles: Vec<String>,
     /// Additional host name to accept on a loopback address, besides localhost, 127.0.0.1 and [::1]; may be repeated
@@ -320,9 +320,9 @@ const EXPORT_EXAMPLES: &str = "Examples:
   tally export --server http://10.0.0.7:7300 | gzip > counters.jsonl.gz
   tally export --server old:7300 | tally import --server new:7300 --replace -
 
-The server keeps serving. Each counter is exported as of one moment, with its statistics, times, expiry and ledger. Request
-ids of the last 24 hours are included, so that a retry at the new server does not count twice. The file has one JSON
-object per line and ends with totals and a checksum. To move while writes go on: export and import once, stop the writers,
+The server keeps serving. Each counter is exported as of one moment, with its statistics, times, expiry and ledger. Request \
+ids of the last 24 hours are included, so that a retry at the new server does not count twice. The file has one JSON \
+object per line and ends with totals and a checksum. To move while writes go on: export and import once, stop the writers, \
 do both again with --replace, then point the writers at the new server.";
 
 #[derive(Args)]
@@ -342,11 +342,11 @@ const IMPORT_EXAMPLES: &str = "Examples:
   tally import --server http://10.0.0.7:7300 --replace counters.jsonl
   gunzip -c counters.jsonl.gz | tally import -
 
-The server keeps serving. Importing the same file again changes nothing, so an import that was interrupted can be run
-again. A counter that exists with different content is left alone and reported, unless --replace is given. A file is checked
+The server keeps serving. Importing the same file again changes nothing, so an import that was interrupted can be run \
+again. A counter that exists with different content is left alone and reported, unless --replace is given. A file is checked \
 to its end before anything is imported; from standard input, counters are imported as they arrive.
 
-Exit codes: 0 if everything is there, 1 if counters were refused or the import failed, 65 if the file is unfinished or
+Exit codes: 0 if everything is there, 1 if counters were refused or the import failed, 65 if the file is unfinished or \
 damaged, 69 if no server answers.";
 
 #[derive(Args)]
@@ -365,8 +365,8 @@ const BACKUP_EXAMPLES: &str = "Examples:
   tally backup /backup/tally-2026-03-02
   tally backup --server http://10.0.0.7:7300 /backup/tally-2026-03-02
 
-The server keeps serving. The copy has everything that was acknowledged before the backup began. It is verified, and is a
-data directory: to restore it, stop the server, replace its data directory with the copy, and start it again. The
+The server keeps serving. The copy has everything that was acknowledged before the backup began. It is verified, and is a \
+data directory: to restore it, stop the server, replace its data directory with the copy, and start it again. The \
 directory must be empty or not exist. No command accepts an interrupted backup: remove it.
 
 Exit codes: 0 if the copy is complete and intact, 1 if not, 69 if no server answers.";
@@ -384,7 +384,7 @@ const CHECK_EXAMPLES: &str = "Examples:
   tally check ./tally-data
   tally check /backup/tally-data -o json
 
-Exit codes: 0 if the data is intact, 65 if it is damaged (file and offset are printed), 1 if it cannot be checked:
+Exit codes: 0 if the data is intact, 65 if it is damaged (file and offset are printed), 1 if it cannot be checked: \
 stop the server that uses it, or correct the path.";
 
 #[derive(Args)]
@@ -430,9 +430,9 @@ const RESET_EXAMPLES: &str = "Examples:
   tally cluster reset-clock --config /etc/tally.toml
   tally cluster reset-clock --config /etc/tally.toml --partition 3 -o json
 
-For a broker whose clock was ahead: correct that clock first. The time of a partition is that of its newest record, so
-without a reset it stands still until it is reached. Counters that had expired but were not removed yet exist again;
-expiries set meanwhile are too late by the difference. A partition whose clock was right is not changed, as long as the
+For a broker whose clock was ahead: correct that clock first. The time of a partition is that of its newest record, so \
+without a reset it stands still until it is reached. Counters that had expired but were not removed yet exist again; \
+expiries set meanwhile are too late by the difference. A partition whose clock was right is not changed, as long as the \
 clock of its broker is right; if that differs from this machine's by more than a minute, the command exits with 1.";
 
 #[derive(Args)]

@@ -26,7 +26,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
         Err(CheckError::Damaged { file, offset, what }) => damaged(args, &file, offset, &what),
         Err(CheckError::InUse { by }) => {
             let dir = args.dir.display();
-            let why = format!("{dir} is in use{by}; stop the server first, or check a copy made while it was stopped");
+            let why = format!("{dir} is in use{by}; stop the server first, or check a copy made with `tally backup`");
             not_checked(&why, args.output)
         }
         Err(CheckError::Unreadable(why)) => {
@@ -56,7 +56,7 @@ fn damaged(args: &CheckArgs, file: &str, offset: u64, what: &str) -> ExitCode {
     match args.output {
         Output::Json => output::json(&json!({ "sound": false, "file": file, "offset": offset, "what": what })),
         Output::Table => output::error(&format!(
-            "{}: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy.",
+            "{}: {file} is damaged at byte {offset}: {what}\nNothing was changed. Keep a copy, and restore a backup: see \"Damage\" in docs/operating.md.",
             args.dir.display()
         )),
     }

@@ -8,7 +8,7 @@ use clap::ArgMatches;
 use serde_json::json;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
 use tally_cluster::kafka::{Appender, Tailer, TopicError};
-use tally_cluster::postgres::Pg;
+use tally_cluster::postgres::{PartitionRow, Pg};
 use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
 use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
 use tally_core::time::{Millis, Position};
@@ -80,7 +80,8 @@ const END_TRIES: u32 = 3;
 async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode, String> {
     let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
     let migration = pg.migrate().await.map_err(|error| error.to_string())?;
-    let known = pg.partitions().await.map_err(|error| error.to_string())?.len() as u32;
+    let stored = pg.partitions().await.map_err(|error| error.to_string())?;
+    let known = stored.len() as u32;
     if known != 0 && known != config.partitions {
         return Err(format!(
             "PostgreSQL has the state of {known} partitions, not {}. The number cannot be changed, because counters would \
@@ -93,17 +94,10 @@ async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode
         replication: config.replication,
         retention_ms: u64::try_from(config.retention.as_millis()).unwrap_or(u64::MAX),
     };
-    let created = topic::create(&config.kafka, new).await.map_err(|error| error.to_string())?;
-    if created == Created::Created && known != 0 {
-        let positions = pg.partitions().await.map_err(|error| error.to_string())?;
-        if positions.iter().any(|partition| partition.position.0 > 0) {
-            return Err(format!(
-                "the topic `{}` was missing and is new now, but PostgreSQL has state of an earlier one. Restore the topic, or \
-                 use an empty database",
-                config.kafka.topic
-            ));
-        }
+    if stored.iter().any(|partition| partition.position > Position(0)) {
+        check_journal(config, &stored).await?;
     }
+    let created = topic::create(&config.kafka, new).await.map_err(|error| error.to_string())?;
     pg.create_partitions(config.partitions).await.map_err(|error| error.to_string())?;
     let topic_text = if created == Created::Created { "created" } else { "exists" };
     let schema_text = if migration.from == migration.to { "exists" } else { "created" };
@@ -119,6 +113,27 @@ async fn init(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode
         ]),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a topic that does not have the records of which PostgreSQL has the state.
+async fn check_journal(config: &ClusterConfig, stored: &[PartitionRow]) -> Result<(), String> {
+    match topic::check(&config.kafka).await {
+        Err(TopicError::NoTopic(topic)) => {
+            return Err(format!(
+                "the topic `{topic}` does not exist, but PostgreSQL has state that came from it. Restore the topic, or use an \
+                 empty database"
+            ));
+        }
+        checked => checked.map_err(|error| error.to_string())?,
+    };
+    let tailer = Tailer::new(&config.kafka).map_err(|error| error.to_string())?;
+    tokio::task::block_in_place(|| {
+        for PartitionRow { partition, position, meta, .. } in stored {
+            let clock = meta.map_or(Millis(u64::MAX), |meta| meta.clock);
+            tailer.open_after(*partition, *position, clock).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    })
 }
 
 /// Shows partitions, owners, positions and lag. Exits with [`EXIT_UNAVAILABLE`] if a partition has no worker.

@@ -10,10 +10,10 @@ mod corrections;
 mod counters;
 mod export_file;
 mod man;
-mod moving;
 mod output;
 mod serve;
 mod server;
+mod transfer;
 mod usage;
 
 use std::ffi::OsString;
@@ -53,8 +53,8 @@ pub fn run() -> ExitCode {
         CliCommand::Set(args) => corrections::set(&args),
         CliCommand::Delete(args) => corrections::delete(&args),
         CliCommand::Ledger(args) => corrections::ledger(&args),
-        CliCommand::Export(args) => moving::export(&args),
-        CliCommand::Import(args) => moving::import(&args),
+        CliCommand::Export(args) => transfer::export(&args),
+        CliCommand::Import(args) => transfer::import(&args),
         CliCommand::Backup(args) => backup::run(&args),
         CliCommand::Check(args) => check::run(&args),
         CliCommand::Cluster(args) => cluster::run(&args, matches.subcommand_matches("cluster")),

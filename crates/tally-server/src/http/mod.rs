@@ -15,12 +15,12 @@ mod health;
 mod idempotency;
 mod listen;
 mod listing;
-mod moved;
-mod moving;
 mod openapi;
 mod parse_errors;
 mod problem;
 mod routes;
+mod transfer;
+mod transfer_items;
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use utoipa_axum::router::UtoipaMethodRouter;
 use utoipa_axum::routes;
 
 use super::problem::{Kind, Problem};
-use super::{App, backup, batch, corrections, counters, docs, health, listing, moving, openapi};
+use super::{App, backup, batch, corrections, counters, docs, health, listing, openapi, transfer};
 use crate::metrics::Verb;
 
 /// Every route. To add one, write its handler and list it here.
@@ -33,8 +33,8 @@ pub fn all() -> Routes {
         .add(Verb::Reset, routes!(corrections::reset))
         .add(Verb::Adjust, routes!(corrections::adjust))
         .add(Verb::Ledger, routes!(corrections::ledger))
-        .add(Verb::Export, routes!(moving::export))
-        .add(Verb::Import, routes!(moving::import))
+        .add(Verb::Export, routes!(transfer::export))
+        .add(Verb::Import, routes!(transfer::import))
         .add(Verb::Backup, routes!(backup::backup))
         .add(Verb::Other, routes!(health::livez))
         .add(Verb::Other, routes!(health::readyz))

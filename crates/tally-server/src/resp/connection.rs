@@ -2,7 +2,7 @@
 //!
 //! A connection is read only while none of its commands is in progress and all its replies have been sent. That keeps
 //! its replies in order and bounds its memory: if a client does not read its replies, its requests are not read either.
-//! Replies are written by the task that settles the turn; the connection's own task only sends what the socket did not
+//! Replies are written by the task that finishes the turn; the connection's own task only sends what the socket did not
 //! accept.
 
 use std::cell::{Cell, RefCell};
@@ -11,13 +11,15 @@ use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::clients::{ClosingMode, RespClient};
 use super::server::SharedLimits;
-use crate::limits::{RESP_LINGER_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES};
+use crate::limits::{RESP_LINGER_MAX, RESP_OUTPUT_BYTES_KEPT, RESP_OUTPUT_BYTES_MAX, RESP_READ_BYTES, RESP_UNSENT_MAX};
 
 /// A buffer that the sockets of one thread are read into, one after the other.
 pub struct ReadBuffer(RefCell<Vec<u8>>);
@@ -42,7 +44,7 @@ pub struct RespConnection {
     pub client: Arc<RespClient>,
     limits: Arc<SharedLimits>,
     out: RefCell<Out>,
-    /// Its shares in turns that are not settled.
+    /// Its shares in turns that are not finished.
     in_flight: Cell<usize>,
     /// The client has disconnected, or was disconnected.
     over: Cell<bool>,
@@ -145,23 +147,52 @@ impl RespConnection {
     }
 
     /// Lets a client that is still sending receive its last replies. Closing a socket with unread requests resets it
-    /// and loses replies in flight, so requests are read and dropped until the client has closed its side.
+    /// and loses replies that were not received yet, so requests are read and dropped until the client has closed its
+    /// side.
     pub async fn farewell(&self, buffer: &ReadBuffer) {
-        let still_sends = || matches!(self.stream.try_read(&mut [0; 1]), Ok(1));
-        if self.over.get() || !still_sends() || shutdown(&self.stream, Shutdown::Write).is_err() {
+        if self.over.get() {
             return;
         }
-        let until_end = async {
-            while self.stream.readable().await.is_ok() {
-                match buffer.with(|bytes| self.stream.try_read(bytes)) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Ok(0) | Err(_) => return,
-                    Ok(_) => {}
-                }
+        let still_sends = Cell::new(matches!(self.stream.try_read(&mut [0; 1]), Ok(1)));
+        let mut until_end = std::pin::pin!(self.drop_requests(buffer, &still_sends));
+        tokio::select! {
+            () = &mut until_end => return,
+            _ = tokio::time::timeout(RESP_UNSENT_MAX, self.all_sent()) => {}
+        }
+        if still_sends.get() && shutdown(&self.stream, Shutdown::Write).is_ok() {
+            // After the timeout the connection is closed anyway.
+            let _ = tokio::time::timeout(RESP_LINGER_MAX, until_end).await;
+        }
+    }
+
+    /// Reads and drops requests until the client has closed its side. Sets `still_sends` if there are any.
+    async fn drop_requests(&self, buffer: &ReadBuffer, still_sends: &Cell<bool>) {
+        while self.stream.readable().await.is_ok() {
+            match buffer.with(|bytes| self.stream.try_read(bytes)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
+                Ok(_) => still_sends.set(true),
             }
+        }
+    }
+
+    /// Resolves when the kernel has sent everything: a client that reads slowly has no room for it at first.
+    async fn all_sent(&self) {
+        // From now on, the socket is writable only if nothing is unsent.
+        if SockRef::from(&self.stream).set_tcp_notsent_lowat(1).is_err() {
+            return;
+        }
+        let is_writable = || {
+            let mut polled = [PollFd::new(&self.stream, PollFlags::OUT)];
+            let ready = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            if ready == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         };
-        // After the timeout the connection is closed anyway.
-        let _ = tokio::time::timeout(RESP_LINGER_MAX, until_end).await;
+        while self.stream.writable().await.is_ok() {
+            match self.stream.try_io(Interest::WRITABLE, is_writable) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => return,
+            }
+        }
     }
 
     /// Whether the client has disconnected.
@@ -228,7 +259,7 @@ impl RespConnection {
             self.remember(context);
             return Poll::Pending;
         }
-        if self.poll_settled(context).is_pending() {
+        if self.poll_drained(context).is_pending() {
             return Poll::Pending;
         }
         if self.over.get() || self.stopping.get() {
@@ -246,11 +277,11 @@ impl RespConnection {
     }
 
     /// Resolves when nothing is in progress and all replies have been sent, or cannot be sent any more.
-    pub async fn settled(&self) {
-        poll_fn(|context| self.poll_settled(context)).await;
+    pub async fn drained(&self) {
+        poll_fn(|context| self.poll_drained(context)).await;
     }
 
-    fn poll_settled(&self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_drained(&self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.in_flight.get() > 0 {
                 self.awaits_replies.set(true);

@@ -26,9 +26,9 @@ pub struct Gatherer {
     open: RefCell<OpenTurn>,
     /// A turn whose memory can be reused.
     spare: RefCell<OpenTurn>,
-    /// The load of turns that are submitted but not settled.
+    /// The load of turns that are submitted but not finished.
     in_flight: Cell<TurnLoad>,
-    settled: Notify,
+    finished: Notify,
 }
 
 /// A turn, and the connections it knows by number.
@@ -58,7 +58,7 @@ impl Gatherer {
             open: RefCell::default(),
             spare: RefCell::default(),
             in_flight: Cell::default(),
-            settled: Notify::new(),
+            finished: Notify::new(),
         }
     }
 
@@ -111,14 +111,14 @@ impl Gatherer {
         open.turn.run(&server.service, (&server.metrics, &server.stats), &open.connections).await;
         open.connections.0.clear();
         self.in_flight.set(self.in_flight.get().minus(load));
-        self.settled.notify_waiters();
+        self.finished.notify_waiters();
         self.spare.replace(open);
     }
 
     /// Resolves when few enough commands are gathered or in progress to read more.
     pub async fn room(&self) {
         while self.is_full() {
-            self.settled.notified().await;
+            self.finished.notified().await;
         }
     }
 

@@ -3,7 +3,7 @@
 //! A request goes one way: `listen` accepts a connection and hands it to a `worker`, a thread of its own. There `reader`
 //! reads the `connection` and parses its requests with `wire`. `commands` finds each command by name, parses
 //! its arguments, has its keys admitted, and adds its events and the plan of its reply to the `turn` that the thread
-//! gathers (`gather`). The turn is submitted whole. When it is settled, each `reply_plan` becomes a `reply`, and the
+//! gathers (`gather`). The turn is submitted whole. When it is finished, each `reply_plan` becomes a `reply`, and the
 //! connection writes it.
 //!
 //! Dependencies go one way, too: each module may use only those declared before it below. Tidy checks this.

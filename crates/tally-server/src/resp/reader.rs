@@ -78,9 +78,9 @@ impl RequestReader {
             loop {
                 match outcome {
                     ReadOutcome::Drained => break,
-                    ReadOutcome::Closed => return self.connection.settled().await,
+                    ReadOutcome::Closed => return self.connection.drained().await,
                     ReadOutcome::Paused => {
-                        self.connection.settled().await;
+                        self.connection.drained().await;
                         self.gatherer.room().await;
                     }
                     ReadOutcome::Deferred(spec, command, silence) => {
@@ -89,7 +89,7 @@ impl RequestReader {
                         if self.queues_too_much() {
                             let version = self.session.version;
                             self.connection.put(|out| Reply::new(out, version).error(TOO_MUCH_UNFINISHED));
-                            return self.connection.settled().await;
+                            return self.connection.drained().await;
                         }
                     }
                 }
@@ -107,7 +107,7 @@ impl RequestReader {
         loop {
             // Lines must not come between the replies of one request, and a monitor that does not read gets no more
             // lines.
-            self.connection.settled().await;
+            self.connection.drained().await;
             tokio::select! {
                 biased;
                 ready = self.connection.ready() => return ready,
@@ -119,7 +119,7 @@ impl RequestReader {
 
     /// Executes a command that calls the engine itself.
     async fn run_deferred(&mut self, spec: &'static Spec, command: EngineReply, silence: Silence) {
-        self.connection.settled().await;
+        self.connection.drained().await;
         let since = Stopwatch::start();
         let reply = command.await;
         let status = if reply.is_ok() { CommandStatus::Accepted } else { CommandStatus::Failed };
@@ -138,7 +138,7 @@ impl RequestReader {
         if silence == Silence::Off {
             self.connection.put(|out| out.extend_from_slice(&reply));
         }
-        self.connection.settled().await;
+        self.connection.drained().await;
     }
 
     /// Reads what has arrived and dispatches every complete request.

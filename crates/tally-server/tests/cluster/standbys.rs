@@ -25,8 +25,8 @@ fn a_standby_answers_for_a_killed_owner_at_once_and_takes_over_without_replay() 
     cluster.wait_until_hosted();
     let owned = wait_for("each worker to stand by for the other", || {
         let (first, second) = (standing(&doomed), standing(&survivor));
-        let is_settled = first.0 > 0.0 && first.0 + second.0 == 4.0 && (first.1, second.1) == (second.0, first.0);
-        if is_settled { Ok(first.0 as usize) } else { Err(format!("{first:?} {second:?}")) }
+        let is_complete = first.0 > 0.0 && first.0 + second.0 == 4.0 && (first.1, second.1) == (second.0, first.0);
+        if is_complete { Ok(first.0 as usize) } else { Err(format!("{first:?} {second:?}")) }
     });
     let increment = |key: u64| {
         let answer = api.send("POST", &format!("/api/v1/counters/exact:{key}/increment"), "");

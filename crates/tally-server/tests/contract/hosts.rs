@@ -153,7 +153,7 @@ impl<C: ProtocolClient> Host for OnCluster<C> {
         Err("the cluster is shared".into())
     }
 
-    fn settle(&self, client: &C) -> Verdict {
+    fn sync_listings(&self, client: &C) -> Verdict {
         let written = client.take_written();
         if written.positions().next().is_none() {
             return Ok(());

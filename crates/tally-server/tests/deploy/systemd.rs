@@ -1,4 +1,4 @@
-//! The systemd units: valid, sandboxed, and with flags that the binary takes.
+//! The systemd units: valid, sandboxed, and with settings that the binary accepts.
 
 use std::path::Path;
 use std::process::Command;
@@ -34,6 +34,14 @@ fn arguments(unit: &str) -> Vec<String> {
     line.split(' ').skip(1).map(str::to_owned).collect()
 }
 
+/// The settings in `Environment`.
+fn environment(unit: &str) -> Vec<(String, String)> {
+    let text = read(&deployed("systemd").join(unit));
+    let line = text.lines().find_map(|line| line.strip_prefix("Environment=")).unwrap();
+    let settings = line.split(' ').map(|setting| setting.split_once('=').unwrap());
+    settings.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
 #[test]
 fn units_are_valid() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,12 +64,27 @@ fn units_are_sandboxed() {
     }
 }
 
+/// A flag has precedence over the environment, so the file of settings could not override it.
 #[test]
-fn the_server_takes_the_flags_of_its_unit() {
+fn the_files_of_settings_override_everything_except_what_a_unit_is_for() {
+    for unit in UNITS {
+        let flags: Vec<_> = arguments(unit).into_iter().filter(|argument| argument.starts_with('-')).collect();
+        assert!(flags.iter().all(|flag| ["--config", "--roles"].contains(&flag.as_str())), "{unit}: {flags:?}");
+        let text = read(&deployed("systemd").join(unit));
+        let (own, file) = (text.find("\nEnvironment=").unwrap(), text.find("\nEnvironmentFile=").unwrap());
+        assert!(own < file, "{unit}: the file comes last, so it wins");
+    }
+}
+
+#[test]
+fn the_server_accepts_the_settings_of_its_unit() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data").display().to_string();
     let mut command = tally();
-    command.args(arguments("tally.service").iter().map(|argument| argument.replace("/var/lib/tally", &data)));
+    command.args(arguments("tally.service"));
+    command.envs(
+        environment("tally.service").into_iter().map(|(name, value)| (name, value.replace("/var/lib/tally", &data))),
+    );
     let mut server = Server::start_with({
         command.args(["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
         command
@@ -70,14 +93,14 @@ fn the_server_takes_the_flags_of_its_unit() {
 }
 
 #[test]
-fn cluster_nodes_take_the_flags_of_their_units() {
+fn cluster_nodes_accept_the_settings_of_their_units() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path().join("tally.toml"), "[cluster]\n");
     for unit in ["tally-api.service", "tally-worker.service"] {
         let mut command = tally();
         let here = dir.path().display().to_string();
         command.args(arguments(unit).iter().map(|argument| argument.replace("%d", &here)));
-        command.env("TALLY_HTTP", "127.0.0.1:0").env("TALLY_RESP", "127.0.0.1:0");
+        command.env("TALLY_RESP", "127.0.0.1:0").envs(environment(unit)).env("TALLY_HTTP", "127.0.0.1:0");
         assert_settings_are_valid(command.env("TALLY_CLUSTER_WORKER", "127.0.0.1:0"));
     }
 }

@@ -4,10 +4,10 @@
 
 pub mod address;
 pub mod api_tools;
-pub mod moves;
 pub mod nginx;
 pub mod redis;
 pub mod resp;
+pub mod transfer;
 pub mod wait;
 pub mod wire;
 

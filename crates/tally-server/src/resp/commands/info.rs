@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tally_core::surface::{Figure, Health};
+use tally_core::surface::{Health, MetricValue};
 
 use super::connection::REDIS_VERSION;
 use super::spec::{Execution, ImmediateCall, Spec};
@@ -73,15 +73,15 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
     let _ = write!(text, "{line}\r\n");
 }
 
-/// A figure of the engine by its metric name.
-fn figure(server: &RespServer, name: &str) -> f64 {
-    let measures = server.service.measures();
-    let found = measures.iter().find(|measure| measure.name == name);
-    match found.map(|measure| &measure.figure) {
-        Some(Figure::Counter(count)) => *count as f64,
-        Some(Figure::CounterBy { counts, .. }) => counts.iter().map(|(_, count)| *count as f64).sum(),
-        Some(Figure::Gauge(value)) => *value,
-        Some(Figure::Histogram { count, .. }) => *count as f64,
+/// A metric of the engine by its name.
+fn metric(server: &RespServer, name: &str) -> f64 {
+    let metrics = server.service.metrics();
+    let found = metrics.iter().find(|metric| metric.name == name);
+    match found.map(|metric| &metric.value) {
+        Some(MetricValue::Counter(count)) => *count as f64,
+        Some(MetricValue::CounterBy { counts, .. }) => counts.iter().map(|(_, count)| *count as f64).sum(),
+        Some(MetricValue::Gauge(value)) => *value,
+        Some(MetricValue::Histogram { count, .. }) => *count as f64,
         None => 0.0,
     }
 }
@@ -110,7 +110,7 @@ fn clients(server: &RespServer, text: &mut String) {
 }
 
 fn memory(server: &RespServer, text: &mut String) {
-    let used = figure(server, "tally_memory_bytes") as u64;
+    let used = metric(server, "tally_memory_bytes") as u64;
     line(text, format_args!("used_memory:{used}"));
     line(text, format_args!("used_memory_human:{}", human(used)));
     if let Some(rss) = crate::metrics::process_usage().map(|usage| usage.resident_bytes) {
@@ -140,7 +140,7 @@ fn persistence(server: &RespServer, text: &mut String) {
     let health = server.service.health();
     line(text, format_args!("loading:{}", u8::from(health == Health::Recovering)));
     line(text, format_args!("async_loading:0"));
-    line(text, format_args!("rdb_changes_since_last_save:{}", figure(server, "tally_dirty_counters") as u64));
+    line(text, format_args!("rdb_changes_since_last_save:{}", metric(server, "tally_dirty_counters") as u64));
     line(text, format_args!("rdb_bgsave_in_progress:0"));
     line(text, format_args!("rdb_last_bgsave_status:ok"));
     line(text, format_args!("aof_enabled:1"));
@@ -148,7 +148,7 @@ fn persistence(server: &RespServer, text: &mut String) {
     let writes_well =
         matches!(health, Health::Ready | Health::Recovering | Health::Closing | Health::Degraded { writes: true, .. });
     line(text, format_args!("aof_last_write_status:{}", if writes_well { "ok" } else { "err" }));
-    line(text, format_args!("aof_current_size:{}", figure(server, "tally_persist_lag_bytes") as u64));
+    line(text, format_args!("aof_current_size:{}", metric(server, "tally_persist_lag_bytes") as u64));
 }
 
 fn stats(server: &RespServer, text: &mut String) {
@@ -160,7 +160,7 @@ fn stats(server: &RespServer, text: &mut String) {
     line(text, format_args!("total_net_input_bytes:{}", traffic.received_bytes));
     line(text, format_args!("total_net_output_bytes:{}", traffic.sent_bytes));
     line(text, format_args!("rejected_connections:{}", server.metrics.refused()));
-    line(text, format_args!("expired_keys:{}", figure(server, "tally_expired_counters_total") as u64));
+    line(text, format_args!("expired_keys:{}", metric(server, "tally_expired_counters_total") as u64));
     line(text, format_args!("evicted_keys:0"));
     let replies = server.stats.replies();
     line(text, format_args!("keyspace_hits:{}", replies.hits));
@@ -201,8 +201,8 @@ fn cluster(_: &RespServer, text: &mut String) {
 }
 
 fn keyspace(server: &RespServer, text: &mut String) {
-    let keys = figure(server, "tally_counters") as u64;
-    let expires = figure(server, "tally_expiring_counters") as u64;
+    let keys = metric(server, "tally_counters") as u64;
+    let expires = metric(server, "tally_expiring_counters") as u64;
     if keys > 0 {
         line(text, format_args!("db0:keys={keys},expires={expires},avg_ttl=0"));
     }

@@ -299,7 +299,7 @@ async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
 
 /// Removes expired counters: listings do not show them, but the number of counters includes them.
 async fn sweep_expired(service: &Service) -> Result<(), Failure> {
-    service.settle().await?;
+    service.sync_store().await?;
     let mut after = None;
     loop {
         let page = service.all_keys(after, PAGE_ITEMS_MAX).await?;

@@ -62,11 +62,11 @@ impl Turn {
         self.record_calls(stats);
         let ready: Vec<_> = ready.into_iter().map(|share| (share, share.read_outcomes(&reads))).collect();
         counts = counts.plus(self.answer_all(&ready, metrics, sink));
-        let mut settled = Vec::with_capacity(self.writes.len());
+        let mut receipts = Vec::with_capacity(self.writes.len());
         let mut submitted = Vec::with_capacity(self.writes.len());
         for TurnSubmission { events, consistency, continues } in self.writes.drain(..) {
             if continues {
-                settle(&mut submitted, &mut settled).await;
+                wait_for_all(&mut submitted, &mut receipts).await;
             }
             let mut call = Box::pin(service.submit(events, consistency));
             // The first poll submits, so one flush can cover many submissions.
@@ -82,8 +82,8 @@ impl Turn {
             let outcomes = durable.as_ref().map_or_else(Err, |()| share.read_outcomes(&reads));
             counts = counts.plus(self.answer_all(&[(share, outcomes)], metrics, sink));
         }
-        settle(&mut submitted, &mut settled).await;
-        let written: Vec<_> = writing.into_iter().map(|share| (share, share.write_outcomes(&settled))).collect();
+        wait_for_all(&mut submitted, &mut receipts).await;
+        let written: Vec<_> = writing.into_iter().map(|share| (share, share.write_outcomes(&receipts))).collect();
         counts = counts.plus(self.answer_all(&written, metrics, sink));
         stats.add_replies(counts);
         self.clear(shares);
@@ -227,9 +227,9 @@ impl Share {
     }
 
     /// The outcomes of its submission of writes.
-    fn write_outcomes<'a>(&self, settled: &'a [Result<Receipt, Failure>]) -> SubmissionOutcomes<'a> {
+    fn write_outcomes<'a>(&self, receipts: &'a [Result<Receipt, Failure>]) -> SubmissionOutcomes<'a> {
         let OutcomeSource::Write(number) = self.source else { return Ok(&[]) };
-        match settled.get(number) {
+        match receipts.get(number) {
             Some(Ok(receipt)) => Ok(receipt.outcomes.as_slice()),
             Some(Err(failure)) => Err(failure),
             None => Ok(&[]),
@@ -265,12 +265,12 @@ struct Submitted<C> {
 }
 
 /// Waits for all submissions.
-async fn settle<C>(submitted: &mut Vec<Submitted<C>>, settled: &mut Vec<Result<Receipt, Failure>>)
+async fn wait_for_all<C>(submitted: &mut Vec<Submitted<C>>, receipts: &mut Vec<Result<Receipt, Failure>>)
 where
     C: Future<Output = Result<Receipt, Failure>>,
 {
     for Submitted { call, first } in submitted.drain(..) {
-        settled.push(match first {
+        receipts.push(match first {
             Poll::Ready(receipt) => receipt,
             Poll::Pending => call.await,
         });

@@ -34,7 +34,7 @@ where
     H::Engine: Engine,
 {
     let engine = running.engine();
-    block_on(engine.settle())?;
+    block_on(engine.sync_store())?;
     let mut keys = Vec::new();
     loop {
         let page = block_on(engine.all_keys(keys.last().cloned(), 3))?;
@@ -242,7 +242,7 @@ where
         events.push(route.as_ref(), Change::ImportRequest(first), Some(id), None);
     }
     block_on(destination.engine().submit(events, host.submit_options()))?;
-    block_on(destination.engine().settle())?;
+    block_on(destination.engine().sync_store())?;
     let page = block_on(destination.engine().requests(RequestCursor { partition: 0, after: None }, 9))?;
     let imported = page.requests.iter().find(|(known, _)| *known == id).map(|(_, first)| first.at);
     let imported = imported.ok_or("the id was not imported")?;
@@ -260,7 +260,7 @@ where
     for number in 0..8 {
         source.add_once("id", format!("other{number}:n"), 1)?;
     }
-    block_on(source.engine().settle())?;
+    block_on(source.engine().sync_store())?;
     let mut requests = Vec::new();
     let mut cursor = Some(RequestCursor { partition: 0, after: None });
     while let Some(after) = cursor {

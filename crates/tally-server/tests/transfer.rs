@@ -7,7 +7,7 @@ mod harness;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use harness::moves::{counter_lines, export, fill, import, import_all, start_import};
+use harness::transfer::{counter_lines, export, fill, import, import_all, start_import};
 use harness::{Server, run, tally, wait_for};
 use serde_json::{Value, json};
 

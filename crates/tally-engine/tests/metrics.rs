@@ -9,7 +9,7 @@ use tally_core::key::KeyRef;
 use tally_core::limits::MEMORY_BYTES_MIN;
 use tally_core::outcome::Outcome;
 use tally_core::record;
-use tally_core::surface::{Engine, Figure, SubmitOptions};
+use tally_core::surface::{Engine, MetricValue, SubmitOptions};
 use tally_core::time::Millis;
 use tally_engine::disk::RealDisk;
 use tally_engine::store::{Entry, Store};
@@ -26,11 +26,11 @@ fn open(dir: &TempDir) -> Embedded {
     Embedded::open(&config, &mut |_, _| {}).unwrap()
 }
 
-fn figure(engine: &Embedded, name: &str) -> u64 {
-    let measure = engine.measures().into_iter().find(|measure| measure.name == name);
-    match measure.map(|measure| measure.figure) {
-        Some(Figure::Counter(count)) => count,
-        Some(Figure::Gauge(value)) => value as u64,
+fn metric(engine: &Embedded, name: &str) -> u64 {
+    let metric = engine.metrics().into_iter().find(|metric| metric.name == name);
+    match metric.map(|metric| metric.value) {
+        Some(MetricValue::Counter(count)) => count,
+        Some(MetricValue::Gauge(value)) => value as u64,
         other => panic!("{name} is {other:?}"),
     }
 }
@@ -50,7 +50,7 @@ fn set(value: i64, expiry: Expiry) -> Change {
 
 /// Counters that have an expiry, and those that expired.
 fn expiries(engine: &Embedded) -> (u64, u64) {
-    (figure(engine, "tally_expiring_counters"), figure(engine, "tally_expired_counters_total"))
+    (metric(engine, "tally_expiring_counters"), metric(engine, "tally_expired_counters_total"))
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn increments_that_overflow_together_are_journalled_and_counted_once() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(&dir);
     submit(&engine, [("k", set(i64::MAX - 2, Expiry::Keep))]);
-    assert_eq!(figure(&engine, "tally_events_total"), 1);
+    assert_eq!(metric(&engine, "tally_events_total"), 1);
     // Together the adds overflow; the first two fit.
     let add = |key| (key, Change::Add(1));
     let outcomes = submit(&engine, [add("k"), add("k"), add("k"), ("k", Change::Read(Field::Value)), add("other")]);
     assert_eq!(outcomes.iter().map(|outcome| outcome.applied).collect::<Vec<_>>(), [1, 1, 0, 0, 1]);
     assert_eq!(outcomes[3].value, i64::MAX);
-    assert_eq!(figure(&engine, "tally_journalled_events_total"), 1 + 2, "nothing is submitted twice");
-    assert_eq!(figure(&engine, "tally_events_total"), 1 + 4, "each counts once, and the read not at all");
+    assert_eq!(metric(&engine, "tally_journalled_events_total"), 1 + 2, "nothing is submitted twice");
+    assert_eq!(metric(&engine, "tally_events_total"), 1 + 4, "each counts once, and the read not at all");
     engine.close().unwrap();
 }
 
@@ -132,6 +132,6 @@ fn expiring_counters_are_counted_if_the_store_lacks_their_number() {
     checkpoint.commit(store.position()).unwrap();
     drop(store);
     let engine = open(&dir);
-    assert_eq!((figure(&engine, "tally_counters"), expiries(&engine)), (3, (2, 0)));
+    assert_eq!((metric(&engine, "tally_counters"), expiries(&engine)), (3, (2, 0)));
     engine.close().unwrap();
 }

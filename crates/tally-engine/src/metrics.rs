@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tally_core::batch::Combiner;
 use tally_core::outcome::Outcomes;
-use tally_core::surface::{Figure, Measure};
+use tally_core::surface::{Metric, MetricValue};
 
 use crate::machine::Machine;
 
@@ -39,7 +39,7 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// The histogram with every value multiplied by `unit`.
-    pub(crate) fn figure(&self, unit: f64) -> Figure {
+    pub(crate) fn value(&self, unit: f64) -> MetricValue {
         let mut below = 0;
         let bound = |i: usize| (self.first_bound << i) as f64 * unit;
         let buckets = self.buckets.iter().enumerate().map(|(i, bucket)| {
@@ -47,7 +47,7 @@ impl<const N: usize> Histogram<N> {
             (bound(i), below)
         });
         let buckets = buckets.collect();
-        Figure::Histogram { buckets, count: self.count.load(Relaxed), sum: self.sum.load(Relaxed) as f64 * unit }
+        MetricValue::Histogram { buckets, count: self.count.load(Relaxed), sum: self.sum.load(Relaxed) as f64 * unit }
     }
 }
 
@@ -99,40 +99,45 @@ impl Meters {
 
 impl Machine {
     /// All metrics of the engine.
-    pub(crate) fn measures(&self) -> Vec<Measure> {
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
         let meters = &self.meters;
         let (all, expiring, memory, counters, requests, dirty) = {
             let state = self.state.lock();
             let partition = &state.partition;
-            let figures = (partition.resident_counters(), partition.resident_requests(), partition.dirty_counters());
-            let all = (partition.counters(), partition.expiring());
-            (all.0, all.1, partition.memory_bytes(), figures.0, figures.1, figures.2)
+            (
+                partition.counters(),
+                partition.expiring(),
+                partition.memory_bytes(),
+                partition.resident_counters(),
+                partition.resident_requests(),
+                partition.dirty_counters(),
+            )
         };
         let count =
-            |name, help, figure: &AtomicU64| Measure { name, help, figure: Figure::Counter(figure.load(Relaxed)) };
-        let gauge = |name, help, figure: f64| Measure { name, help, figure: Figure::Gauge(figure) };
+            |name, help, count: &AtomicU64| Metric { name, help, value: MetricValue::Counter(count.load(Relaxed)) };
+        let gauge = |name, help, value: f64| Metric { name, help, value: MetricValue::Gauge(value) };
         vec![
             count("tally_events_total", "Events applied, before combining", &meters.events),
             count("tally_journalled_events_total", "Events journalled, after combining", &meters.journalled_events),
             count("tally_duplicates_total", "Events with a request id that was seen before", &meters.duplicates),
             count("tally_expired_counters_total", "Expired counters that were removed or recreated", &meters.expired),
             count("tally_journal_bytes_total", "Bytes written to the journal", &meters.journal_bytes),
-            Measure {
+            Metric {
                 name: "tally_store_reads_total",
                 help: "Records looked up in the store because they were not in memory",
-                figure: Figure::Counter(self.state.store_reads()),
+                value: MetricValue::Counter(self.state.store_reads()),
             },
             count("tally_checkpoints_total", "Checkpoints completed", &meters.checkpoints),
             count("tally_checkpoint_records_total", "Records written by checkpoints", &meters.checkpoint_records),
-            Measure {
+            Metric {
                 name: "tally_journal_flush_seconds",
                 help: "Time to write and sync one flush",
-                figure: meters.flush_micros.figure(1e-6),
+                value: meters.flush_micros.value(1e-6),
             },
-            Measure {
+            Metric {
                 name: "tally_batch_events",
                 help: "Events per batch, before combining",
-                figure: meters.batch_events.figure(1.0),
+                value: meters.batch_events.value(1.0),
             },
             gauge("tally_persist_lag_bytes", "Journal bytes since the last checkpoint", self.journal_lag() as f64),
             gauge("tally_memory_bytes", "Memory used by counters and request ids", memory as f64),

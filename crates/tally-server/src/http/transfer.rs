@@ -19,9 +19,9 @@ use utoipa::ToSchema;
 use super::address::Query;
 use super::answer::json;
 use super::listen::Peer;
-use super::moved::{Arrival, MovedItem};
 use super::openapi::{BatchProblems, ExportQuery, ReadProblems};
 use super::problem::{Kind, Problem, ProblemJson};
+use super::transfer_items::{Arrival, TransferItem};
 use super::{App, body};
 use crate::admission::{self, Action, PAGE_LIMITS};
 use crate::limits::{EXPORT_ITEM_TEXT_BYTES_MAX, EXPORT_PAGE_BYTES_MAX, IMPORT_ITEMS_MAX};
@@ -114,7 +114,7 @@ pub async fn export(State(app): State<App>, request: Request) -> Result<Response
     let room = app.answer_room.reserve(EXPORT_PAGE_BYTES_MAX).await?;
     let counters = match cursor {
         None => {
-            app.service.settle().await?;
+            app.service.sync_store().await?;
             Some(app.service.count().await?)
         }
         Some(_) => None,
@@ -179,13 +179,13 @@ impl ExportPage<'_> {
             let entries = self.entries(key, after, snapshot.head.seq).await?;
             let last = entries.last().map_or(after, |last| last.seq);
             if last >= snapshot.head.seq {
-                self.push(&MovedItem::last(key, snapshot.state.as_ref(), &entries))?;
+                self.push(&TransferItem::last(key, snapshot.state.as_ref(), &entries))?;
                 return Ok(None);
             }
             if entries.is_empty() {
                 return Err(no_answer().into());
             }
-            self.push(&MovedItem::ledger(key, &entries))?;
+            self.push(&TransferItem::ledger(key, &entries))?;
             after = last;
             if self.is_full() {
                 return Ok(Some(ExportCursor::Ledger(key.clone(), after)));
@@ -212,12 +212,12 @@ impl ExportPage<'_> {
     async fn requests(&mut self, after: RequestCursor, limit: usize) -> Result<Option<ExportCursor>, Problem> {
         let page = self.app.service.requests(after, limit).await?;
         for (id, first) in &page.requests {
-            self.push(&MovedItem::request(*id, first))?;
+            self.push(&TransferItem::request(*id, first))?;
         }
         Ok(page.next.map(ExportCursor::Requests))
     }
 
-    fn push(&mut self, item: &MovedItem<'_>) -> Result<(), Problem> {
+    fn push(&mut self, item: &TransferItem<'_>) -> Result<(), Problem> {
         let item = to_raw_value(item).map_err(|error| Problem::new(Kind::Internal, error.to_string()))?;
         self.bytes += item.get().len() + 1;
         self.items.push(item);
@@ -328,7 +328,7 @@ pub async fn import(State(app): State<App>, request: Request) -> Result<Response
             Ok(key) => Ok(key.to_key()),
             Err(denied) => Err(InvalidItem(denied.into())),
         };
-        let item = body::parse::<MovedItem<'_>>(raw.get().as_bytes()).map_err(InvalidItem);
+        let item = body::parse::<TransferItem<'_>>(raw.get().as_bytes()).map_err(InvalidItem);
         match item.and_then(|item| item.arrive(existing, admit)) {
             Ok(arrival) => import.push(index, arrival).await?,
             Err(InvalidItem(problem)) => import.report.push((index, None, Err(problem))),

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use crate::harness::moves::{counter_lines, export, fill, import_all, start_import};
+use crate::harness::transfer::{counter_lines, export, fill, import_all, start_import};
 use crate::harness::{Server, wait_for};
 use crate::load::Load;
 use crate::place::{EXACT, TestCluster};

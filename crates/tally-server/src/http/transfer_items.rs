@@ -25,15 +25,15 @@ use tally_core::time::Millis;
 /// An item.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MovedItem<'a> {
+pub struct TransferItem<'a> {
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     key: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key_hex: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    counter: Option<MovedCounter>,
+    counter: Option<TransferCounter>,
     #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
-    ledger: Vec<MovedEntry<'a>>,
+    ledger: Vec<TransferEntry<'a>>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     more: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,7 +44,7 @@ pub struct MovedItem<'a> {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MovedCounter {
+struct TransferCounter {
     value: i64,
     increments: String,
     decrements: String,
@@ -60,10 +60,10 @@ struct MovedCounter {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MovedEntry<'a> {
+struct TransferEntry<'a> {
     seq: u64,
     at_ms: u64,
-    kind: MovedKind,
+    kind: TransferKind,
     #[serde(borrow)]
     actor: Cow<'a, str>,
     #[serde(borrow)]
@@ -76,7 +76,7 @@ struct MovedEntry<'a> {
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum MovedKind {
+enum TransferKind {
     Set,
     Reset,
     Adjust,
@@ -91,24 +91,24 @@ pub enum Arrival {
     Request(RequestId, Change),
 }
 
-impl<'a> MovedItem<'a> {
+impl<'a> TransferItem<'a> {
     /// The last part of a counter: the rest of its ledger, and its state if it exists.
     pub fn last(key: &'a Key, state: Option<&CounterState>, entries: &'a [LedgerEntry]) -> Self {
-        MovedItem { counter: state.map(MovedCounter::of), ..MovedItem::part(key, entries) }
+        TransferItem { counter: state.map(TransferCounter::of), ..TransferItem::part(key, entries) }
     }
 
     /// A part of a ledger; more entries follow.
     pub fn ledger(key: &'a Key, entries: &'a [LedgerEntry]) -> Self {
-        MovedItem { more: true, ..MovedItem::part(key, entries) }
+        TransferItem { more: true, ..TransferItem::part(key, entries) }
     }
 
     fn part(key: &'a Key, entries: &'a [LedgerEntry]) -> Self {
         let text = std::str::from_utf8(key.as_bytes()).ok();
-        MovedItem {
+        TransferItem {
             key: text.map(Cow::Borrowed),
             key_hex: text.is_none().then(|| HEXLOWER.encode(key.as_bytes())),
-            ledger: entries.iter().map(MovedEntry::of).collect(),
-            ..MovedItem::default()
+            ledger: entries.iter().map(TransferEntry::of).collect(),
+            ..TransferItem::default()
         }
     }
 
@@ -117,7 +117,7 @@ impl<'a> MovedItem<'a> {
         let mut record = Vec::new();
         write_request(first, &mut record);
         let (request, outcome) = (Some(HEXLOWER.encode(&id.0)), Some(HEXLOWER.encode(&record)));
-        MovedItem { request, outcome, ..MovedItem::default() }
+        TransferItem { request, outcome, ..TransferItem::default() }
     }
 
     /// The event that imports it into an engine. `admit` admits a key.
@@ -152,17 +152,17 @@ impl<'a> MovedItem<'a> {
                 return Err("an item with `more` has no `counter`: that comes with the last one".to_owned());
             }
             (None, true) => ImportPart::Ledger,
-            (counter, false) => ImportPart::Last(counter.as_ref().map(MovedCounter::state).transpose()?),
+            (counter, false) => ImportPart::Last(counter.as_ref().map(TransferCounter::state).transpose()?),
         };
-        let entries = self.ledger.iter().map(MovedEntry::entry).collect::<Result<Vec<_>, _>>()?;
+        let entries = self.ledger.iter().map(TransferEntry::entry).collect::<Result<Vec<_>, _>>()?;
         ImportedCounter::new(key, part, existing, entries).map_err(|error| error.to_string())
     }
 }
 
-impl MovedCounter {
-    fn of(state: &CounterState) -> MovedCounter {
+impl TransferCounter {
+    fn of(state: &CounterState) -> TransferCounter {
         let parts = state.counter.parts();
-        MovedCounter {
+        TransferCounter {
             value: state.counter.value(),
             increments: parts.increments.to_string(),
             decrements: parts.decrements.to_string(),
@@ -192,16 +192,16 @@ impl MovedCounter {
     }
 }
 
-impl<'a> MovedEntry<'a> {
-    fn of(entry: &'a LedgerEntry) -> MovedEntry<'a> {
-        MovedEntry {
+impl<'a> TransferEntry<'a> {
+    fn of(entry: &'a LedgerEntry) -> TransferEntry<'a> {
+        TransferEntry {
             seq: entry.seq,
             at_ms: entry.at.0,
             kind: match entry.kind {
-                CorrectionKind::Set => MovedKind::Set,
-                CorrectionKind::Reset => MovedKind::Reset,
-                CorrectionKind::Adjust => MovedKind::Adjust,
-                CorrectionKind::Delete => MovedKind::Delete,
+                CorrectionKind::Set => TransferKind::Set,
+                CorrectionKind::Reset => TransferKind::Reset,
+                CorrectionKind::Adjust => TransferKind::Adjust,
+                CorrectionKind::Delete => TransferKind::Delete,
             },
             actor: Cow::Borrowed(&entry.actor),
             reason: Cow::Borrowed(&entry.reason),
@@ -222,10 +222,10 @@ impl<'a> MovedEntry<'a> {
             seq: self.seq,
             at: Millis(self.at_ms),
             kind: match self.kind {
-                MovedKind::Set => CorrectionKind::Set,
-                MovedKind::Reset => CorrectionKind::Reset,
-                MovedKind::Adjust => CorrectionKind::Adjust,
-                MovedKind::Delete => CorrectionKind::Delete,
+                TransferKind::Set => CorrectionKind::Set,
+                TransferKind::Reset => CorrectionKind::Reset,
+                TransferKind::Adjust => CorrectionKind::Adjust,
+                TransferKind::Delete => CorrectionKind::Delete,
             },
             actor: (*self.actor).into(),
             reason: (*self.reason).into(),
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     fn arrive(json: &str) -> Result<Arrival, String> {
-        let item: MovedItem<'_> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let item: TransferItem<'_> = serde_json::from_str(json).map_err(|error| error.to_string())?;
         item.arrive(Existing::Refuse, |key| Key::new(key).map_err(|error| error.to_string()))
     }
 
@@ -274,7 +274,7 @@ mod tests {
         };
         entry.hash = entry.expected_hash(key.as_ref());
         let entries = [entry];
-        let json = serde_json::to_string(&MovedItem::last(&key, Some(&state()), &entries)).unwrap();
+        let json = serde_json::to_string(&TransferItem::last(&key, Some(&state()), &entries)).unwrap();
         match arrive(&json).unwrap() {
             Arrival::Counter(back, Change::Import(imported)) => {
                 assert_eq!((back, imported.part()), (key, ImportPart::Last(Some(state()))));
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         let key = Key::new("k").unwrap();
-        let json = serde_json::to_string(&MovedItem::last(&key, Some(&state()), &[])).unwrap();
+        let json = serde_json::to_string(&TransferItem::last(&key, Some(&state()), &[])).unwrap();
         assert!(arrive(&json).is_ok());
         for (part, other) in [
             ("\"value\":-3", "\"value\":-2"),
