@@ -159,6 +159,10 @@ pub const RESP_RATE_SPAN_MIN: Duration = Duration::from_secs(1);
 pub const RESP_PATTERN_BYTES_MAX: usize = 1_024;
 /// Keys that are matched against a pattern before the thread serves other connections.
 pub const RESP_MATCH_SLICE: usize = 64;
+/// How many `KEYS` run at a time; others wait. Each takes up to four times [`RESP_KEYS_BYTES_MAX`].
+pub const RESP_KEYS_AT_ONCE: usize = 4;
+/// How many counters `SCAN` and `FLUSHALL` visit at a time in all connections together; others wait. Each takes up to 2 KiB.
+pub const RESP_SCANNED_MAX: usize = 32_768;
 /// Maximum number of keys that `KEYS` returns.
 pub const RESP_KEYS_MAX: usize = 100_000;
 /// Maximum bytes of keys that `KEYS` returns.

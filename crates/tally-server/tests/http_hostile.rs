@@ -161,6 +161,7 @@ fn unfinished_heads_take_little_memory() {
     }
     assert_grown_less(&server, before, CLIENTS * UNFINISHED_BYTES_MAX);
 }
+
 #[test]
 fn bodies_that_do_not_arrive_do_not_hold_up_other_batches() {
     const CLIENTS: usize = 1_000;
@@ -183,4 +184,18 @@ fn bodies_that_do_not_arrive_do_not_hold_up_other_batches() {
     assert_eq!(answer.status, 200, "{}", answer.text);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     drop(idle);
+}
+
+#[test]
+fn items_over_the_limit_take_no_memory() {
+    let _alone = alone();
+    let server = Server::start();
+    let client = server.client();
+    for (path, list) in [("import", "items"), ("counters/batch-increment", "increments")] {
+        let body = format!("{{\"{list}\":[1{}]}}", ",1".repeat(8_000_000));
+        let before = server.memory_peak_bytes();
+        let answer = client.send("POST", &format!("/api/v1/{path}"), &[], &body);
+        assert_eq!(answer.status, 413, "{}", answer.text);
+        assert_grown_less(&server, before, 100 << 20);
+    }
 }

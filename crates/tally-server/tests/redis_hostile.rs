@@ -549,3 +549,33 @@ fn simultaneous_requests_of_many_clients_are_not_gathered_all_at_once() {
         assert!(grown < (threads() * grown_max) as u64, "{name}: {} MiB", grown >> 20);
     }
 }
+
+#[test]
+fn listings_of_many_clients_are_not_held_in_memory_all_at_once() {
+    const COUNTERS: usize = 50_000;
+    let _alone = alone();
+    let server = Server::start();
+    let mut writer = Redis::connect(&server.redis);
+    let incr = |number: usize| request(&["INCR", &format!("listed:{number:032}")]);
+    for first in (0..COUNTERS).step_by(1_000) {
+        assert!(writer.send(&(first..first + 1_000).flat_map(incr).collect::<Vec<u8>>()));
+        (0..1_000).for_each(|_| assert_eq!(writer.read(), Some(Reply::Integer(1))));
+    }
+    for (name, clients, listing) in
+        [("KEYS", 40, vec!["KEYS", "*"]), ("SCAN", 400, vec!["SCAN", "0", "COUNT", "1000", "MATCH", "*zz*"])]
+    {
+        let mut clients: Vec<Redis> = (0..clients).map(|_| Redis::connect(&server.redis)).collect();
+        clients.iter_mut().for_each(|client| assert_eq!(client.call(&["PING"]).text(), "PONG"));
+        let before = server.memory_peak_bytes();
+        server.hold(|| clients.iter_mut().for_each(|client| assert!(client.send(&request(&listing)))));
+        let is_listed = |client: &mut Redis| matches!(client.read(), Some(Reply::Array(_)));
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| assert!(is_listed(client)));
+            }
+        });
+        let grown = server.memory_peak_bytes() - before;
+        eprintln!("{name}: {} MiB more", grown >> 20);
+        assert!(grown < 128 * MIB as u64, "{name}: {} MiB", grown >> 20);
+    }
+}

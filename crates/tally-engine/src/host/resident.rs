@@ -107,8 +107,9 @@ impl<J> ResidentPartition<J> {
     ) -> Result<(MutexGuard<'_, Hosted<J>>, Fetched), S::Error> {
         let mut fetched = Fetched::default();
         let mut hosted = self.hosted.lock();
+        // Replaced only together with what was fetched from it: a checkpoint may be committed at any time.
+        let mut snapshot = store.snapshot();
         loop {
-            let snapshot = store.snapshot();
             let mut missing = MissingKeys::default();
             list(&hosted.partition, snapshot.position(), &mut missing);
             if !fetched.passes.is_empty() {
@@ -124,6 +125,7 @@ impl<J> ResidentPartition<J> {
             hosted = self.hosted.lock();
             if !store.is_current(&snapshot) {
                 fetched = Fetched::default();
+                snapshot = store.snapshot();
             } else if hosted.partition.evictions() == evictions {
                 return Ok((hosted, fetched));
             }
@@ -260,5 +262,142 @@ impl Fetched {
     fn without_known(&self, missing: &MissingKeys) -> MissingKeys {
         let known: BTreeSet<&[u8]> = self.passes.iter().flat_map(|pass| pass.wanted.iter()).collect();
         missing.iter().filter(|key| !known.contains(key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeMap;
+
+    use tally_core::batch::{Batch, Events};
+    use tally_core::outcome::Outcomes;
+    use tally_core::record::{Meta, Records};
+
+    use super::*;
+
+    type Version = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    /// Long keys, so that an eviction has something to free.
+    const COLD: &[u8] = &[b'c'; 40];
+    const HOT: &[u8] = &[b'h'; 40];
+
+    /// A store whose second version is committed right after its first one was found to be current.
+    #[derive(Clone, Copy)]
+    struct Scripted<'a> {
+        versions: &'a RefCell<Vec<Version>>,
+        current: &'a Cell<usize>,
+        lookups: &'a Cell<usize>,
+        during_lookup: &'a dyn Fn(usize),
+    }
+
+    struct ScriptedSnapshot<'a> {
+        store: Scripted<'a>,
+        number: usize,
+    }
+
+    impl<'a> RecordStore for Scripted<'a> {
+        type Error = MalformedRecord;
+        type Snapshot = ScriptedSnapshot<'a>;
+
+        fn snapshot(&self) -> ScriptedSnapshot<'a> {
+            ScriptedSnapshot { store: *self, number: self.current.get() }
+        }
+
+        fn is_current(&self, snapshot: &ScriptedSnapshot<'a>) -> bool {
+            let is_current = snapshot.number == self.current.get();
+            self.current.set(self.versions.borrow().len() - 1);
+            is_current
+        }
+    }
+
+    impl RecordSnapshot for ScriptedSnapshot<'_> {
+        type Error = MalformedRecord;
+
+        fn position(&self) -> Position {
+            Position(self.number as u64 + 1)
+        }
+
+        fn get_many(&self, keys: &MissingKeys, found: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, MalformedRecord> {
+            for key in keys.iter() {
+                if let Some(value) = self.store.versions.borrow()[self.number].get(key) {
+                    found(key, value);
+                }
+            }
+            self.store.lookups.set(self.store.lookups.get() + 1);
+            (self.store.during_lookup)(self.store.lookups.get());
+            Ok(keys.len())
+        }
+    }
+
+    fn add(partition: &mut Partition, key: &[u8], amount: i64) {
+        let mut events = Events::new(1);
+        events.add(KeyRef::new(key).unwrap(), amount);
+        partition.apply(Millis(1), events.batch(), &mut Outcomes::default());
+    }
+
+    /// What a checkpoint writes.
+    fn capture(partition: &mut Partition) -> Version {
+        partition.begin_capture();
+        let mut records = Records::default();
+        while partition.capture_slice(10, &mut records) {}
+        records.iter().map(|(key, value)| (key.to_vec(), value.unwrap().to_vec())).collect()
+    }
+
+    fn is_missing(hosted: &Hosted<()>, key: &[u8]) -> bool {
+        hosted.partition.is_missing(KeyRef::new(key).unwrap())
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_committed_between_two_lookups_does_not_bring_back_an_old_value() {
+        let mut written = Partition::new(1);
+        add(&mut written, COLD, 10);
+        add(&mut written, HOT, 5);
+        let stored = capture(&mut written);
+        let mut partition = Partition::with_store(1, Meta { clock: Millis(1), counters: 2, expiring: 0 }, 1 << 20);
+        let restore = |partition: &mut Partition, key: &[u8]| {
+            partition.restore(&record::counter_key(key), &stored[&record::counter_key(key)]).unwrap();
+        };
+        restore(&mut partition, HOT);
+        let resident = ResidentPartition::new(Hosted { partition, applied: Position(1), journal: () });
+        let versions = RefCell::new(vec![stored.clone()]);
+        let evict = |hosted: &mut Hosted<()>| hosted.partition.make_room(&Batch::default(), 8);
+        let during_lookup = |lookup: usize| {
+            let mut hosted = resident.lock();
+            match lookup {
+                // Somebody increments the cold counter. A checkpoint captures it, and the hot one is evicted.
+                1 => {
+                    restore(&mut hosted.partition, COLD);
+                    add(&mut hosted.partition, COLD, 1);
+                    let mut next = stored.clone();
+                    next.extend(capture(&mut hosted.partition));
+                    versions.borrow_mut().push(next);
+                    evict(&mut hosted);
+                    assert!(is_missing(&hosted, HOT) && !is_missing(&hosted, COLD));
+                }
+                // The checkpoint is committed, so the cold counter can be evicted again.
+                2 => {
+                    hosted.partition.capture_committed();
+                    evict(&mut hosted);
+                    assert!(is_missing(&hosted, COLD));
+                }
+                _ => {}
+            }
+        };
+        let (current, lookups) = (Cell::new(0), Cell::new(0));
+        let store =
+            Scripted { versions: &versions, current: &current, lookups: &lookups, during_lookup: &during_lookup };
+        let list = |partition: &Partition, _, missing: &mut MissingKeys| {
+            for key in [COLD, HOT].into_iter().filter(|key| partition.is_missing(KeyRef::new(key).unwrap())) {
+                missing.push(&record::counter_key(key));
+            }
+        };
+        let (mut hosted, fetched) = resident.lock_with(&store, list).unwrap();
+        fetched.restore_within(&mut hosted.partition, 1 << 20).unwrap();
+        assert!(lookups.get() > 1);
+        let cold = hosted.partition.state_of(KeyRef::new(COLD).unwrap());
+        assert_eq!(cold.unwrap().counter.value(), 11);
     }
 }

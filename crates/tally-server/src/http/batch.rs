@@ -1,13 +1,10 @@
 //! Batches of increments. Each item succeeds or fails on its own, and results are in the order of the items.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::marker::PhantomData;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tally_core::key::KeyRef;
 use tally_core::limits::CALL_EVENTS_MAX;
@@ -16,7 +13,7 @@ use utoipa::ToSchema;
 use super::address::{KeyAccess, Query};
 use super::answer::{WriteAnswer, WriteAnswers};
 use super::answer_room::escaped_bytes;
-use super::body::{self, Integer, Object, amount, present};
+use super::body::{self, Integer, Items, Object, amount, present};
 use super::counters::{Amount, AtBound, Direction};
 use super::listen::Peer;
 use super::openapi::BatchProblems;
@@ -29,43 +26,7 @@ use crate::service::{Intent, WriteResult, Writes};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BatchBody<T> {
-    increments: Items<T>,
-}
-
-/// The items of a batch. Those over the limit are only counted.
-struct Items<T> {
-    first: Vec<T>,
-    count: usize,
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Items<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ItemsVisitor<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for ItemsVisitor<T> {
-            type Value = Items<T>;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an array of increments")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items<T>, A::Error> {
-                let mut first = Vec::new();
-                while first.len() < CALL_EVENTS_MAX
-                    && let Some(item) = items.next_element()?
-                {
-                    first.push(item);
-                }
-                let mut count = first.len();
-                while items.next_element::<IgnoredAny>()?.is_some() {
-                    count += 1;
-                }
-                Ok(Items { first, count })
-            }
-        }
-
-        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
-    }
+    increments: Items<T, CALL_EVENTS_MAX>,
 }
 
 impl<T> BatchBody<T> {

@@ -2,10 +2,13 @@
 //!
 //! The content type is not checked, because `curl -d '{"amount":5}'` sends that of a form.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use serde_json::error::Category;
 use tally_core::limits::BODY_BYTES_MAX;
@@ -14,6 +17,44 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::problem::{Kind, Problem};
 use crate::hint::{did_you_mean, shorten};
 use crate::limits::{BATCH_BODIES_BYTES_MAX, BATCH_STEP_BYTES_MIN, BODY_READ_MAX, CALL_BODY_BYTES_MAX};
+
+/// The items of a list. Those over the limit are only counted.
+pub struct Items<T, const MAX: usize> {
+    /// The first ones.
+    pub first: Vec<T>,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Items<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemsVisitor<T, const MAX: usize>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ItemsVisitor<T, MAX> {
+            type Value = Items<T, MAX>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an array of items")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items<T, MAX>, A::Error> {
+                let mut first = Vec::new();
+                while first.len() < MAX
+                    && let Some(item) = items.next_element()?
+                {
+                    first.push(item);
+                }
+                let mut count = first.len();
+                while items.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Items { first, count })
+            }
+        }
+
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
+    }
+}
 
 /// Fields reserved for a later version.
 const UNSUPPORTED: [&str; 3] = ["member", "dimensions", "at"];

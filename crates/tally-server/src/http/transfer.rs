@@ -16,13 +16,14 @@ use tally_core::outcome::{Outcome, Refusal};
 use tally_core::surface::{CounterSnapshot, EngineError, RequestCursor};
 use utoipa::ToSchema;
 
+use super::App;
 use super::address::Query;
 use super::answer::json;
+use super::body::{self, Items};
 use super::listen::Peer;
 use super::openapi::{BatchProblems, ExportQuery, ReadProblems};
 use super::problem::{Kind, Problem, ProblemJson};
 use super::transfer_items::{Arrival, TransferItem};
-use super::{App, body};
 use crate::admission::{self, Action, PAGE_LIMITS};
 use crate::limits::{EXPORT_ITEM_TEXT_BYTES_MAX, EXPORT_PAGE_BYTES_MAX, IMPORT_ITEMS_MAX};
 use crate::service::Failure;
@@ -241,7 +242,7 @@ struct ImportBody<'a> {
     #[serde(default)]
     replace: bool,
     #[serde(borrow)]
-    items: Vec<&'a RawValue>,
+    items: Items<&'a RawValue, IMPORT_ITEMS_MAX>,
 }
 
 /// What to import.
@@ -311,7 +312,7 @@ pub async fn import(State(app): State<App>, request: Request) -> Result<Response
     super::idempotency::refuse_header(&parts.headers, instead)?;
     let (bytes, _room) = app.batch_room.collect(&parts.headers, body).await?;
     let input: ImportBody<'_> = body::parse(&bytes)?;
-    match input.items.len() {
+    match input.items.count {
         0 => return Err(Problem::new(Kind::BatchEmpty, "`items` is empty; send 1 to 1000 items")),
         1..=IMPORT_ITEMS_MAX => {}
         len => {
@@ -319,11 +320,12 @@ pub async fn import(State(app): State<App>, request: Request) -> Result<Response
             return Err(Problem::new(Kind::BatchTooLarge, detail));
         }
     }
+    let room = app.answer_room.reserve(IMPORT_ANSWER_BYTES_MAX).await?;
     let caller = Peer::caller_of(&parts.extensions);
     let existing = if input.replace { Existing::Replace } else { Existing::Refuse };
     let mut import =
         Import { app: &app, routes: None, events: app.service.events()?, waiting: Vec::new(), report: Vec::new() };
-    for (index, raw) in input.items.iter().enumerate() {
+    for (index, raw) in input.items.first.iter().enumerate() {
         let admit = |key: &[u8]| match app.service.admission().admit(&caller, key, Action::Import) {
             Ok(key) => Ok(key.to_key()),
             Err(denied) => Err(InvalidItem(denied.into())),
@@ -335,7 +337,6 @@ pub async fn import(State(app): State<App>, request: Request) -> Result<Response
         }
     }
     import.submit().await?;
-    let room = app.answer_room.reserve(IMPORT_ANSWER_BYTES_MAX).await?;
     Ok(room.hold(answer(&mut import.report)))
 }
 
@@ -394,7 +395,14 @@ impl Import<'_> {
             return Ok(());
         }
         let events = std::mem::replace(&mut self.events, self.app.service.events()?);
-        let mut outcomes = self.app.service.import(events).await?.into_iter();
+        let imported = self.app.service.import(events).await;
+        // "Nothing was changed" would be wrong after the first part.
+        let is_first = self.report.iter().all(|(_, _, changed)| changed.is_err());
+        let partly = |error: Failure| {
+            let why = format!("a part was imported, and can be imported again: {error}");
+            if is_first { error } else { EngineError::OutcomeUnknown(why).into() }
+        };
+        let mut outcomes = imported.map_err(partly)?.into_iter();
         for (index, key, events) in self.waiting.drain(..) {
             let of_item: Vec<Outcome> = outcomes.by_ref().take(events).collect();
             let refusal = of_item.iter().find_map(|outcome| Some((outcome, outcome.refusal?)));

@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use tally_core::time::Millis;
 use tally_engine::clock::{Clock, SystemClock};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::clients::Clients;
 use super::cursors::Cursors;
 use super::monitors::Monitors;
 use super::stats::RespStats;
+use crate::limits::{RESP_KEYS_AT_ONCE, RESP_SCANNED_MAX};
 use crate::metrics::{ProtocolMetrics, Stopwatch};
 use crate::service::Service;
 
@@ -27,6 +29,8 @@ pub struct RespServer {
     pub cursors: Cursors,
     /// Memory that connections share.
     pub limits: Arc<SharedLimits>,
+    /// Listings that may run at a time, because each holds many keys.
+    pub listings: Listings,
     /// Counts of requests and connections.
     pub metrics: Arc<ProtocolMetrics>,
     /// Counts that `INFO` shows.
@@ -39,6 +43,30 @@ pub struct RespServer {
     random: RandomState,
     /// How many random numbers have been drawn.
     drawn: AtomicU64,
+}
+
+/// Limits the memory of commands that list keys.
+pub struct Listings {
+    keys: Semaphore,
+    scans: Semaphore,
+}
+
+impl Default for Listings {
+    fn default() -> Self {
+        Listings { keys: Semaphore::new(RESP_KEYS_AT_ONCE), scans: Semaphore::new(RESP_SCANNED_MAX) }
+    }
+}
+
+impl Listings {
+    /// Waits until a `KEYS` may run.
+    pub async fn keys(&self) -> Option<SemaphorePermit<'_>> {
+        self.keys.acquire().await.ok()
+    }
+
+    /// Waits until a command may visit this many counters at a time.
+    pub async fn scan(&self, counters: usize) -> Option<SemaphorePermit<'_>> {
+        self.scans.acquire_many(counters.min(RESP_SCANNED_MAX) as u32).await.ok()
+    }
 }
 
 /// Memory that all connections share.
@@ -94,6 +122,7 @@ impl RespServer {
             monitors: Arc::default(),
             cursors: Cursors::default(),
             limits: Arc::default(),
+            listings: Listings::default(),
             metrics,
             stats: RespStats::default(),
             settings,

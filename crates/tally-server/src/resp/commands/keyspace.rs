@@ -1,7 +1,7 @@
 //! Commands on keys: which exist, iterating over all of them, and deleting them.
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Field};
+use tally_core::event::{Change, Correction, Field};
 use tally_core::key::Key;
 use tally_core::limits::PAGE_ITEMS_MAX;
 use tally_core::outcome::{Outcome, Receipt, Refusal};
@@ -151,6 +151,7 @@ async fn run_scan(call: &EngineCall, request: ScanRequest, prefix: Vec<u8>) -> R
             }
         },
     };
+    let _visiting = call.server.listings.scan(count).await;
     let page = call.server.service.list(PageRequest { prefix, after, limit: count }).await?;
     let next = page.next.map_or(0, |key| call.server.cursors.remember(key));
     let keys = page.items.into_iter().map(|(key, _)| key).filter(|_| strings);
@@ -190,6 +191,7 @@ fn keys(call: EngineCall, args: Args<'_>) -> Result<EngineReply, CommandError> {
     let prefix = pattern.prefix();
     call.server.service.admission().admit_prefix(&call.caller, &prefix, Action::List)?;
     Ok(Box::pin(async move {
+        let _listing = call.server.listings.keys().await;
         let (mut found, mut bytes, mut after) = (Vec::new(), 0, None);
         loop {
             let request = PageRequest { prefix: prefix.clone(), after, limit: PAGE_ITEMS_MAX };
@@ -278,23 +280,36 @@ async fn run_flush(call: &EngineCall) -> Result<Vec<u8>, Failure> {
         Ok(why) => why,
         Err(denied) => return Ok(call.reply(|reply| reply.error(format!("ERR {denied}")))),
     };
+    let _visiting = call.server.listings.scan(PAGE_ITEMS_MAX).await;
     let mut after = None;
+    let mut is_first = true;
     loop {
-        let page = service.list(PageRequest { prefix: Vec::new(), after, limit: PAGE_ITEMS_MAX }).await?;
-        let mut events: Events = service.events()?;
-        for (key, _) in &page.items {
-            events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
-        }
-        refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
-        after = page.next;
+        let deleted = delete_page(service, after.take(), &why).await;
+        after = deleted.map_err(|error| if is_first { error } else { partly_deleted(&error) })?;
+        is_first = false;
         if after.is_none() {
             break;
         }
     }
     if service.count().await? > 0 {
-        sweep_expired(service).await?;
+        sweep_expired(service).await.map_err(|error| partly_deleted(&error))?;
     }
     Ok(call.reply(|reply| reply.ok()))
+}
+
+/// Deletes the counters of one page. Returns where the next one begins.
+async fn delete_page(service: &Service, after: Option<Key>, why: &Correction) -> Result<Option<Key>, Failure> {
+    let page = service.list(PageRequest { prefix: Vec::new(), after, limit: PAGE_ITEMS_MAX }).await?;
+    let mut events: Events = service.events()?;
+    for (key, _) in &page.items {
+        events.push(key.as_ref(), Change::Delete(why.clone()), None, None);
+    }
+    refuse_if_full(&service.submit(events, Consistency::Exact).await?)?;
+    Ok(page.next)
+}
+
+fn partly_deleted(error: &Failure) -> Failure {
+    EngineError::OutcomeUnknown(format!("some counters were deleted, others not: {error}")).into()
 }
 
 /// Removes expired counters: listings do not show them, but the number of counters includes them.
