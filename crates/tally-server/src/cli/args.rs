@@ -171,6 +171,11 @@ fn amount(text: &str, other: &str, command: &str) -> Result<i64, String> {
     }
 }
 
+/// The value of a counter.
+fn value(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| format!("it must be an integer from {} to {}", i64::MIN, i64::MAX))
+}
+
 #[derive(Args)]
 #[command(after_help = INCR_EXAMPLES)]
 pub struct IncrArgs {
@@ -271,13 +276,13 @@ pub struct SetArgs {
     /// Key of the counter
     pub key: String,
     /// The new value
-    #[arg(value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_name = "N", value_parser = value, allow_negative_numbers = true)]
     pub value: i64,
     /// Why, for the ledger
     #[arg(long)]
     pub reason: String,
     /// Set it only if this is its current value
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = value, allow_negative_numbers = true)]
     pub expected: Option<i64>,
     /// Request id: a retry with the same id changes nothing
     #[arg(long, value_name = "ID")]

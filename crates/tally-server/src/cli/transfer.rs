@@ -22,38 +22,38 @@ const STANDARD: &str = "-";
 /// Maximum number of refused counters that are named.
 const NAMED_MAX: usize = 10;
 
-/// Why a move failed.
+/// Why an export or import failed.
 #[derive(Debug)]
-enum MoveError {
+enum TransferError {
     Call(CallError),
     Io(String),
     File(ExportFileError),
 }
 
-impl From<CallError> for MoveError {
+impl From<CallError> for TransferError {
     fn from(error: CallError) -> Self {
-        MoveError::Call(error)
+        TransferError::Call(error)
     }
 }
 
-impl From<ExportFileError> for MoveError {
+impl From<ExportFileError> for TransferError {
     fn from(error: ExportFileError) -> Self {
-        MoveError::File(error)
+        TransferError::File(error)
     }
 }
 
-impl MoveError {
-    fn io(path: &Path, error: &io::Error) -> MoveError {
-        MoveError::Io(format!("{}: {error}", path.display()))
+impl TransferError {
+    fn io(path: &Path, error: &io::Error) -> TransferError {
+        TransferError::Io(format!("{}: {error}", path.display()))
     }
 
     /// Prints it, and returns the exit code.
     fn report(&self, format: Output) -> ExitCode {
         let (why, code) = match self {
-            MoveError::Call(error) => return fail(error, format),
-            MoveError::Io(why) => (why.clone(), EXIT_FAILED),
-            MoveError::File(error @ ExportFileError::Io(_)) => (error.to_string(), EXIT_FAILED),
-            MoveError::File(error) => (error.to_string(), EXIT_DAMAGED),
+            TransferError::Call(error) => return fail(error, format),
+            TransferError::Io(why) => (why.clone(), EXIT_FAILED),
+            TransferError::File(error @ ExportFileError::Io(_)) => (error.to_string(), EXIT_FAILED),
+            TransferError::File(error) => (error.to_string(), EXIT_DAMAGED),
         };
         match format {
             Output::Json => output::error_json(&json!({ "title": "Import failed", "detail": why })),
@@ -112,28 +112,28 @@ pub fn export(args: &ExportArgs) -> ExitCode {
 }
 
 /// Writes to a temporary file next to it first, so that an unfinished export never replaces a finished one.
-fn export_to_file(client: &ApiClient, path: &Path) -> Result<ExportSummary, MoveError> {
+fn export_to_file(client: &ApiClient, path: &Path) -> Result<ExportSummary, TransferError> {
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".unfinished");
     let unfinished = PathBuf::from(unfinished);
-    let failed = |error: io::Error| MoveError::io(&unfinished, &error);
+    let failed = |error: io::Error| TransferError::io(&unfinished, &error);
     let file = File::create(&unfinished).map_err(failed)?;
     let (file, summary) = export_to(client, BufWriter::new(file))?;
     let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(failed)?;
-    std::fs::rename(&unfinished, path).map_err(|error| MoveError::io(path, &error))?;
+    std::fs::rename(&unfinished, path).map_err(|error| TransferError::io(path, &error))?;
     Ok(summary)
 }
 
-fn export_to<W: Write>(client: &ApiClient, out: W) -> Result<(W, ExportSummary), MoveError> {
+fn export_to<W: Write>(client: &ApiClient, out: W) -> Result<(W, ExportSummary), TransferError> {
     let bar = progress::counters("exporting");
     let exported = export_pages(client, out, &bar);
     bar.finish_and_clear();
     exported
 }
 
-fn export_pages<W: Write>(client: &ApiClient, out: W, bar: &ProgressBar) -> Result<(W, ExportSummary), MoveError> {
-    let failed = |error: io::Error| MoveError::Io(format!("cannot write the export: {error}"));
+fn export_pages<W: Write>(client: &ApiClient, out: W, bar: &ProgressBar) -> Result<(W, ExportSummary), TransferError> {
+    let failed = |error: io::Error| TransferError::Io(format!("cannot write the export: {error}"));
     let mut writer = ExportWriter::begin(out).map_err(failed)?;
     let mut cursor = String::new();
     let mut total = 0;
@@ -207,8 +207,12 @@ pub fn import(args: &ImportArgs) -> ExitCode {
 }
 
 /// Checks the whole file before anything is imported.
-fn import_file(client: &ApiClient, args: &ImportArgs, totals: &mut ImportTotals) -> Result<ExportSummary, MoveError> {
-    let failed = |error: io::Error| MoveError::io(&args.file, &error);
+fn import_file(
+    client: &ApiClient,
+    args: &ImportArgs,
+    totals: &mut ImportTotals,
+) -> Result<ExportSummary, TransferError> {
+    let failed = |error: io::Error| TransferError::io(&args.file, &error);
     let mut file = File::open(&args.file).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
     let bar = progress::bytes("checking");
@@ -227,7 +231,7 @@ fn import_from(
     input: impl BufRead,
     bytes: u64,
     totals: &mut ImportTotals,
-) -> Result<ExportSummary, MoveError> {
+) -> Result<ExportSummary, TransferError> {
     let bar = progress::bytes("importing");
     bar.set_length(bytes);
     let imported = import_items(client, args, input, totals, &bar);
@@ -241,7 +245,7 @@ fn import_items(
     input: impl BufRead,
     totals: &mut ImportTotals,
     bar: &ProgressBar,
-) -> Result<ExportSummary, MoveError> {
+) -> Result<ExportSummary, TransferError> {
     let head = format!("{{\"replace\":{},\"items\":[", args.replace);
     let mut reader = ExportReader::begin(input)?;
     let (mut body, mut items) = (head.clone(), 0);
@@ -316,7 +320,7 @@ fn show(summary: &ExportSummary, totals: &ImportTotals, format: Output) -> ExitC
     }
     if format == Output::Table {
         output::error(&format!(
-            "{refused} were refused and left as they are. To replace counters that differ, use --replace"
+            "records refused and left as they are: {refused}. To replace counters that differ, use --replace"
         ));
     }
     ExitCode::from(EXIT_FAILED)
