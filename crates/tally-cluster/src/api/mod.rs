@@ -6,6 +6,7 @@ mod clocks;
 mod estimate;
 mod export;
 mod lane;
+mod read_counter;
 mod reads;
 mod routes;
 mod served;
@@ -227,7 +228,7 @@ impl Engine for Cluster {
     async fn read(&self, keys: Vec<Key>, options: ReadOptions) -> Result<Vec<Reading>, EngineError> {
         let _call = self.begin()?;
         let counters = self.read_counters(&keys, &options).boxed().await?;
-        Ok(counters.iter().map(reads::ReadCounter::reading).collect())
+        Ok(counters.iter().map(read_counter::ReadCounter::reading).collect())
     }
 
     async fn stats(&self, key: Key, options: ReadOptions) -> Result<Stats, EngineError> {

@@ -9,14 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::{join_all, try_join_all};
 use tally_core::batch::{Events, SlotOutcome};
 use tally_core::consistency::Consistency;
-use tally_core::counter::CounterState;
-use tally_core::event::{Change, ChangeRef, Field};
+use tally_core::event::{Change, ChangeRef};
 use tally_core::key::{Key, KeyRef};
 use tally_core::ledger::LedgerEntry;
 use tally_core::limits::{CALL_KEYS_MAX, PAGE_ITEMS_MAX};
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcome, Reads, Receipt, Token};
-use tally_core::partition::read_field;
 use tally_core::reading::{Reading, Stats};
 use tally_core::record;
 use tally_core::sub_counters::SummedShards;
@@ -26,6 +24,7 @@ use tally_core::time::{Millis, Position};
 use super::Cluster;
 use super::ask::unexpected_response;
 use super::best_effort::LiveShards;
+use super::read_counter::{ReadCounter, UnsummedTail};
 use super::routes::PartitionRoute;
 use crate::limits::{ANY_WORKER_WAIT, ESTIMATE_WAIT, TIME_WAIT};
 use crate::policy::{Aggregation, OnUnreachable, ShardPolicy};
@@ -33,64 +32,6 @@ use crate::postgres::ListedCounter;
 use crate::redis::{ShardState, Total};
 use crate::rpc::limits::LEDGER_ENTRIES_MAX;
 use crate::rpc::{Need, RpcRequest, RpcResponse};
-
-/// A counter, and how current it is.
-#[derive(Clone, Copy, Debug)]
-pub struct ReadCounter {
-    state: Option<CounterState>,
-    exact: bool,
-    as_of: Millis,
-    now: Millis,
-    /// What sub-counters have counted that is not in the counter yet.
-    tail: UnsummedTail,
-    /// The partition's position, so that later readings are not older.
-    position: Position,
-}
-
-/// What sub-counters have counted since they were last summed.
-#[derive(Clone, Copy, Debug, Default)]
-struct UnsummedTail {
-    value: i64,
-    /// Number of sub-counters; 0 if they were not read.
-    shards: u32,
-    /// Whether some could not be reached.
-    partial: bool,
-}
-
-impl ReadCounter {
-    /// As a reading.
-    pub fn reading(&self) -> Reading {
-        let staleness_ms = if self.exact { 0 } else { self.now.since(self.as_of) };
-        let reading = Reading::exact(self.state.as_ref(), self.as_of);
-        Reading {
-            exact: self.exact,
-            staleness_ms,
-            value: reading.value.saturating_add(self.tail.value),
-            exists: reading.exists || self.tail.value != 0,
-            shards: self.tail.shards.max(1),
-            partial: self.tail.partial,
-            ..reading
-        }
-    }
-
-    /// The outcome of reading a field.
-    pub fn field(&self, field: Field) -> Outcome {
-        let read = read_field(self.state.as_ref(), field, self.now);
-        match field {
-            Field::Value => {
-                let value = read.value.saturating_add(self.tail.value);
-                let exists = read.exists || self.tail.value != 0;
-                Outcome { exact: self.exact, value, exists, ..read }
-            }
-            Field::Expiry | Field::Version => Outcome { exact: self.exact, ..read },
-        }
-    }
-
-    /// With its statistics.
-    pub fn stats(&self) -> Stats {
-        Stats { reading: self.reading(), ..Stats::exact(self.state, self.as_of) }
-    }
-}
 
 impl Cluster {
     /// Reads counters, in the order of the keys, as fresh as the options require.

@@ -9,7 +9,7 @@ use tally_core::key::Key;
 use tally_core::surface::EngineError;
 use tokio::sync::OnceCell;
 
-use super::reads::ReadCounter;
+use super::read_counter::ReadCounter;
 use crate::limits::SHARED_READS_MAX;
 
 /// The requests to workers that others can join.

@@ -12,7 +12,7 @@ use tally_core::surface::{EngineError, ReadOptions};
 use tally_core::time::{Millis, Position};
 
 use super::Cluster;
-use super::reads::ReadCounter;
+use super::read_counter::ReadCounter;
 use crate::kafka::Appended;
 
 /// The part of a call that is in one partition.
