@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tally_services::{Kafka, Postgres, RedisCluster};
 use tempfile::TempDir;
 
-use crate::harness::{self, Server, run, tally, wait_for};
+use crate::harness::{self, Ran, Server, run, tally, wait_for};
 
 /// Namespaces with stronger consistency than the default.
 pub const EXACT: &str =
@@ -67,9 +67,14 @@ impl TestCluster {
         );
         let config = harness::write(dir.path().join("tally.toml"), &text);
         let cluster = TestCluster { dir, database, config };
-        let init = run(tally().args(["cluster", "init", "--config"]).arg(&cluster.config));
+        let init = cluster.init();
         assert_eq!(init.code, 0, "{}", init.err);
         cluster
+    }
+
+    /// Creates the topic and the tables, unless they exist.
+    pub fn init(&self) -> Ran {
+        run(tally().args(["cluster", "init", "--config"]).arg(&self.config))
     }
 
     /// A node with one role.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::harness::wire::{Reply, Resp};
 use crate::harness::{Server, wait_for};
-use crate::place::{EXACT, TestCluster};
+use crate::place::{EXACT, Services, TestCluster};
 
 #[test]
 fn counters_work_over_http_and_redis_through_any_node() {
@@ -49,6 +49,26 @@ fn counters_work_over_http_and_redis_through_any_node() {
     });
     let backup = first.send("GET", "/api/v1/backup", "");
     assert_eq!((backup.status, backup.problem()), (501, "no-data-directory"), "{}", backup.text);
+}
+
+/// A new topic would get other records at the stored positions.
+#[test]
+fn init_creates_no_topic_in_place_of_one_that_postgresql_has_state_of() {
+    let cluster = TestCluster::new(EXACT);
+    let mut node = cluster.node("api,worker");
+    cluster.wait_until_hosted();
+    assert_eq!(node.send("POST", "/api/v1/counters/exact:1/increment", "").status, 200);
+    assert!(node.terminate().success());
+    assert_eq!(cluster.init().code, 0, "as long as the topic is there, nothing changes");
+    let topic = cluster.database.rsplit_once('/').unwrap().1;
+    Services::shared().kafka.tool("TopicCommand", &["--delete", "--topic", topic], "").unwrap();
+    for _ in 0..2 {
+        let init = wait_for("the topic to be gone", || match cluster.init() {
+            init if init.code == 0 => Err(init.out),
+            init => Ok(init),
+        });
+        assert!(init.code == 1 && init.err.contains("does not exist, but PostgreSQL has state"), "{}", init.err);
+    }
 }
 
 #[test]
