@@ -20,7 +20,8 @@ use tally_cluster::rpc::limits::{
     CONNECTION_REQUESTS_MAX, FIRST_REQUEST_MAX, PING_ANSWER_MAX, PING_EVERY, REQUEST_BYTES_MAX, SERVER_REQUESTS_MAX,
 };
 use tally_cluster::rpc::{
-    ListenError, Need, RpcCallError, RpcClient, RpcError, RpcHandler, RpcRequest, RpcResponse, RpcServer, Secret,
+    ClusterId, ListenError, Need, RpcCallError, RpcClient, RpcError, RpcHandler, RpcRequest, RpcResponse, RpcServer,
+    Secret,
 };
 use tally_core::key::Key;
 use tally_core::limits::CALL_KEYS_MAX;
@@ -107,8 +108,13 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
+/// The cluster that workers and callers belong to.
+fn ours() -> ClusterId {
+    ClusterId::new("11111111-1111-1111-1111-111111111111", "tally")
+}
+
 async fn start(worker: &Shared) -> RpcServer {
-    RpcServer::start(local(0), None, worker.clone()).await.unwrap()
+    RpcServer::start(local(0), None, ours(), worker.clone()).await.unwrap()
 }
 
 fn deadline() -> tokio::time::Instant {
@@ -129,7 +135,7 @@ impl Caller {
 
     fn with_secret(address: SocketAddr, secret: Option<&str>) -> Caller {
         let secret = secret.map(|secret| Secret::new(secret).unwrap());
-        Caller { client: Arc::new(RpcClient::new(secret)), address: address.to_string() }
+        Caller { client: Arc::new(RpcClient::new(secret, ours())), address: address.to_string() }
     }
 
     async fn call(&self, request: RpcRequest) -> Result<RpcResponse, RpcCallError> {
@@ -270,7 +276,7 @@ async fn a_worker_that_returns_on_the_same_port_is_found_again() {
     }
     assert!(unsent.elapsed() < AT_ONCE, "{:?}", unsent.elapsed());
 
-    let _server = RpcServer::start(address, None, worker.clone()).await.unwrap();
+    let _server = RpcServer::start(address, None, ours(), worker.clone()).await.unwrap();
     let returned = Instant::now();
     wait_for_call(&caller, |result| *result == Ok(counted(3))).await;
     println!("connected again {:?} after the worker returned", returned.elapsed());
@@ -297,7 +303,7 @@ async fn only_callers_with_the_secret_are_served() {
     let worker = Shared::default();
     let (secret, other) = (secret.replace(' ', "-"), other.replace(' ', "-"));
     let expected = Some(Secret::new(&secret).unwrap());
-    let server = RpcServer::start(local(0), expected, worker.clone()).await.unwrap();
+    let server = RpcServer::start(local(0), expected, ours(), worker.clone()).await.unwrap();
     for wrong in [None, Some(&other[..])] {
         let result = Caller::with_secret(server.address(), wrong).call(count(1)).await;
         assert!(matches!(result, Err(RpcCallError::Unauthorized { .. })), "{result:?}");
@@ -311,15 +317,31 @@ async fn only_callers_with_the_secret_are_served() {
     assert_eq!(Caller::with_secret(server.address(), Some(&secret)).call(count(1)).await, Ok(counted(1)));
 }
 
+/// The port of a worker that has stopped may be taken by one of another cluster, which has partitions of the same
+/// numbers and perhaps counters of the same names.
+#[tokio::test]
+async fn a_worker_of_another_cluster_does_not_answer() {
+    let worker = Shared::default();
+    let server = start(&worker).await;
+    let address = server.address().to_string();
+    let id = "22222222-2222-2222-2222-222222222222";
+    for other in [ClusterId::new(id, "tally"), ClusterId::new("11111111-1111-1111-1111-111111111111", "moved")] {
+        let refused = RpcClient::new(None, other).call(&address, &count(1), deadline()).await;
+        assert!(matches!(refused, Err(RpcCallError::Rejected { status: 421, .. })), "{refused:?}");
+    }
+    assert_eq!(worker.0.begun.load(Ordering::SeqCst), 0);
+    assert_eq!(Caller::new(server.address()).call(count(1)).await, Ok(counted(1)));
+}
+
 #[tokio::test]
 async fn without_a_secret_a_server_listens_on_loopback_only() {
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let refused = RpcServer::start(everywhere, None, Shared::default()).await.err().unwrap();
+    let refused = RpcServer::start(everywhere, None, ours(), Shared::default()).await.err().unwrap();
     assert!(matches!(refused, ListenError::SecretMissing(_)), "{refused}");
     let secret = Secret::new("sixteen-letters-").unwrap();
-    assert!(RpcServer::start(everywhere, Some(secret), Shared::default()).await.is_ok());
+    assert!(RpcServer::start(everywhere, Some(secret), ours(), Shared::default()).await.is_ok());
     let server = start(&Shared::default()).await;
-    let taken = RpcServer::start(server.address(), None, Shared::default()).await.err().unwrap();
+    let taken = RpcServer::start(server.address(), None, ours(), Shared::default()).await.err().unwrap();
     assert!(matches!(taken, ListenError::Bind(..)), "{taken}");
 }
 
@@ -328,7 +350,10 @@ async fn post(address: SocketAddr, path: &str, body: Vec<u8>) -> (StatusCode, By
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = Request::post(format!("http://{address}{path}")).body(Full::new(Bytes::from(body))).unwrap();
+    let request = Request::post(format!("http://{address}{path}"))
+        .header("tally-cluster", "11111111-1111-1111-1111-111111111111/tally")
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
     let response = tokio::time::timeout(PATIENCE, sender.send_request(request)).await.unwrap().unwrap();
     let status = response.status();
     (status, response.into_body().collect().await.unwrap().to_bytes())

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use tally_cluster::postgres::{Pg, PgCertificates, PgError, PgSettings};
 use tally_cluster::redis::{Heartbeat, RedisError, RedisSettings, Totals};
 use tally_cluster::rpc::{
-    LinkSecurity, RpcCallError, RpcClient, RpcError, RpcHandler, RpcRequest, RpcResponse, RpcServer, Secret,
+    ClusterId, LinkSecurity, RpcCallError, RpcClient, RpcError, RpcHandler, RpcRequest, RpcResponse, RpcServer, Secret,
 };
 use tally_cluster::tls::{ServerCheck, TlsClient, TlsIdentity, TlsServer, TrustedCas};
 use tally_core::time::{Millis, Position};
@@ -182,6 +182,10 @@ impl RpcHandler for Idle {
     }
 }
 
+fn ours() -> ClusterId {
+    ClusterId::new("11111111-1111-1111-1111-111111111111", "tally")
+}
+
 fn secret() -> Option<Secret> {
     Some(Secret::new("a secret of sixteen or more letters".replace(' ', "-").as_str()).unwrap())
 }
@@ -189,12 +193,12 @@ fn secret() -> Option<Secret> {
 async fn worker(tls: Option<&CertificateFiles>) -> RpcServer {
     let tls = tls.map(|files| TlsServer::of_worker(&identity(files)).unwrap());
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
-    RpcServer::start(local, LinkSecurity { secret: secret(), tls }, Idle).await.unwrap()
+    RpcServer::start(local, LinkSecurity { secret: secret(), tls }, ours(), Idle).await.unwrap()
 }
 
 async fn call(address: &str, authority: Option<&CertificateAuthority>) -> Result<RpcResponse, RpcCallError> {
     let tls = authority.map(|authority| TlsClient::to_workers(cas(authority)).unwrap());
-    let client = RpcClient::new(LinkSecurity { secret: secret(), tls });
+    let client = RpcClient::new(LinkSecurity { secret: secret(), tls }, ours());
     client.call(address, &RpcRequest::Count { partition: 0 }, Instant::now() + PATIENCE).await
 }
 

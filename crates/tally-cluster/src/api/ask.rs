@@ -59,12 +59,8 @@ impl Cluster {
                 }
             }
             tokio::time::sleep(RETRY_AFTER.min(left)).await;
-            let refreshed = async {
-                self.routes.refresh().await;
-                self.routes.refresh_owners().await;
-            };
             // A hanging Redis or PostgreSQL must not make the call wait longer.
-            let _ = tokio::time::timeout_at(deadline, refreshed).await;
+            let _ = tokio::time::timeout_at(deadline, self.routes.refresh_for_waiting(RETRY_AFTER)).await;
         }
     }
 

@@ -111,7 +111,7 @@ impl Cluster {
         security: impl Into<LinkSecurity<TlsClient>>,
         policies: ShardPolicies,
     ) -> Result<Cluster, ApiError> {
-        services.pg.check_schema().await?;
+        let cluster = services.pg.identify(&services.kafka.topic).await?;
         let partitions = checked_partitions(&services).await?;
         let appender = Arc::new(Appender::new(&services.kafka)?);
         let clocks = Arc::new(PartitionClocks::new(partitions));
@@ -130,7 +130,7 @@ impl Cluster {
             seed: crate::seed(),
             lanes,
             broken,
-            workers: Arc::new(RpcClient::new(security)),
+            workers: Arc::new(RpcClient::new(security, cluster)),
             routes,
             estimates: Estimates::default(),
             registrations: Registrations::default(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tally_core::time::{Millis, Position};
+use tokio::time::Instant;
 
 use super::clocks::PartitionClocks;
 use crate::limits::ROUTES_REFRESH_MS;
@@ -65,6 +66,22 @@ pub struct PartitionRoutes {
     totals: Arc<Totals>,
     pg: Arc<Pg>,
     clocks: Arc<PartitionClocks>,
+    waiting: SharedRefresh,
+}
+
+/// Lets many callers that wait for the same news ask for it once.
+#[derive(Default)]
+struct SharedRefresh(tokio::sync::Mutex<Option<Instant>>);
+
+impl SharedRefresh {
+    /// Runs `refresh`, unless another caller began to less than `every` ago: then waits for that one to end.
+    async fn run(&self, every: Duration, refresh: impl Future<Output = ()>) {
+        let mut began = self.0.lock().await;
+        if began.is_none_or(|began| began.elapsed() >= every) {
+            *began = Some(Instant::now());
+            refresh.await;
+        }
+    }
 }
 
 impl PartitionRoutes {
@@ -76,7 +93,7 @@ impl PartitionRoutes {
         clocks: Arc<PartitionClocks>,
     ) -> Arc<PartitionRoutes> {
         let routes = Mutex::new(vec![PartitionRoute::default(); partitions as usize]);
-        let routes = Arc::new(PartitionRoutes { routes, totals, pg, clocks });
+        let routes = Arc::new(PartitionRoutes { routes, totals, pg, clocks, waiting: SharedRefresh::default() });
         let weak = Arc::downgrade(&routes);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(Duration::from_millis(ROUTES_REFRESH_MS));
@@ -102,8 +119,18 @@ impl PartitionRoutes {
         }
     }
 
+    /// Asks Redis and PostgreSQL, for calls that wait for an owner. However many wait, each is asked at most once per
+    /// `every`: a worker that takes over needs them, too.
+    pub async fn refresh_for_waiting(&self, every: Duration) {
+        let refresh = async {
+            self.refresh().await;
+            self.refresh_owners().await;
+        };
+        self.waiting.run(every, refresh).await;
+    }
+
     /// Asks Redis, and PostgreSQL for owners that Redis does not know.
-    pub async fn refresh(&self) {
+    async fn refresh(&self) {
         let partitions: Vec<u32> = (0..self.routes.lock().len() as u32).collect();
         match self.totals.heartbeats(&partitions).await {
             Ok(heartbeats) => {
@@ -125,7 +152,7 @@ impl PartitionRoutes {
     }
 
     /// Asks PostgreSQL who owns which partition.
-    pub async fn refresh_owners(&self) {
+    async fn refresh_owners(&self) {
         match self.pg.partitions().await {
             Ok(rows) => {
                 let mut routes = self.routes.lock();
@@ -193,5 +220,19 @@ mod tests {
         route.observe(0, heartbeat(9, HOUR, 0), &clocks);
         assert_eq!((route.published, route.published_at), (Position(10), Some(Millis(2 * HOUR))));
         assert!(clocks.now(0) >= Millis(2 * HOUR) && !clocks.is_known(0));
+    }
+
+    #[tokio::test]
+    async fn callers_that_wait_at_the_same_time_refresh_once() {
+        let (shared, refreshed) = (SharedRefresh::default(), std::cell::Cell::new(0));
+        let refresh = || async {
+            tokio::task::yield_now().await;
+            refreshed.set(refreshed.get() + 1);
+        };
+        let hour = Duration::from_secs(3_600);
+        futures_util::future::join_all((0..1_000).map(|_| shared.run(hour, refresh()))).await;
+        assert_eq!(refreshed.get(), 1);
+        shared.run(Duration::ZERO, refresh()).await;
+        assert_eq!(refreshed.get(), 2, "after the time has passed");
     }
 }

@@ -3,10 +3,15 @@
 use super::Pg;
 use super::connection::Connection;
 use super::error::{PgError, column};
+use crate::rpc::ClusterId;
 
 /// The migration from each version of the tables to the next, beginning with none. Released ones never change.
-const MIGRATIONS: [&str; 3] =
-    [include_str!("schema/0001.sql"), include_str!("schema/0002.sql"), include_str!("schema/0003.sql")];
+const MIGRATIONS: [&str; 4] = [
+    include_str!("schema/0001.sql"),
+    include_str!("schema/0002.sql"),
+    include_str!("schema/0003.sql"),
+    include_str!("schema/0004.sql"),
+];
 
 /// The version of the tables that this program needs.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
@@ -55,6 +60,17 @@ impl Pg {
             newer if newer > SCHEMA_VERSION => Err(PgError::SchemaNewer { found, known: SCHEMA_VERSION }),
             _ => Err(PgError::SchemaOlder { found, needed: SCHEMA_VERSION }),
         }
+    }
+}
+
+impl Pg {
+    /// Checks the tables, and returns the identity of the cluster that they belong to and whose journal is in this topic.
+    pub async fn identify(&self, topic: &str) -> Result<ClusterId, PgError> {
+        self.check_schema().await?;
+        let rows = self.reading().await?.query("SELECT id::text FROM cluster", &[]).await?;
+        let row = rows.first().ok_or_else(|| PgError::Unexpected("no row in the table `cluster`".to_owned()))?;
+        let id: String = column(row, 0)?;
+        Ok(ClusterId::new(&id, topic))
     }
 }
 

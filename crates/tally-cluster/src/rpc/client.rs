@@ -15,7 +15,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::PATH;
 use super::codec::{cut, decode_response, encode_request};
 use super::limits::{
     CONNECT_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, ERROR_BYTES_MAX, HANDSHAKE_MAX,
@@ -24,6 +23,7 @@ use super::limits::{
 };
 use super::message::{RpcError, RpcRequest, RpcResponse};
 use super::secret::LinkSecurity;
+use super::{CLUSTER_HEADER, ClusterId, PATH};
 use crate::tls::{TlsClient, TlsFailure};
 
 /// Why a call has no response.
@@ -69,6 +69,7 @@ pub enum RpcCallError {
 /// Calls workers.
 pub struct RpcClient {
     security: LinkSecurity<TlsClient>,
+    cluster: ClusterId,
     peers: Mutex<HashMap<String, Arc<PeerLink>>>,
 }
 
@@ -94,10 +95,10 @@ enum AttemptError {
 }
 
 impl RpcClient {
-    /// Connects on the first call.
+    /// Calls workers of this cluster. Connects on the first call.
     #[must_use]
-    pub fn new(security: impl Into<LinkSecurity<TlsClient>>) -> RpcClient {
-        RpcClient { security: security.into(), peers: Mutex::default() }
+    pub fn new(security: impl Into<LinkSecurity<TlsClient>>, cluster: ClusterId) -> RpcClient {
+        RpcClient { security: security.into(), cluster, peers: Mutex::default() }
     }
 
     /// Calls the worker at `host:port`. Dropping the future cancels the request at the worker.
@@ -153,6 +154,7 @@ impl RpcClient {
 
     fn http_request(&self, address: &str, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
         let request = Request::builder().method(Method::POST).uri(format!("http://{address}{PATH}"));
+        let request = request.header(CLUSTER_HEADER, &self.cluster.0);
         let mut request = request.body(Full::new(body)).map_err(|error| error.to_string())?;
         if let Some(secret) = &self.security.secret {
             request.headers_mut().insert(AUTHORIZATION, secret.header());

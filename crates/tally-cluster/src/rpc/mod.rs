@@ -17,5 +17,21 @@ pub use message::{Need, PartitionStatus, Role, RpcError, RpcRequest, RpcResponse
 pub use secret::{LinkSecurity, Secret, SecretError};
 pub use server::{ListenError, RpcHandler, RpcServer};
 
+/// The identity of a cluster. Every request carries it: a worker's address may be that of another cluster's worker later,
+/// which has partitions of the same numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterId(String);
+
+impl ClusterId {
+    /// Of the database with this id and the journal in this topic.
+    #[must_use]
+    pub fn new(id: &str, topic: &str) -> ClusterId {
+        ClusterId(format!("{id}/{topic}"))
+    }
+}
+
+/// The header with the [`ClusterId`].
+const CLUSTER_HEADER: &str = "tally-cluster";
+
 /// Where requests go.
 const PATH: &str = "/tally";

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper::header::AUTHORIZATION;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -20,7 +20,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::PATH;
 use super::codec::{decode_request, encode_response};
 use super::limits::{
     ACCEPT_PAUSE, BODY_READ_MAX, CLOSE_MAX, CONNECTION_REQUESTS_MAX, CONNECTION_WINDOW_BYTES, CONNECTIONS_MAX,
@@ -29,6 +28,7 @@ use super::limits::{
 };
 use super::message::{RpcError, RpcRequest, RpcResponse};
 use super::secret::{LinkSecurity, Secret};
+use super::{CLUSTER_HEADER, ClusterId, PATH};
 use crate::tls::{AcceptedStream, TlsServer};
 
 /// Answers requests.
@@ -74,6 +74,7 @@ struct ServerContext<H> {
     handler: H,
     secret: Option<Secret>,
     tls: Option<TlsServer>,
+    cluster: ClusterId,
     requests: Arc<Semaphore>,
     phase: watch::Receiver<ServerPhase>,
 }
@@ -83,6 +84,7 @@ impl RpcServer {
     pub async fn start(
         listen: SocketAddr,
         security: impl Into<LinkSecurity<TlsServer>>,
+        cluster: ClusterId,
         handler: impl RpcHandler,
     ) -> Result<RpcServer, ListenError> {
         let LinkSecurity { secret, tls } = security.into();
@@ -94,7 +96,7 @@ impl RpcServer {
         let address = listener.local_addr().map_err(failed)?;
         let (phase, receiver) = watch::channel(ServerPhase::Serving);
         let requests = Arc::new(Semaphore::new(SERVER_REQUESTS_MAX));
-        let context = ServerContext { handler, secret, tls, requests: Arc::clone(&requests), phase: receiver };
+        let context = ServerContext { handler, secret, tls, cluster, requests: Arc::clone(&requests), phase: receiver };
         let accepting = tokio::spawn(accept(listener, Arc::new(context)));
         Ok(RpcServer { address, phase, requests, accepting })
     }
@@ -287,6 +289,10 @@ impl<H: RpcHandler> ServerContext<H> {
         let _open = activity.begin();
         if request.method() != Method::POST || request.uri().path() != PATH {
             return status(StatusCode::NOT_FOUND, "");
+        }
+        let cluster = request.headers().get(CLUSTER_HEADER).map(HeaderValue::as_bytes);
+        if cluster != Some(self.cluster.0.as_bytes()) {
+            return status(StatusCode::MISDIRECTED_REQUEST, "this worker belongs to another cluster");
         }
         if *self.phase.borrow() > ServerPhase::Serving {
             return message(&Err(RpcError::Closing));

@@ -167,7 +167,7 @@ impl WorkerShared {
 impl Worker {
     /// Starts a worker on the current runtime. Returns once it has joined the group; partitions come later.
     pub async fn start(settings: WorkerSettings, services: Services) -> Result<Worker, WorkerError> {
-        services.pg.check_schema().await?;
+        let cluster = services.pg.identify(&services.kafka.topic).await?;
         let group = format!("{}-workers", services.kafka.topic);
         let shared = Arc::new(WorkerShared {
             tailer: Tailer::new(&services.kafka)?,
@@ -185,7 +185,7 @@ impl Worker {
             services,
         });
         let WorkerSettings { listen, advertised, security, .. } = shared.settings.clone();
-        let server = RpcServer::start(listen, security, Arc::clone(&shared)).await?;
+        let server = RpcServer::start(listen, security, cluster, Arc::clone(&shared)).await?;
         let address = advertised.unwrap_or_else(|| server.address().to_string());
         // Set before there is a partition whose owner is asked for.
         let _ = shared.address.set(address.clone());

@@ -91,6 +91,14 @@ impl Capture {
             let keyed = ids().map(|(id, first)| (u128::from_be_bytes(id.0), first));
             sorted.extend(keyed.filter(|(id, first)| range_of(*id) == range && !first.is_expired(self.at())));
             sorted.sort_unstable_by_key(|(id, _)| *id);
+            // After a reset of the clock, an id that had expired and was used again may be in two layers.
+            sorted.dedup_by(|next, kept| {
+                let is_same = next.0 == kept.0;
+                if is_same && next.1.at > kept.1.at {
+                    kept.1 = next.1;
+                }
+                is_same
+            });
             for chunk in sorted.chunks(CHUNK) {
                 // The outcomes are scattered in memory: copying them in a tight loop overlaps the cache misses.
                 firsts.clear();
@@ -272,5 +280,47 @@ impl Partition {
         let was_removed = |capturing: &Capturing| capturing.removed.contains(key.as_bytes());
         self.removed.contains(key.as_bytes())
             || self.capturing.as_ref().is_some_and(was_removed) && self.state_of(key).is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::batch::{Batch, Events};
+    use crate::event::Change;
+    use crate::key::KeyRef;
+    use crate::outcome::Outcomes;
+    use crate::record::read_request;
+
+    const DAY_MS: u64 = 24 * 3_600_000;
+
+    #[test]
+    fn an_id_that_was_used_again_before_a_clock_reset_is_captured_once() {
+        let mut partition = Partition::new(1);
+        let key = KeyRef::new(b"k").unwrap();
+        let id = RequestId::new(key, b"id").unwrap();
+        let add = |partition: &mut Partition, at: u64| {
+            let mut events = Events::new(1);
+            events.push(key, Change::Add(1), Some(id), None);
+            let mut outcomes = Outcomes::default();
+            partition.apply(Millis(at), events.batch(), &mut outcomes);
+            assert!(!outcomes.slots()[0].is_duplicate());
+        };
+        add(&mut partition, DAY_MS);
+        partition.begin_capture();
+        partition.capture_abandoned();
+        // A clock that is ahead: the id has expired.
+        add(&mut partition, 5 * DAY_MS);
+        partition.apply(Millis(DAY_MS), &Batch::clock_reset(), &mut Outcomes::default());
+        let mut captured = Vec::new();
+        let capture = partition.begin_capture();
+        let captured_all: Result<(), ()> = capture.requests(1 << 20, |key, value| {
+            captured.push((key.to_vec(), read_request(value).unwrap().at));
+            Ok(())
+        });
+        assert_eq!(captured_all, Ok(()));
+        assert_eq!(captured, [(request_key(id).to_vec(), Millis(5 * DAY_MS))]);
     }
 }

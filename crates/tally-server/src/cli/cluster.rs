@@ -139,9 +139,9 @@ async fn check_journal(config: &ClusterConfig, stored: &[PartitionRow]) -> Resul
 /// Shows partitions, owners, positions and lag. Exits with [`EXIT_UNAVAILABLE`] if a partition has no worker.
 async fn status(config: &ClusterConfig, args: &ClusterFileArgs) -> Result<ExitCode, String> {
     let pg = Pg::new(&config.postgres).map_err(|error| error.to_string())?;
-    pg.check_schema().await.map_err(|error| error.to_string())?;
+    let cluster = pg.identify(&config.kafka.topic).await.map_err(|error| error.to_string())?;
     let rows = pg.partitions().await.map_err(|error| error.to_string())?;
-    let client = RpcClient::new(config.to_workers.clone());
+    let client = RpcClient::new(config.to_workers.clone(), cluster);
     let mut hosted: BTreeMap<u32, PartitionStatus> = BTreeMap::new();
     let owners: std::collections::BTreeSet<&String> = rows.iter().filter_map(|row| row.owner.as_ref()).collect();
     for owner in owners {
