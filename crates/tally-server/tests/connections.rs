@@ -42,6 +42,24 @@ fn a_client_that_half_closes_after_its_request_is_answered() {
     assert_eq!(server.value("a"), 300);
 }
 
+/// Otherwise a client would send its next request on a connection that the server is about to close.
+#[test]
+fn an_answer_that_does_not_wait_for_the_body_says_that_the_connection_is_closed() {
+    let server = Server::start();
+    for (path, origin) in [("a/increment", "https://evil.example"), ("a/nothing", &server.base)] {
+        let mut stream = server.connect();
+        let head = format!("POST /api/v1/counters/{path} HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\n");
+        stream.write_all(format!("{head}content-length: 12\r\n\r\n").as_bytes()).unwrap();
+        let answer = read_to_end(stream);
+        assert!(answer.starts_with("HTTP/1.1 40") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let mut stream = server.connect();
+    stream
+        .write_all(format!("{WITH_BODY}{}", EMPTY.replace("host:", "connection: close\r\nhost:")).as_bytes())
+        .unwrap();
+    assert_eq!(answered(&read_to_end(stream)), 2, "one whose body was read stays open");
+}
+
 #[test]
 fn every_pipelined_request_before_a_half_close_is_answered() {
     let server = Server::start();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::Extensions;
+use axum::http::{Extensions, HeaderValue, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -86,8 +86,14 @@ fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &G
         let server = Arc::clone(&server);
         let answering = phase.begin();
         let request = request.map(|body| Body::new(RequestBody::new(body, phase.clone())));
+        let phase = phase.clone();
         async move {
             let mut response = server.answer(request, Peer(peer.ip())).await;
+            // hyper closes the connection unless the rest has arrived already. A client that is not told so may send its
+            // next request on it.
+            if phase.has_unread_body() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
             let permit = AnswerPermit::take(&mut response);
             Ok::<_, Infallible>(response.map(|body| AnswerBody::new(body, permit, answering)))
         }

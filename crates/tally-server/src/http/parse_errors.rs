@@ -49,6 +49,11 @@ impl ConnectionPhase {
         self.0.phase.store(ANSWERING, Relaxed);
         Answering(self.clone())
     }
+
+    /// Whether the last request was answered before its body was read to the end.
+    pub fn has_unread_body(&self) -> bool {
+        self.0.has_unread_body.load(Relaxed)
+    }
 }
 
 /// The body of a request. Records whether it was read to the end.
