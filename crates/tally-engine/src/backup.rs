@@ -18,10 +18,11 @@ use std::sync::Arc;
 use crate::check::{CheckError, Report, check_disk};
 use crate::disk::{Disk, DiskFile};
 use crate::journal;
+use crate::layout;
 use crate::limits::BACKUP_CHUNK_BYTES;
 use crate::lock::{self, DirLock, FORMAT_LINE, LOCK_FILE, Purpose, UNFINISHED_LINE};
 use crate::machine::{Machine, OpenError};
-use crate::store::{self, MANIFEST_FILE};
+use crate::store::MANIFEST_FILE;
 
 /// A backup, ready to be read. Until it is dropped, its files keep their disk space, even if they have been replaced.
 pub struct Backup {
@@ -190,7 +191,7 @@ impl BackupTarget {
                 Ok(())
             }
             (_, false) => Err(BackupError::Malformed(format!("the first file is {name} instead of tally.lock"))),
-            (_, true) if is_data(name) => self.copy(name, bytes, content, progress),
+            (_, true) if layout::holds_data(name) => self.copy(name, bytes, content, progress),
             (_, true) => Err(BackupError::Malformed(format!("unexpected file {name}"))),
         }
     }
@@ -247,9 +248,4 @@ impl BackupTarget {
     fn sync_names(&self) -> Result<(), BackupError> {
         self.disk.sync_names().map_err(|source| BackupError::Io { file: ".".to_owned(), source })
     }
-}
-
-/// Whether this is the name of a file of a data directory, other than `tally.lock`.
-fn is_data(name: &str) -> bool {
-    name == MANIFEST_FILE || store::is_run(name) || journal::is_journal(name)
 }

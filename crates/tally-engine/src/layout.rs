@@ -10,10 +10,14 @@ use crate::journal::end::END_FILE;
 use crate::journal::{self, JournalError};
 use crate::store::{self, MANIFEST_FILE, StoreError};
 
-/// Whether a file of this name belongs to a data directory. `tally.lock` is not asked about.
-pub(crate) fn is_data_file(name: &str) -> bool {
-    let name = name.strip_suffix(".new").unwrap_or(name);
-    name == MANIFEST_FILE || store::is_run(name) || journal::is_journal(name) || journal::is_spare(name)
+/// Whether a file of this name holds data: it is part of the state or of the journal.
+pub(crate) fn holds_data(name: &str) -> bool {
+    name == MANIFEST_FILE || store::is_run(name) || journal::is_journal(name)
+}
+
+/// Whether a file of this name shows that a server has used the directory, even if its first start was interrupted.
+pub(crate) fn is_tally_file(name: &str) -> bool {
+    holds_data(name.strip_suffix(".new").unwrap_or(name)) || journal::is_spare(name)
 }
 
 /// Refuses a directory whose manifest is missing although other files show that it had one.

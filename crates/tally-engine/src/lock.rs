@@ -104,7 +104,7 @@ impl DirLock {
     /// hidden files and `lost+found`.
     fn foreign_file(&self) -> Result<Option<String>, OpenError> {
         let names = self.disk(Purpose::Inspect).and_then(|disk| disk.names()).map_err(OpenError::Io)?;
-        if names.iter().any(|name| layout::is_data_file(name)) {
+        if names.iter().any(|name| layout::is_tally_file(name)) {
             return Ok(None);
         }
         Ok(names.into_iter().filter(|name| !name.starts_with('.') && name != "lost+found").min())

@@ -61,9 +61,7 @@ impl Pg {
             _ => Err(PgError::SchemaOlder { found, needed: SCHEMA_VERSION }),
         }
     }
-}
 
-impl Pg {
     /// Checks the tables, and returns the identity of the cluster that they belong to and whose journal is in this topic.
     pub async fn identify(&self, topic: &str) -> Result<ClusterId, PgError> {
         self.check_schema().await?;

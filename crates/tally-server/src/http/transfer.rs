@@ -396,11 +396,11 @@ impl Import<'_> {
         }
         let events = std::mem::replace(&mut self.events, self.app.service.events()?);
         let imported = self.app.service.import(events).await;
-        // "Nothing was changed" would be wrong after the first part.
-        let is_first = self.report.iter().all(|(_, _, changed)| changed.is_err());
+        // Once a part was imported, "nothing was changed" would be wrong.
+        let is_unchanged = self.report.iter().all(|(_, _, changed)| changed.is_err());
         let partly = |error: Failure| {
             let why = format!("a part was imported, and can be imported again: {error}");
-            if is_first { error } else { EngineError::OutcomeUnknown(why).into() }
+            if is_unchanged { error } else { EngineError::OutcomeUnknown(why).into() }
         };
         let mut outcomes = imported.map_err(partly)?.into_iter();
         for (index, key, events) in self.waiting.drain(..) {
