@@ -40,6 +40,8 @@ pub const TOTAL_KEPT_MS: u64 = TOTAL_TTL_MS + 60_000;
 pub const GROUP_RECORDS_MAX: usize = 1_024;
 /// Most events of such a group, unless one record has more.
 pub const GROUP_EVENTS_MAX: usize = 8_192;
+/// Most bytes of such a group, unless one record has more.
+pub const GROUP_BYTES_MAX: usize = 4 << 20;
 /// Captured records that are written to PostgreSQL at once.
 pub const CAPTURE_BYTES: usize = 4 << 20;
 /// Longest wait of a request to a worker: for outcomes, or until a position is applied.

@@ -102,8 +102,11 @@ impl Checkpoint<'_> {
 
     fn commit(&mut self, writer: CheckpointWriter<'_>) -> Result<(), StoreError> {
         writer.commit(self.position)?;
-        self.machine.state.lock().partition.capture_committed();
-        self.machine.stored_at.fetch_max(self.driver.at().0, Ordering::AcqRel);
+        let mut state = self.machine.state.lock();
+        state.partition.capture_committed();
+        // The clock is earlier than the capture if it was reset meanwhile.
+        self.machine.stored_at.store(self.driver.at().min(state.partition.clock()).0, Ordering::Release);
+        drop(state);
         self.machine.allow_trim(self.position);
         self.machine.meters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(())

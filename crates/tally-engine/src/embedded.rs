@@ -527,7 +527,7 @@ impl Engine for Embedded {
     }
 
     async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
-        self.shared.machine.requests(after, limit)
+        self.shared.machine.requests(after, limit).await
     }
 
     fn routes(&self) -> Vec<Key> {

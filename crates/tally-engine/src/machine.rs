@@ -112,7 +112,7 @@ pub struct Machine {
     last_flush_micros: AtomicU64,
     /// Segments before this can be trimmed. Set by checkpoints, reset by the flusher; 0 if there is nothing to do.
     trim_to: AtomicU64,
-    /// Time of the last batch that the store is known to reflect.
+    /// Time of the last checkpoint, or of a clock reset since then if that is earlier. Written with the state locked.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
     /// Whether a full disk has been logged.
@@ -221,16 +221,15 @@ impl Machine {
 
     /// Journals a reset of the partition's clock to the system clock, even if that is earlier. Deadlines do not move.
     pub fn reset_clock(&self) -> Result<(), EngineError> {
-        let at = {
+        {
             let mut state = self.state.lock();
             let at = self.clock.reset();
             let batch = Batch::clock_reset();
             let placed = state.journal.tail.append(|out| encode(&batch, at, out)).map_err(|_| EngineError::DiskFull)?;
             state.partition.apply(at, &batch, &mut Outcomes::default());
             state.applied = placed.end;
-            at
-        };
-        self.stored_at.fetch_min(at.0, Ordering::AcqRel);
+            self.stored_at.fetch_min(at.0, Ordering::AcqRel);
+        }
         self.flush().map(|_| ())
     }
 

@@ -398,7 +398,7 @@ fn on_a_full_disk_redis_reads_are_answered_while_writes_are_refused() {
 fn on_a_slow_disk_redis_reads_of_other_keys_do_not_wait_for_the_flush() {
     let faults = Faults::new();
     let server = faults.start();
-    let (mut writer, mut reader) = (Resp::to(&server), Resp::to(&server));
+    let (mut writer, mut reader, mut diagnosis) = (Resp::to(&server), Resp::to(&server), Resp::to(&server));
     assert_eq!((writer.say("INCR a"), writer.say("INCR b")), (Reply::Integer(1), Reply::Integer(1)));
     // One slow flush, so that the next one is done by the engine's flusher thread.
     switch_on(&faults.hold_marker());
@@ -420,9 +420,12 @@ fn on_a_slow_disk_redis_reads_of_other_keys_do_not_wait_for_the_flush() {
     assert_eq!(reader.say("GET none"), Reply::Line("$-1".into()));
     // The incremented value is not returned until it is durable.
     reader.send(&[request(&["GET", "b"]), request(&["GET", "a"])].concat()).unwrap();
+    diagnosis.send(&request(&["MEMORY", "USAGE", "a"])).unwrap();
     assert!(!reader.answers_within(Duration::from_millis(50)));
+    assert!(!diagnosis.answers_within(Duration::from_millis(50)));
     switch_off(&faults.hold_marker());
     assert_eq!(writer.reply().unwrap(), Reply::Integer(3));
+    assert!(matches!(diagnosis.reply().unwrap(), Reply::Integer(1..)));
     assert_eq!(reader.reply().unwrap().number(), 1);
     assert_eq!(reader.reply().unwrap().number(), 3);
 }

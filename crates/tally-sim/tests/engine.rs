@@ -5,16 +5,18 @@
 
 use std::sync::Arc;
 
-use tally_core::event::{AddExpiry, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field};
+use tally_core::event::{
+    AddExpiry, Change, Condition, Correction, Deadline, Details, Expiry, ExpiryCondition, Field, RequestId,
+};
 use tally_core::key::Key;
 use tally_core::outcome::Outcome;
 use tally_core::record;
-use tally_core::surface::Health;
+use tally_core::surface::{Health, PageRequest};
 use tally_core::time::Millis;
 use tally_engine::store::{Entry, Store};
-use tally_engine::{DirId, Durability, Machine, Seal, Settings};
+use tally_engine::{DirId, Durability, Machine, Seal, Settings, Step};
 use tally_sim::call::push_all;
-use tally_sim::life::{Life, ready};
+use tally_sim::life::{Life, ready, submit_now};
 use tally_sim::model::Event;
 use tally_sim::rng::Rng;
 use tally_sim::workload::{Workload, with_submission_count};
@@ -393,6 +395,17 @@ fn flush_all(machine: &Machine, key: &Key, change: Change) -> Outcome {
     answer.unwrap().unwrap().outcomes[0]
 }
 
+/// Opens the world's disk with the default settings, without comparing anything.
+fn open(world: &World) -> Machine {
+    let clock = Arc::clone(&world.clock);
+    Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
+}
+
+fn checkpoint(machine: &Machine) {
+    let mut checkpoint = machine.checkpoint().unwrap();
+    while checkpoint.step().unwrap() != Step::Done {}
+}
+
 /// This holds for steps while the engine runs and while it is stopped.
 #[test]
 fn steps_of_the_wall_clock_do_not_change_durations() {
@@ -445,10 +458,6 @@ fn a_clock_reset_survives_replay() {
     flush_all(&machine, &key, Change::Add(1));
     drop(machine);
     world.clock.set_back(YEARS_MS);
-    let open = |world: &World| {
-        let clock = Arc::clone(&world.clock);
-        Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
-    };
     let machine = open(&world);
     let ahead = machine.now();
     assert_eq!(machine.clock_ahead_ms(), Some(YEARS_MS));
@@ -459,6 +468,66 @@ fn a_clock_reset_survives_replay() {
     let machine = open(&world);
     assert_eq!((machine.clock_ahead_ms(), machine.now()), (None, Millis(ahead.0 - YEARS_MS)));
     assert_eq!(flush_all(&machine, &key, Change::Add(1)).value, 2);
+}
+
+/// Found by reading. Once the clock is reset, the checkpoint from before must not decide which request ids a merge drops.
+#[test]
+fn after_a_clock_reset_and_a_crash_merges_keep_request_ids() {
+    const AHEAD_MS: u64 = 10 * 24 * 3_600_000;
+    let mut world = world(0);
+    let key = world.workload.keys[0].clone();
+    let add = |machine: &Machine, id: u8| {
+        let mut events = machine.events();
+        let id = RequestId::new(key.as_ref(), &[id]).unwrap();
+        events.push(key.as_ref(), Change::Add(1), Some(id), None);
+        submit_now(machine, events).unwrap().unwrap().outcomes[0]
+    };
+    world.clock.set_forward(AHEAD_MS);
+    let machine = open(&world);
+    add(&machine, 0);
+    checkpoint(&machine);
+    drop(machine);
+    world.clock.set_back(AHEAD_MS);
+    let machine = open(&world);
+    machine.reset_clock().unwrap();
+    drop(machine);
+    world.power_cut(Some(Loss::Everything));
+    let machine = open(&world);
+    for id in 1..=8 {
+        add(&machine, id);
+        checkpoint(&machine);
+    }
+    assert!(machine.merge().unwrap());
+    while machine.merge().unwrap() {}
+    for id in 0..=8 {
+        assert!(add(&machine, id).is_duplicate(), "request {id}");
+    }
+}
+
+/// Found by reading. One poll looked at every expired counter, and nothing else ran on its thread meanwhile.
+#[test]
+fn a_listing_yields_while_it_passes_over_expired_counters() {
+    let world = world(0);
+    let machine = open(&world);
+    let keys: Vec<Key> = (0..40_000).map(|number| Key::new(format!("k{number:05}")).unwrap()).collect();
+    for keys in keys.chunks(400) {
+        let mut events = machine.events();
+        for key in keys {
+            let expire = Change::Expire { at: Some(Deadline::After(1_000)), when: ExpiryCondition::Always };
+            events.push(key.as_ref(), Change::Add(1), None, None);
+            events.push(key.as_ref(), expire, None, None);
+        }
+        submit_now(&machine, events).unwrap().unwrap();
+    }
+    checkpoint(&machine);
+    drop(machine);
+    let machine = open(&world);
+    world.clock.advance(1_000);
+    let page = PageRequest { prefix: b"k".to_vec(), after: None, limit: 10 };
+    let mut listing = std::pin::pin!(machine.list(&page));
+    assert!(ready(listing.as_mut()).is_err(), "the first poll looked at everything");
+    let listed = std::iter::repeat_with(|| ready(listing.as_mut())).find_map(Result::ok).unwrap().unwrap();
+    assert_eq!((listed.items.len(), listed.next), (0, None));
 }
 
 /// It also removes their expiry records.
@@ -511,8 +580,7 @@ fn store_only(world: &mut World, events: Vec<Event>) -> Machine {
     life.full_checkpoint().unwrap();
     drop(life);
     drop(machine);
-    let clock = Arc::clone(&world.clock);
-    Machine::open(world.disk.disk(), clock, Settings::default(), &mut |_, _| {}).unwrap()
+    open(world)
 }
 
 /// Older versions did not store the number of counters.

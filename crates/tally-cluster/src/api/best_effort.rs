@@ -13,7 +13,7 @@ use tally_core::outcome::{Outcome, Receipt, Refusal, Token};
 use tally_core::sub_counters::{ShardReports, SubCounter};
 use tally_core::surface::{EngineError, ReadOptions};
 use tally_core::time::Millis;
-use tokio::time::Instant;
+use tally_engine::clock::{Clock, SystemClock};
 
 use super::Cluster;
 use super::writes::partly_done;
@@ -29,20 +29,23 @@ pub struct Registrations {
 
 #[derive(Clone, Copy)]
 struct Registration {
-    at: Instant,
+    /// By the monotonic clock that includes time in which the machine was suspended.
+    at: Duration,
     shards: u32,
     /// All sub-counters that this node has written to are below this.
     peak: u32,
 }
 
+impl Registration {
+    fn is_recent(&self, now: Duration) -> bool {
+        now.saturating_sub(self.at) < Duration::from_millis(REGISTER_EVERY_MS)
+    }
+}
+
 impl Registrations {
-    /// The number of sub-counters, if the counter was registered a short time ago.
-    fn recent(&self, key: &Key) -> Option<u32> {
-        let known = self.known.lock();
-        known
-            .get(key)
-            .filter(|known| known.at.elapsed() < Duration::from_millis(REGISTER_EVERY_MS))
-            .map(|known| known.shards)
+    /// The number of sub-counters, if the counter was registered a short time before `now`.
+    fn recent(&self, key: &Key, now: Duration) -> Option<u32> {
+        self.known.lock().get(key).filter(|known| known.is_recent(now)).map(|known| known.shards)
     }
 
     /// All sub-counters that this node has written to are below this, as far as it remembers.
@@ -50,11 +53,11 @@ impl Registrations {
         self.known.lock().get(key).map_or(1, |known| known.peak)
     }
 
-    fn put(&self, key: &Key, at: Instant, shards: u32) {
+    fn put(&self, key: &Key, at: Duration, shards: u32) {
         let mut known = self.known.lock();
         if known.len() >= REGISTERED_MAX && !known.contains_key(key) {
             // A forgotten counter is registered again.
-            known.retain(|_, known| known.at.elapsed() < Duration::from_millis(REGISTER_EVERY_MS));
+            known.retain(|_, known| known.is_recent(at));
             if known.len() >= REGISTERED_MAX {
                 known.clear();
             }
@@ -185,7 +188,7 @@ impl Cluster {
         let add = if sum < 0 { ShardAdd::Down(amount) } else { ShardAdd::Up(amount) };
         let partition = self.partition_of(event.key);
         let policy = self.policies.of(event.key).copied().unwrap_or_default();
-        let shards = match self.registrations.recent(&key) {
+        let shards = match self.registrations.recent(&key, SystemClock.elapsed()) {
             Some(shards) => shards,
             None => self.register(partition, &key, &policy, 1).await.map_err(|error| error.refused())?,
         };
@@ -203,7 +206,7 @@ impl Cluster {
             Err(AddError::Unknown(error)) => return Err(EngineError::OutcomeUnknown(error.to_string())),
         }
         // A slow write may have arrived after the counter was removed from the list of active ones.
-        if self.registrations.recent(&key).is_none() {
+        if self.registrations.recent(&key, SystemClock.elapsed()).is_none() {
             self.register(partition, &key, &policy, shard + 1).await.map_err(|error| error.unknown())?;
         }
         let value = self.estimates.add_unplaced(&key, delta);
@@ -212,7 +215,7 @@ impl Cluster {
 
     /// Adds the counter to the list of active ones. Sub-counters below `peak` are in use.
     async fn register(&self, partition: u32, key: &Key, policy: &ShardPolicy, peak: u32) -> Result<u32, RegisterError> {
-        let at = Instant::now();
+        let at = SystemClock.elapsed();
         // Redis may have lost the entry in a failover.
         let peak = peak.max(self.registrations.peak(key));
         let registered = self.services.totals.register(partition, key.as_ref(), policy.first_shards(), peak).await;
@@ -381,5 +384,21 @@ impl RegisterError {
     /// After something was added.
     fn unknown(self) -> EngineError {
         EngineError::OutcomeUnknown(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_registration_is_recent_only_until_it_has_to_be_repeated() {
+        let (registrations, key) = (Registrations::default(), Key::new("views:k").unwrap());
+        let (at, every) = (Duration::from_secs(1_000), Duration::from_millis(REGISTER_EVERY_MS));
+        registrations.put(&key, at, 3);
+        assert_eq!(registrations.recent(&key, at + every - Duration::from_millis(1)), Some(3));
+        assert_eq!(registrations.recent(&key, at + every), None);
     }
 }

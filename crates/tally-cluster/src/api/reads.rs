@@ -161,9 +161,12 @@ impl Cluster {
             let state = |total: &Total| total.state.filter(|state| !state.is_expired(now));
             match (total, live) {
                 // Its sub-counters are as of now, but corrections are as old as the total. A reading must not miss what
-                // an earlier one had from another source.
+                // an earlier one had from another source. A worker without the namespace's policy does not say what the
+                // total has of the sub-counters.
                 (Some((true, as_of, total)), Some(live))
-                    if total.position >= needed && total.position.max(route.published) >= served =>
+                    if total.position >= needed
+                        && total.position.max(route.published) >= served
+                        && (total.summed.is_some() || live.found.is_empty()) =>
                 {
                     let (state, position) = (state(&total), total.position);
                     let tail = self.tail(key, live, total.summed.as_ref())?;

@@ -73,6 +73,12 @@ pub enum PgError {
         /// The version this program knows.
         known: u32,
     },
+    /// The database cannot hold every key.
+    #[error(
+        "the database has encoding {0}, which lacks characters that keys and reasons may have: create it with \
+         `createdb --encoding=UTF8 --template=template0`"
+    )]
+    Encoding(String),
     /// The database has tables with the same names that are not Tally's.
     #[error("the database is used by something else: {0}; give Tally a database of its own")]
     NotEmpty(String),

@@ -36,6 +36,7 @@ impl Pg {
     pub async fn migrate(&self) -> Result<Migration, PgError> {
         // A connection of its own: if anything fails, dropping it rolls the transaction back.
         let connection = self.connector.connect().await?;
+        check_encoding(&connection).await?;
         connection.run("BEGIN").await?;
         connection.query("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK]).await?;
         connection.run(VERSIONS).await?;
@@ -53,7 +54,9 @@ impl Pg {
 
     /// Checks that the tables have the version of this program.
     pub async fn check_schema(&self) -> Result<(), PgError> {
-        let found = stored_version(&*self.reading().await?).await?;
+        let connection = self.reading().await?;
+        check_encoding(&connection).await?;
+        let found = stored_version(&connection).await?;
         match found {
             0 => Err(PgError::SchemaAbsent),
             SCHEMA_VERSION => Ok(()),
@@ -70,6 +73,14 @@ impl Pg {
         let id: String = column(row, 0)?;
         Ok(ClusterId::new(&id, topic))
     }
+}
+
+/// Refuses a database that would refuse some keys when they are persisted, long after they were acknowledged.
+async fn check_encoding(connection: &Connection) -> Result<(), PgError> {
+    let rows = connection.query("SELECT current_setting('server_encoding')", &[]).await?;
+    let encoding: String = rows.first().map_or(Ok(String::new()), |row| column(row, 0))?;
+    // SQL_ASCII takes every byte as it is.
+    if ["UTF8", "SQL_ASCII"].contains(&encoding.as_str()) { Ok(()) } else { Err(PgError::Encoding(encoding)) }
 }
 
 /// The version in the database; 0 if none was applied.

@@ -28,7 +28,7 @@ use super::round::{Due, Moment, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_DIVISOR, REACH_WAIT_MS};
+use crate::limits::{GROUP_BYTES_MAX, GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_DIVISOR, REACH_WAIT_MS};
 use crate::postgres::Claim;
 
 /// How long the applying thread waits for a record before it checks whether to stop.
@@ -63,6 +63,26 @@ pub enum HostError {
         "a bug has stopped the partition, see the log. It is tried again from what is stored; please report the bug"
     )]
     Panicked,
+}
+
+/// The size of a group of records that are applied together.
+#[derive(Default)]
+struct GroupSize {
+    records: usize,
+    events: usize,
+    bytes: usize,
+}
+
+impl GroupSize {
+    fn add(&mut self, record: &JournalRecord, batch: &Batch) {
+        self.records += 1;
+        self.events += batch.len();
+        self.bytes += record.batch.len();
+    }
+
+    fn is_full(&self) -> bool {
+        self.records >= GROUP_RECORDS_MAX || self.events >= GROUP_EVENTS_MAX || self.bytes >= GROUP_BYTES_MAX
+    }
 }
 
 /// A partition in memory, as far as the journal was applied.
@@ -202,6 +222,11 @@ impl PartitionHost {
     pub fn take_over(&self, stored: Position) {
         let mut hosted = self.state.lock();
         hosted.partition.capture_abandoned();
+        if hosted.applied == stored {
+            // Everything in memory is stored. While nothing is applied, nothing is persisted that would say so.
+            hosted.partition.begin_capture();
+            hosted.partition.capture_committed();
+        }
         self.store.0.committed(stored);
         self.unpersisted.begin();
         self.unpersisted.saved();
@@ -235,10 +260,9 @@ impl PartitionHost {
 
     /// Waits for a record and takes those that are already there.
     fn gather(&self, tail: &mut PartitionTail, batches: &mut Vec<(JournalRecord, Batch)>) -> Result<(), HostError> {
-        let mut events = 0;
+        let mut group = GroupSize::default();
         let mut wait = TAIL_WAIT;
-        while batches.len() < GROUP_RECORDS_MAX
-            && events < GROUP_EVENTS_MAX
+        while !group.is_full()
             && let Some(record) = tail.next(wait)?
         {
             let mut batch = Batch::default();
@@ -247,7 +271,7 @@ impl PartitionHost {
                 position: record.start.0,
                 error,
             })?;
-            events += batch.len();
+            group.add(&record, &batch);
             batches.push((record, batch));
             wait = Duration::ZERO;
         }
@@ -492,7 +516,7 @@ impl PartitionHost {
             summed.push(match hosted.partition.summed(key) {
                 _ if !is_sharded(key) => None,
                 Some(summed) => Some(summed.clone()),
-                None => fetched.summed(key.as_ref())?,
+                None => Some(fetched.summed(key.as_ref())?.unwrap_or_default()),
             });
             let held = match hosted.partition.state_of(key.as_ref()) {
                 Some(held) => Some(held),

@@ -1,10 +1,12 @@
 //! The life of a hosted partition: claim, replay, serve, hand over.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tally_core::batch::{Batch, Events, encode};
 use tally_core::event::Change;
 use tally_core::limits::SWEEP_SLICE;
@@ -130,7 +132,7 @@ pub async fn host(
     loop {
         let mut hosting = None;
         let failure = tokio::select! {
-            failure = host_once(&shared, partition, &mut role, &mut hosting) => failure,
+            failure = unless_panicked(host_once(&shared, partition, &mut role, &mut hosting)) => failure,
             release = &mut ended => {
                 shared.stopped.lock().remove(&partition);
                 if let Some(hosting) = hosting {
@@ -187,6 +189,13 @@ impl HostFailure {
     fn transient(error: &dyn std::fmt::Display) -> HostFailure {
         HostFailure::Transient(error.to_string())
     }
+}
+
+/// A panic stops the partition, like one of the thread that applies its journal. Otherwise it would stay listed, and
+/// nobody would try again.
+async fn unless_panicked(hosted: impl Future<Output = HostFailure>) -> HostFailure {
+    let hosted = AssertUnwindSafe(hosted).catch_unwind().await;
+    hosted.unwrap_or(HostFailure::Host(HostError::Panicked))
 }
 
 /// Hosts a partition until something fails. `listed` is set to the hosting that can be asked meanwhile.
@@ -490,5 +499,18 @@ impl WorkerShared {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic)]
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_while_a_partition_is_hosted_stops_it_so_that_it_is_tried_again() {
+        let failure = unless_panicked(async { panic!("a bug") }).await;
+        assert!(matches!(failure, HostFailure::Host(HostError::Panicked)));
     }
 }

@@ -11,7 +11,7 @@ use cluster::{PARTITIONS, TestPlace, TestServices, wait_until};
 use futures_util::future::join_all;
 use tally_cluster::api::Cluster;
 use tally_cluster::partitioner::partition_of;
-use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout, ShardPolicy};
+use tally_cluster::policy::{Aggregation, OnUnreachable, ShardCount, ShardLayout, ShardPolicies, ShardPolicy};
 use tally_cluster::redis::{ShardAdd, Totals};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
@@ -285,6 +285,30 @@ fn a_live_read_has_what_was_counted_since_the_last_sum() {
             worker.stop().await;
         });
     }
+}
+
+/// Found by reading: such a worker sums sub-counters, too, but its totals do not say what they have of them.
+#[test]
+fn a_live_read_counts_nothing_twice_if_the_worker_does_not_know_the_policy() {
+    let services = TestServices::shared();
+    let place = place(services, ShardPolicy { aggregation: Aggregation::Hybrid, ..FIXED });
+    services.runtime.block_on(async {
+        let api = place.api().await;
+        let worker = TestPlace { policies: ShardPolicies::default(), ..place.clone() }.worker().await;
+        hosted(&worker);
+        let live = key("views:live");
+        add(&api, &live, 10).await;
+        assert_eq!(read(&api, &live, Consistency::Exact).await.unwrap().value, 10, "it is summed");
+        let totals = place.services().await.totals;
+        wait_until("a total with the sum", async || {
+            assert_eq!(read(&api, &live, Consistency::BestEffort).await.unwrap().value, 10);
+            let total = totals.get(std::slice::from_ref(&live)).await.map_err(|error| error.to_string())?.pop();
+            let value = total.flatten().and_then(|total| total.state).map(|state| state.counter.value());
+            if value == Some(10) { Ok(()) } else { Err(format!("{value:?}")) }
+        });
+        assert_eq!(read(&api, &live, Consistency::BestEffort).await.unwrap().value, 10);
+        worker.stop().await;
+    });
 }
 
 #[test]

@@ -37,8 +37,12 @@ const META: Meta = Meta { clock: NOW, counters: 2, expiring: 1 };
 
 /// The URL of a new database.
 fn new_database() -> String {
+    new_database_with("")
+}
+
+fn new_database_with(options: &str) -> String {
     let name = format!("test_{}", DATABASES.fetch_add(1, Relaxed));
-    SERVER.psql(&format!("CREATE DATABASE {name}")).unwrap();
+    SERVER.psql(&format!("CREATE DATABASE {name}{options}")).unwrap();
     SERVER.url().replace("/postgres", &format!("/{name}"))
 }
 

@@ -3,7 +3,7 @@
 use tally_cluster::postgres::{Claim, Migration, PgError, SCHEMA_VERSION};
 use tally_core::time::{Millis, Position};
 
-use super::{new_database, open, sql};
+use super::{new_database, new_database_with, open, sql};
 
 #[tokio::test]
 async fn migrating_twice_or_concurrently_creates_the_tables_once() {
@@ -67,4 +67,16 @@ async fn a_database_with_a_table_of_another_program_is_left_alone() {
     assert!(matches!(&refused, PgError::NotEmpty(cause) if cause.contains("records")), "{refused}");
     assert_eq!(pg.check_schema().await, Err(PgError::SchemaAbsent));
     client.batch_execute("INSERT INTO records VALUES ('still here')").await.unwrap();
+}
+
+/// It would refuse a key with other characters when it is persisted, and its partition would wait for that forever.
+#[tokio::test]
+async fn a_database_that_cannot_hold_every_character_is_refused() {
+    let url = new_database_with(" ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
+    let refused = open(&url).migrate().await.unwrap_err();
+    assert_eq!(refused, PgError::Encoding("LATIN1".to_owned()));
+    assert!(refused.to_string().contains("--encoding=UTF8"), "{refused}");
+    assert_eq!(open(&url).check_schema().await, Err(refused));
+    let bytes = new_database_with(" ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0");
+    assert!(open(&bytes).migrate().await.is_ok());
 }

@@ -1,7 +1,5 @@
 //! Counting counters, sampling one, and finding expired ones.
 
-use std::task::Poll;
-
 use tally_core::counter::CounterState;
 use tally_core::key::{Key, KeyRef};
 use tally_core::limits::{SWEEP_MAX, SWEEP_SLICE};
@@ -10,7 +8,7 @@ use tally_core::record;
 use tally_core::surface::EngineError;
 use tally_core::time::Millis;
 
-use super::read::{LIST_SLICE, read_error};
+use super::read::{LIST_SLICE, read_error, yield_now};
 use super::{BatchWait, Durability, Machine, State};
 use crate::host::MalformedRecord;
 use crate::store::StoreError;
@@ -38,19 +36,6 @@ impl Sweep {
 
 /// Random places to try for a sample.
 const SAMPLE_TRIES: u64 = 16;
-
-/// Lets other tasks of the caller's thread run during a long search.
-async fn yield_now() {
-    let mut has_yielded = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
 
 /// A counter, and the flush to await before it may be shown.
 type Sampled = Option<(Key, Option<BatchWait>)>;

@@ -14,7 +14,7 @@ use tally_core::record::{self, REQUEST_PREFIX};
 use tally_core::surface::{CounterSnapshot, EngineError, KeyPage, RequestCursor, RequestPage};
 use tally_core::time::Position;
 
-use super::read::read_error;
+use super::read::{LIST_SLICE, read_error, yield_now};
 use super::{Durability, Machine, PARTITION};
 use crate::host::{MalformedRecord, list_snapshots};
 use crate::store::StoreError;
@@ -83,7 +83,7 @@ impl Machine {
     }
 
     /// The stored request ids that have not expired, in order.
-    pub fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
+    pub async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
         let limit = limit.clamp(1, PAGE_ITEMS_MAX);
         if after.partition > PARTITION {
             return Ok(RequestPage::default());
@@ -93,6 +93,7 @@ impl Machine {
         let mut requests = Vec::new();
         let mut next = None;
         let mut scan = self.store.scan(&after);
+        let mut expired = 0;
         while let Some((store_key, value)) = scan.next_entry().map_err(|error| self.unreadable(&error))? {
             if store_key == after {
                 continue;
@@ -101,6 +102,10 @@ impl Machine {
             let first = record::read_request(value)
                 .ok_or_else(|| self.unreadable(&StoreError::from(MalformedRecord::new(store_key))))?;
             if first.is_expired(now) {
+                expired += 1;
+                if expired % LIST_SLICE == 0 {
+                    yield_now().await;
+                }
                 continue;
             }
             if requests.len() == limit {

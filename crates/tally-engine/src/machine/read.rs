@@ -1,6 +1,7 @@
 //! Reading counters from memory or the store. A reading never reveals what a crash could lose.
 
 use std::collections::BTreeMap;
+use std::task::Poll;
 
 use tally_core::batch::{Events, key_hash};
 use tally_core::counter::CounterState;
@@ -30,8 +31,21 @@ pub enum WarmUp {
     Done,
 }
 
-/// Counters listed per acquisition of the lock.
+/// Counters looked at before a search yields.
 pub(super) const LIST_SLICE: usize = 1 << 14;
+
+/// Lets other tasks of the caller's thread run during a long search.
+pub(super) async fn yield_now() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 impl Machine {
     /// Reads counters. The readings are in the order of the keys.
@@ -60,8 +74,8 @@ impl Machine {
         let now = self.now_at(&self.state.lock());
         let expired_by = now;
         // One more than the limit tells whether there is another page.
-        let mut found = self.created_keys(page, limit + 1, expired_by);
-        self.stored_keys(page, limit + 1, expired_by, &mut found).map_err(|error| self.unreadable(&error))?;
+        let mut found = self.created_keys(page, limit + 1, expired_by).await;
+        self.stored_keys(page, limit + 1, expired_by, &mut found).await.map_err(|error| self.unreadable(&error))?;
         let mut keys: Vec<Key> = found.into_keys().take(limit + 1).collect();
         let more = keys.len() > limit;
         keys.truncate(limit);
@@ -280,7 +294,7 @@ impl Machine {
     }
 
     /// The first `limit` matching keys that are not in the store yet.
-    fn created_keys(&self, page: &PageRequest, limit: usize, now: Millis) -> BTreeMap<Key, ()> {
+    async fn created_keys(&self, page: &PageRequest, limit: usize, now: Millis) -> BTreeMap<Key, ()> {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let mut found = BTreeMap::new();
         let mut from = Some(0);
@@ -293,12 +307,15 @@ impl Machine {
                     found.pop_last();
                 }
             });
+            if from.is_some() {
+                yield_now().await;
+            }
         }
         found
     }
 
     /// Adds up to `limit` matching keys of the store.
-    fn stored_keys(
+    async fn stored_keys(
         &self,
         page: &PageRequest,
         limit: usize,
@@ -308,7 +325,7 @@ impl Machine {
         let after = page.after.as_ref().map_or(&[][..], |key| key.as_bytes());
         let start = record::counter_key(after.max(page.prefix.as_slice()));
         let mut scan = self.store.scan(&start);
-        let mut taken = 0;
+        let (mut seen, mut taken) = (0, 0);
         while taken < limit
             && let Some((store_key, value)) = scan.next_entry()?
             && let Some(key) = record::counter_of(store_key)
@@ -323,6 +340,11 @@ impl Machine {
                     found.insert(key, ());
                     taken += 1;
                 }
+            }
+            // Many may have expired and not be swept yet.
+            seen += 1;
+            if seen % LIST_SLICE == 0 {
+                yield_now().await;
             }
         }
         Ok(())

@@ -88,12 +88,17 @@ struct BatchReplay<'a> {
     /// Empty batches to reuse.
     spare: Vec<Batch>,
     missing: MissingKeys,
+    /// The earliest time from which batches since the checkpoint continue: its own, unless the clock was reset since.
+    continues_at: Millis,
 }
 
 impl BatchReplay<'_> {
     fn push(&mut self, payload: &[u8]) -> Result<(), journal::FrameError> {
         let mut batch = self.spare.pop().unwrap_or_default();
         let at = decode(payload, self.partition.seed(), &mut batch)?;
+        if batch.resets_clock() {
+            self.continues_at = self.continues_at.min(at);
+        }
         self.events += batch.len();
         self.bytes += batch.bytes();
         self.batches.push((at, batch));
@@ -234,10 +239,12 @@ impl Machine {
             bytes: 0,
             spare: Vec::new(),
             missing: MissingKeys::default(),
+            continues_at: meta.clock,
         };
         let (recovered, repair) =
             journal::replay(&disk, store.id(), from, &mut |frame| replay.push(frame.payload), progress)?;
         replay.apply()?;
+        let continues_at = replay.continues_at;
         repair.apply()?;
         store.remove_leftovers()?;
         // Expiries seen during replay were counted when they happened.
@@ -270,7 +277,7 @@ impl Machine {
             flushed: AtomicU64::new(recovered.end.0),
             last_flush_micros: AtomicU64::new(0),
             trim_to: AtomicU64::new(0),
-            stored_at: AtomicU64::new(meta.clock.0),
+            stored_at: AtomicU64::new(continues_at.0),
             disk_full: AtomicBool::new(full),
             no_room_reported: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),

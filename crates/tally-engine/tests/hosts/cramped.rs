@@ -192,7 +192,7 @@ impl Engine for Driven {
     }
 
     async fn requests(&self, after: RequestCursor, limit: usize) -> Result<RequestPage, EngineError> {
-        self.machine.requests(after, limit)
+        self.machine.requests(after, limit).await
     }
 
     fn routes(&self) -> Vec<Key> {

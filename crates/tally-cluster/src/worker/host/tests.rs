@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Condition, Correction, Deadline, Expiry};
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, Field, RequestId};
 
 use super::*;
 use crate::postgres::{Pg, PgSettings};
@@ -76,4 +76,51 @@ async fn after_a_record_from_the_future_a_reset_brings_back_the_brokers_time_and
     // An answer that was in flight.
     host.note_end(host.applied(), future);
     assert!(host.read_resident(&[key()], ExpiryBy::Brokers).unwrap().as_of.since(start) < HOUR);
+}
+
+/// Found by reading. Nothing was persisted while nothing was applied, and nothing was applied before memory was free.
+#[tokio::test]
+async fn a_standby_that_takes_over_at_the_stored_position_has_nothing_left_to_persist() {
+    let host = host();
+    let mut ids = Events::new(7);
+    for number in 0..20_000_u32 {
+        let id = RequestId::new(key().as_ref(), &number.to_be_bytes()).unwrap();
+        ids.push(key().as_ref(), Change::Add(1), Some(id), None);
+    }
+    host.apply(&mut vec![(record(&host, Millis(1_000)), ids.batch().clone())]).unwrap();
+    let next = [(record(&host, Millis(2_000)), Batch::default())];
+    assert!(!host.make_room(&next), "a persist must free memory first");
+    host.take_over(host.applied());
+    assert!(host.make_room(&next));
+    assert!(!host.state.lock().partition.is_dirty());
+}
+
+#[tokio::test]
+async fn a_standby_that_is_ahead_of_what_is_stored_keeps_its_changes() {
+    let host = host();
+    host.apply(&mut vec![(record(&host, Millis(1_000)), change(Change::Add(1)))]).unwrap();
+    host.take_over(Position(0));
+    assert!(host.state.lock().partition.is_dirty());
+}
+
+#[test]
+fn a_group_is_bounded_by_records_by_events_and_by_bytes() {
+    let record = |bytes| JournalRecord { start: Position(0), at: Millis(0), batch: vec![0; bytes] };
+    let mut crowded = Events::new(7);
+    for _ in 0..GROUP_EVENTS_MAX / 2 {
+        crowded.push(key().as_ref(), Change::Read(Field::Value), None, None);
+    }
+    let groups = [
+        (GROUP_RECORDS_MAX, record(0), Batch::default()),
+        (2, record(0), crowded.batch().clone()),
+        (4, record(GROUP_BYTES_MAX / 4), Batch::default()),
+    ];
+    for (number, (most, record, batch)) in groups.iter().enumerate() {
+        let mut group = GroupSize::default();
+        let added = (1..).find(|_| {
+            group.add(record, batch);
+            group.is_full()
+        });
+        assert_eq!(added, Some(*most), "group {number}");
+    }
 }

@@ -124,6 +124,9 @@ fn memory_usage(call: EngineCall, args: Args<'_>) -> Result<EngineReply, Command
         let mut events = service.events()?;
         events.push(key.as_ref(), Change::Read(Field::Expiry), None, None);
         let reads = service.read_events(events, service.consistency(key.as_ref())).await?;
+        if !reads.unflushed.is_empty() {
+            service.durable(reads.receipt.token.clone()).await?;
+        }
         Ok(call.reply(|reply| match reads.receipt.outcomes.first() {
             Some(Outcome { exists: true, value, .. }) => {
                 let bytes = counter_memory_bytes(key.as_ref(), u64::try_from(*value).ok().map(Millis));
