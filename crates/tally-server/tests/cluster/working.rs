@@ -59,7 +59,8 @@ fn init_creates_no_topic_in_place_of_one_that_postgresql_has_state_of() {
     cluster.wait_until_hosted();
     assert_eq!(node.send("POST", "/api/v1/counters/exact:1/increment", "").status, 200);
     assert!(node.terminate().success());
-    assert_eq!(cluster.init().code, 0, "as long as the topic is there, nothing changes");
+    let init = cluster.init();
+    assert_eq!(init.code, 0, "as long as the topic is there, nothing changes: {}", init.err);
     let topic = cluster.database.rsplit_once('/').unwrap().1;
     Services::shared().kafka.tool("TopicCommand", &["--delete", "--topic", topic], "").unwrap();
     for _ in 0..2 {
