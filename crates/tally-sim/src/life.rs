@@ -42,6 +42,14 @@ pub fn submit_now(machine: &Machine, events: Events) -> Verdict<Result<Receipt, 
     ready(machine.submit(events, Durability::Flushed, drive))
 }
 
+/// Writes a whole checkpoint of a machine without threads, unless nothing has changed.
+pub fn checkpoint_now(machine: &Machine) -> Result<(), StoreError> {
+    if let Some(mut checkpoint) = machine.checkpoint() {
+        while checkpoint.step()? != Step::Done {}
+    }
+    Ok(())
+}
+
 /// A running engine and its pending calls.
 pub struct Life<'m> {
     /// The world it runs in.

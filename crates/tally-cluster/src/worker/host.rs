@@ -21,6 +21,7 @@ use tally_engine::host::{Hosted, ResidentPartition, list_snapshots};
 use tokio::sync::watch;
 
 use super::fail_on_panic::FailOnPanic;
+use super::group_size::GroupSize;
 use super::lag::LagClock;
 use super::outcomes::{AppliedRecord, RecentOutcomes};
 use super::partition_time::PartitionTime;
@@ -28,7 +29,7 @@ use super::round::{Due, Moment, Round};
 use super::store::{PartitionStore, SharedStore, StoreFailure};
 use super::summed_times::SummedTimes;
 use crate::kafka::{JournalRecord, PartitionTail, TopicError};
-use crate::limits::{GROUP_BYTES_MAX, GROUP_EVENTS_MAX, GROUP_RECORDS_MAX, PUBLISHED_MEMORY_DIVISOR, REACH_WAIT_MS};
+use crate::limits::{PUBLISHED_MEMORY_DIVISOR, REACH_WAIT_MS};
 use crate::postgres::Claim;
 
 /// How long the applying thread waits for a record before it checks whether to stop.
@@ -63,26 +64,6 @@ pub enum HostError {
         "a bug has stopped the partition, see the log. It is tried again from what is stored; please report the bug"
     )]
     Panicked,
-}
-
-/// The size of a group of records that are applied together.
-#[derive(Default)]
-struct GroupSize {
-    records: usize,
-    events: usize,
-    bytes: usize,
-}
-
-impl GroupSize {
-    fn add(&mut self, record: &JournalRecord, batch: &Batch) {
-        self.records += 1;
-        self.events += batch.len();
-        self.bytes += record.batch.len();
-    }
-
-    fn is_full(&self) -> bool {
-        self.records >= GROUP_RECORDS_MAX || self.events >= GROUP_EVENTS_MAX || self.bytes >= GROUP_BYTES_MAX
-    }
 }
 
 /// A partition in memory, as far as the journal was applied.

@@ -6,6 +6,7 @@ mod broker_clock;
 mod drift;
 mod ends;
 mod fail_on_panic;
+mod group_size;
 mod host;
 mod hosting;
 mod lag;

@@ -31,7 +31,7 @@ pub enum WarmUp {
     Done,
 }
 
-/// Counters looked at before a search yields.
+/// Counters that a search passes before it yields.
 pub(super) const LIST_SLICE: usize = 1 << 14;
 
 /// Lets other tasks of the caller's thread run during a long search.

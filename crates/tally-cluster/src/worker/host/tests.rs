@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use tally_core::batch::Events;
-use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, Field, RequestId};
+use tally_core::event::{Change, Condition, Correction, Deadline, Expiry, RequestId};
 
 use super::*;
 use crate::postgres::{Pg, PgSettings};
@@ -101,26 +101,4 @@ async fn a_standby_that_is_ahead_of_what_is_stored_keeps_its_changes() {
     host.apply(&mut vec![(record(&host, Millis(1_000)), change(Change::Add(1)))]).unwrap();
     host.take_over(Position(0));
     assert!(host.state.lock().partition.is_dirty());
-}
-
-#[test]
-fn a_group_is_bounded_by_records_by_events_and_by_bytes() {
-    let record = |bytes| JournalRecord { start: Position(0), at: Millis(0), batch: vec![0; bytes] };
-    let mut crowded = Events::new(7);
-    for _ in 0..GROUP_EVENTS_MAX / 2 {
-        crowded.push(key().as_ref(), Change::Read(Field::Value), None, None);
-    }
-    let groups = [
-        (GROUP_RECORDS_MAX, record(0), Batch::default()),
-        (2, record(0), crowded.batch().clone()),
-        (4, record(GROUP_BYTES_MAX / 4), Batch::default()),
-    ];
-    for (number, (most, record, batch)) in groups.iter().enumerate() {
-        let mut group = GroupSize::default();
-        let added = (1..).find(|_| {
-            group.add(record, batch);
-            group.is_full()
-        });
-        assert_eq!(added, Some(*most), "group {number}");
-    }
 }
