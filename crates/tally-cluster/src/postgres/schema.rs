@@ -52,7 +52,7 @@ impl Pg {
         Ok(Migration { from, to: SCHEMA_VERSION })
     }
 
-    /// Checks that the tables have the version of this program.
+    /// Checks the encoding of the database, and that the tables have the version of this program.
     pub async fn check_schema(&self) -> Result<(), PgError> {
         let connection = self.reading().await?;
         check_encoding(&connection).await?;

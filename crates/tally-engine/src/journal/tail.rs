@@ -16,8 +16,8 @@
 //!     }
 //! }
 //! ```
-//! Less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), so `NoRoom` means that the reservation
-//! failed, not that the flusher is late.
+//! Less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), so `NoRoom` usually means that the reservation
+//! failed. It can also mean that the flusher is late: what is queued and what is being flushed may exceed a segment together.
 
 use tally_core::time::Position;
 
