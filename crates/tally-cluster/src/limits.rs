@@ -17,14 +17,20 @@ pub const SESSION_TIMEOUT_MS: u64 = 6_000;
 /// How long a rebalance waits for a worker to persist the partitions it loses.
 pub const REVOKE_WAIT_MS: u64 = 5_000;
 
-const _: () = assert!(REVOKE_WAIT_MS < SESSION_TIMEOUT_MS);
+/// How long a stopping worker waits until it has left the group. Afterwards the group notices by itself.
+pub const LEAVE_WAIT_MS: u64 = 2 * SESSION_TIMEOUT_MS;
+
+const _: () = assert!(REVOKE_WAIT_MS < SESSION_TIMEOUT_MS && SESSION_TIMEOUT_MS < LEAVE_WAIT_MS);
 
 /// Outcomes of recent batches that a worker keeps per partition. Those of older ones are unknown to callers.
 pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
 /// Most reads of one partition that wait for the journal's end. More are refused.
 pub const READS_WAITING_MAX: usize = 4_096;
-/// Most reads of a worker that fetch from PostgreSQL at once. Fewer than its threads for blocking calls.
+/// Most reads of a worker that fetch from PostgreSQL at once, for callers and for its own use each. Together with
+/// [`PERSISTS_MAX`] far fewer than its threads for blocking calls, so that some are left while PostgreSQL hangs.
 pub const STORE_READS_MAX: usize = 64;
+/// Most partitions that a worker persists at once.
+pub const PERSISTS_MAX: usize = 64;
 /// Most reads of a worker that fetch from PostgreSQL or wait to do so. More are refused, so that what is in memory can
 /// be read while PostgreSQL hangs.
 pub const STORE_READS_WAITING_MAX: usize = 1_024;

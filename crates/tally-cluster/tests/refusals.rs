@@ -3,13 +3,16 @@
 
 mod cluster;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use cluster::{PARTITIONS, TestPlace, TestServices};
+use cluster::{PARTITIONS, TestPlace, TestServices, wait_until};
 use tally_cluster::api::{ApiError, Cluster};
 use tally_cluster::kafka::{Appender, KafkaSettings, TopicError, topic};
 use tally_cluster::partitioner::partition_of;
@@ -18,7 +21,7 @@ use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
 use tally_core::key::{Key, KeyRef};
-use tally_core::surface::{Engine, EngineError, ReadOptions, SubmitOptions};
+use tally_core::surface::{Engine, EngineError, Health, ReadOptions, SubmitOptions};
 use tally_services::wait_for;
 use tokio::runtime::Handle;
 
@@ -109,6 +112,49 @@ fn a_position_that_the_journal_no_longer_holds_stops_the_partition() {
         let stored = pg.partitions().await.unwrap()[0].position.0;
         assert!((1..6).contains(&stored), "the stored position has not moved: {stored}");
     });
+}
+
+/// Somebody changes the topic while nodes run. Records then come with the time of the node that sent them.
+#[test]
+fn a_topic_that_is_set_to_create_time_loses_nothing_and_refuses_writes_until_it_is_set_back() {
+    let (services, place) = place();
+    let key = key_in(0);
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        let mut counted = 1;
+        assert_eq!(add(&api, &key, Consistency::Exact).await, Ok(counted));
+        set_timestamps(&place, "CreateTime").await;
+        let refused = loop {
+            match add(&api, &key, Consistency::Eventual).await {
+                Ok(_) => counted += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(&refused, EngineError::Unavailable(why) if why.contains("LogAppendTime")), "{refused}");
+        assert!(matches!(api.health(), Health::Degraded { writes: false, .. }), "{:?}", api.health());
+        let read = api.read(vec![key.clone()], ReadOptions::new(Consistency::Exact)).await.unwrap();
+        assert_eq!(read[0].value, counted, "the last one was acknowledged");
+        set_timestamps(&place, "LogAppendTime").await;
+        wait_until("writes to be accepted again", || async {
+            let added = add(&api, &key, Consistency::Exact).await.map_err(|error| error.to_string())?;
+            if added == counted + 1 { Ok(()) } else { Err(format!("{added} after {counted}")) }
+        });
+        assert_eq!(worker.stopped(), BTreeMap::new());
+        worker.stop().await;
+        let worker = place.worker().await;
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        let read = api.read(vec![key], ReadOptions::new(Consistency::Exact)).await.unwrap();
+        assert_eq!(read[0].value, counted + 1, "the next owner accepts these records too");
+        worker.stop().await;
+    });
+}
+
+/// Sets where the time of records comes from.
+async fn set_timestamps(place: &TestPlace, kind: &str) {
+    let topic = ResourceSpecifier::Topic(&place.kafka.topic);
+    let change = AlterConfig::new(topic).set("message.timestamp.type", kind);
+    admin(place).alter_configs([&change], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
 }
 
 /// Its positions begin again, and soon reach the stored one. What is at those positions was never applied.

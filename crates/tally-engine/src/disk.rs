@@ -14,6 +14,8 @@
 use std::io;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 /// A flat directory of files. Names contain no separator.
 pub trait Disk: Send + Sync + 'static {
     /// Opens an existing file.
@@ -60,6 +62,13 @@ pub const DIRECT_ALIGN_BYTES: usize = 4096;
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
+}
+
+/// Whether an error means that the process or the system has no file descriptors left.
+#[must_use]
+pub fn is_out_of_files(error: &io::Error) -> bool {
+    let exhausted = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| exhausted.contains(&code))
 }
 
 mod real;

@@ -410,13 +410,17 @@ impl Shared {
             tracing::warn!(%error, "no disk space for a checkpoint; the journal grows until some is freed");
             // A batch that waits for room in memory must be refused now.
             self.flusher.set();
-            return self.wait_for_room();
+            return self.pause_before_retry();
+        }
+        if error.is_out_of_files() {
+            tracing::warn!(%error, "no file descriptors for a checkpoint, trying again; raise the limit, `ulimit -n`");
+            return self.pause_before_retry();
         }
         self.store_failed(error);
     }
 
-    /// Pauses before the next attempt, even if more checkpoints are requested meanwhile.
-    fn wait_for_room(&self) {
+    /// Pauses before the next checkpoint, even if more are requested meanwhile.
+    fn pause_before_retry(&self) {
         let until = self.machine.clock.elapsed() + Duration::from_millis(CHECKPOINT_RETRY_MS);
         while !self.is_stopping() {
             let left = until.saturating_sub(self.machine.clock.elapsed());
@@ -452,6 +456,10 @@ impl Shared {
                 Ok(false) => self.merger.wait(),
                 Err(error) if error.is_full() => {
                     tracing::warn!(%error, "no disk space to merge runs; retrying after the next checkpoint");
+                    self.merger.wait();
+                }
+                Err(error) if error.is_out_of_files() => {
+                    tracing::warn!(%error, "no file descriptors to merge runs; retrying after the next checkpoint");
                     self.merger.wait();
                 }
                 Err(error) => self.store_failed(&error),

@@ -23,7 +23,8 @@ pub const PROCESS_FILES_MAX: usize = 64;
 
 /// File descriptors that a process with this memory budget needs. In the worst case all of memory is dirty: the
 /// checkpoint then writes one run per capture buffer, all open at once, in addition to the existing runs. A backup may
-/// keep as many again open that have been replaced since it began.
+/// keep as many again open that have been replaced since it began. Runs that checkpoints add during a long merge are not
+/// counted: if descriptors run out, a checkpoint is tried again until the merge has replaced some.
 #[must_use]
 pub const fn files_needed(memory_bytes: u64) -> usize {
     let captures = memory_bytes.div_ceil(capture_bytes(memory_bytes) as u64) as usize;

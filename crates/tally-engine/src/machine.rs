@@ -115,8 +115,8 @@ pub struct Machine {
     /// Time of the last checkpoint, or of a clock reset since then if that is earlier. Written with the state locked.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
-    /// Whether a full disk has been logged.
-    no_room_reported: AtomicBool,
+    /// There was no disk space for the next segment when the flusher last tried to reserve one.
+    no_spare_space: AtomicBool,
     /// A checkpoint should begin soon, so that batches need not wait for one.
     pub(crate) checkpoint_wanted: AtomicBool,
     /// The last checkpoint found no disk space, so batches are refused instead of waiting for the next one.
@@ -296,15 +296,17 @@ impl Machine {
         EngineError::Poisoned(reason)
     }
 
+    /// Whether a batch of this length has to wait for the flusher: it is so far behind that sealing more would only grow
+    /// memory, or it has yet to reserve the segment that the batch needs.
+    fn is_backed_up(&self, tail: &Tail, batch_bytes: usize) -> bool {
+        let is_disk_full = || self.no_spare_space.load(Ordering::Acquire);
+        tail.queued_bytes() >= UNFLUSHED_BYTES_MAX || !(tail.has_room(batch_bytes) || is_disk_full())
+    }
+
     fn refusal(&self) -> Option<EngineError> {
         if let Some(reason) = self.poison.reason() {
             return Some(EngineError::Poisoned(reason.to_owned()));
         }
         self.closing.load(Ordering::Acquire).then_some(EngineError::Closing)
     }
-}
-
-/// Whether the flusher is so far behind that sealing more would only grow memory.
-fn is_backed_up(tail: &Tail) -> bool {
-    tail.queued_bytes() >= UNFLUSHED_BYTES_MAX
 }

@@ -229,6 +229,39 @@ fn a_full_disk_refuses_writes_answers_reads_and_recovers_once_there_is_space() {
     assert_eq!(faults.start().value(&key), counted + 1);
 }
 
+/// As when runs of the store pile up during a long merge.
+#[test]
+fn a_checkpoint_that_finds_no_file_descriptor_is_tried_again_until_there_is_one() {
+    let mut server = Server::start();
+    let client = server.client();
+    let add = || client.send("POST", "/api/v1/counters/a/increment", &[], "").json["value"].clone();
+    assert_eq!(add(), 1);
+    let exported = server.client();
+    assert_eq!(exported.send("GET", "/livez", &[], "").status, 200);
+    let pid = server.pid();
+    let is_used = |number: &u32| Path::new(&format!("/proc/{pid}/fd/{number}")).exists();
+    let free = (0..).find(|number| !is_used(number)).unwrap();
+    set_open_files(pid, free);
+    std::thread::scope(|scope| {
+        // An export begins with a checkpoint.
+        let export = scope.spawn(|| exported.send("GET", "/api/v1/export", &[], ""));
+        server.wait_for_log("no file descriptors for a checkpoint");
+        assert_eq!(add(), 2);
+        set_open_files(pid, 1_024);
+        let export = export.join().unwrap();
+        assert_eq!(export.status, 200, "{}", export.text);
+        assert!(export.text.contains("\"key\":\"a\""), "{}", export.text);
+    });
+    assert_eq!(add(), 3);
+    assert!(server.terminate().success(), "{}", server.log());
+}
+
+/// Limits the open files of a running process.
+fn set_open_files(pid: u32, max: u32) {
+    let limited = run(Command::new("prlimit").arg(format!("--pid={pid}")).arg(format!("--nofile={max}:")));
+    assert_eq!(limited.code, 0, "{}", limited.err);
+}
+
 #[test]
 fn after_a_failed_flush_redis_clients_get_no_value_and_do_not_hang() {
     let faults = Faults::new();

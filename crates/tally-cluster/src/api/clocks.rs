@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tally_core::batch::{Batch, encode};
 use tally_core::time::{Millis, Position};
 use tokio::sync::Notify;
 
@@ -159,21 +158,15 @@ impl PartitionClocks {
 /// Learns the time of each partition by appending an empty batch, unless another append has just told it, and does so
 /// again from time to time. A heartbeat is not enough: those of a dead worker stay in Redis.
 pub async fn learn_times(clocks: Weak<PartitionClocks>, appender: Arc<Appender>) {
-    let mut empty = Vec::new();
-    encode(&Batch::default(), Millis(0), &mut empty);
     while let Some(due) = clocks.upgrade().map(|clocks| clocks.to_learn()) {
-        let appended = due.iter().map(|partition| learn_time(&clocks, &appender, *partition, &empty));
+        let appended = due.iter().map(|partition| learn_time(&clocks, &appender, *partition));
         join_all(appended).await;
         tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;
     }
 }
 
-async fn learn_time(clocks: &Weak<PartitionClocks>, appender: &Appender, partition: u32, empty: &[u8]) {
-    let appended = match appender.append(partition, empty) {
-        Ok(appending) => appending.await,
-        Err(error) => Err(error),
-    };
-    match (appended, clocks.upgrade()) {
+async fn learn_time(clocks: &Weak<PartitionClocks>, appender: &Appender, partition: u32) {
+    match (appender.append_empty(partition).await, clocks.upgrade()) {
         (Ok(Appended { at: Some(at), end }), Some(clocks)) => clocks.learn(partition, at, end),
         (Err(error), _) => tracing::debug!(partition, %error, "the time of the partition is not known yet"),
         // The broker gave no time, or this node is closing.

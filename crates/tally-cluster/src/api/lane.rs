@@ -12,8 +12,8 @@ use tally_core::time::Millis;
 use tally_engine::host::{JoinedBatch, OpenBatch, Stage, Ticket, Wait};
 use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 
-use crate::kafka::{AppendError, Appended, Appender};
-use crate::limits::{JOIN_WAIT_MS, LANE_APPENDS_MAX};
+use crate::kafka::{AppendError, Appended, Appender, NO_BROKER_TIME};
+use crate::limits::{JOIN_WAIT_MS, LANE_APPENDS_MAX, TIME_RETRY_MS};
 
 /// A batch has one stage: it is acknowledged when it is appended. Callers that need outcomes get them from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +77,8 @@ pub struct Lane {
     failing: AtomicBool,
     /// While failing: a batch is in flight that finds out whether Kafka is back.
     probing: AtomicBool,
+    /// The last append came without a broker's time.
+    untimed: AtomicBool,
     closing: AtomicBool,
     /// Events of batches that are in flight to Kafka.
     appending: AtomicUsize,
@@ -91,6 +93,7 @@ impl Lane {
             filled: Notify::new(),
             failing: AtomicBool::new(false),
             probing: AtomicBool::new(false),
+            untimed: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             appending: AtomicUsize::new(0),
         });
@@ -135,9 +138,17 @@ impl Lane {
         self.failing.load(Ordering::Acquire)
     }
 
+    /// Whether the last append came without a broker's time. Writes are refused until one has it again.
+    pub fn is_untimed(&self) -> bool {
+        self.untimed.load(Ordering::Acquire)
+    }
+
     fn admit(&self) -> Result<(), EngineError> {
         if self.closing.load(Ordering::Acquire) {
             return Err(EngineError::Closing);
+        }
+        if self.is_untimed() {
+            return Err(EngineError::Unavailable(NO_BROKER_TIME.to_owned()));
         }
         // One batch is let through to find out whether Kafka is back. Its callers may wait long; other calls fail at
         // once.
@@ -171,13 +182,33 @@ impl Lane {
             match appender.append(self.partition, &bytes) {
                 Err(error) => self.finish(combiner, &ticket, Err(error)),
                 Ok(appending) => {
-                    let lane = Arc::clone(&self);
+                    let (lane, appender) = (Arc::clone(&self), Arc::clone(&appender));
                     tokio::spawn(async move {
                         let appended = appending.await;
                         drop(permit);
+                        // The batch will be applied, but those that follow would get the same time.
+                        let is_untimed = matches!(appended, Ok(Appended { at: None, .. }));
+                        let must_wait = is_untimed && !lane.untimed.swap(true, Ordering::AcqRel);
                         lane.finish(combiner, &ticket, appended);
+                        if must_wait {
+                            lane.wait_for_broker_time(&appender).await;
+                        }
                     });
                 }
+            }
+        }
+    }
+
+    /// Appends empty batches until one has a broker's time.
+    async fn wait_for_broker_time(&self, appender: &Appender) {
+        let partition = self.partition;
+        tracing::error!(partition, "writes are refused: {NO_BROKER_TIME}");
+        while !self.closing.load(Ordering::Acquire) {
+            tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;
+            if let Ok(Appended { at: Some(_), .. }) = appender.append_empty(partition).await {
+                self.untimed.store(false, Ordering::Release);
+                tracing::info!(partition, "records have the time of a broker again; writes are accepted");
+                return;
             }
         }
     }
@@ -232,7 +263,7 @@ mod tests {
 
     /// As after a lost acknowledgement.
     #[tokio::test]
-    async fn a_batch_that_kafka_has_without_saying_where_does_not_stop_other_writes() {
+    async fn a_batch_that_kafka_has_without_saying_where_does_not_stop_other_writes_but_one_without_a_time_does() {
         let (brokers, appender) = mock();
         let lane = Lane::start(0, Arc::new(appender), watch::Sender::new(None));
         let mut events = Events::new(1);
@@ -243,5 +274,8 @@ mod tests {
         assert!(matches!(unknown, EngineError::OutcomeUnknown(_)), "{unknown}");
         assert!(!lane.is_failing());
         assert!(lane.append(&events).await.is_ok());
+        // The mock broker gives no time.
+        let refused = lane.append(&events).await.err().unwrap();
+        assert!(matches!(&refused, EngineError::Unavailable(why) if why.contains("LogAppendTime")), "{refused}");
     }
 }

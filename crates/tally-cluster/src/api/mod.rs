@@ -38,7 +38,7 @@ use tally_core::surface::{
 };
 use tokio::sync::watch;
 
-use crate::kafka::{Appender, TopicError, topic};
+use crate::kafka::{Appender, NO_BROKER_TIME, TopicError, topic};
 use crate::limits::{CLOSE_WAIT_MS, SILENT_AFTER_MS};
 use crate::partitioner::partition_of;
 use crate::policy::ShardPolicies;
@@ -319,6 +319,9 @@ impl Engine for Cluster {
                     self.partitions
                 ),
             },
+            _ if self.lanes.iter().any(|lane| lane.is_untimed()) => {
+                Health::Degraded { writes: false, why: NO_BROKER_TIME.to_owned() }
+            }
             (failing, _) => Health::Degraded {
                 writes: false,
                 why: format!(

@@ -15,8 +15,8 @@ use crate::limits::{APPEND_TIMEOUT_MS, APPENDS_QUEUED_MAX, RECORD_BYTES_MAX};
 
 /// Appends batches: idempotent, acknowledged by all replicas in sync.
 pub struct Appender {
-    /// Replaced after an error that it does not recover from.
-    producer: Mutex<FutureProducer>,
+    /// Replaced after an error that it does not recover from. `None` once this is dropped.
+    producer: Mutex<Option<FutureProducer>>,
     settings: Arc<KafkaSettings>,
 }
 
@@ -25,7 +25,7 @@ pub struct Appender {
 pub struct Appended {
     /// The position after it.
     pub end: Position,
-    /// The broker's time, if it gave one.
+    /// The broker's time; `None` if the topic is not set to LogAppendTime.
     pub at: Option<Millis>,
 }
 
@@ -50,21 +50,22 @@ impl Appender {
     /// Connects in the background: brokers may be down.
     pub fn new(settings: &KafkaSettings) -> Result<Appender, TopicError> {
         let producer = connect(settings).map_err(|error| TopicError::new(settings, &error))?;
-        Ok(Appender { producer: Mutex::new(producer), settings: Arc::new(settings.clone()) })
+        Ok(Appender { producer: Mutex::new(Some(producer)), settings: Arc::new(settings.clone()) })
     }
 
     /// The producer in use. The client library stops a producer for good when it can no longer tell what the broker
     /// has. It has then failed the batches in flight, and is replaced here.
     fn producer(&self) -> Result<FutureProducer, AppendError> {
         let mut producer = self.producer.lock();
-        if let Some((_, why)) = producer.client().fatal_error() {
+        if let Some(current) = &*producer {
+            let Some((_, why)) = current.client().fatal_error() else { return Ok(current.clone()) };
             tracing::error!(%why, "the Kafka producer has stopped; replacing it");
-            let next = connect(&self.settings).map_err(|error| AppendError::NotSent(say(&self.settings, &error)))?;
-            let stopped = std::mem::replace(&mut *producer, next);
-            // Dropping it waits for its threads. If no thread can be started for that, this one waits.
-            let _ = std::thread::Builder::new().name("tally-drop".to_owned()).spawn(move || drop(stopped));
         }
-        Ok(producer.clone())
+        let next = connect(&self.settings).map_err(|error| AppendError::NotSent(say(&self.settings, &error)))?;
+        if let Some(stopped) = producer.replace(next.clone()) {
+            close(stopped);
+        }
+        Ok(next)
     }
 
     /// Queues a batch. Batches of one partition are appended in the order of these calls; the future resolves when this
@@ -91,10 +92,34 @@ impl Appender {
     /// Sets the clock of a partition to the time of its broker, even if that is earlier. Decision 0019 describes the
     /// consequences.
     pub async fn reset_clock(&self, partition: u32) -> Result<Appended, AppendError> {
+        self.append_batch(partition, &Batch::clock_reset()).await
+    }
+
+    /// Appends a batch without events, to learn position and time.
+    pub async fn append_empty(&self, partition: u32) -> Result<Appended, AppendError> {
+        self.append_batch(partition, &Batch::default()).await
+    }
+
+    /// Appends a batch and waits for its acknowledgement. The broker sets its time.
+    pub async fn append_batch(&self, partition: u32, batch: &Batch) -> Result<Appended, AppendError> {
         let mut bytes = Vec::new();
-        encode(&Batch::clock_reset(), Millis(0), &mut bytes);
+        encode(batch, Millis(0), &mut bytes);
         self.append(partition, &bytes)?.await
     }
+}
+
+impl Drop for Appender {
+    fn drop(&mut self) {
+        if let Some(producer) = self.producer.get_mut().take() {
+            close(producer);
+        }
+    }
+}
+
+/// Closes a producer on a thread of its own, because that waits for the threads of the producer. If no thread can be
+/// started, this one waits.
+fn close(producer: FutureProducer) {
+    let _ = std::thread::Builder::new().name("tally-drop".to_owned()).spawn(move || drop(producer));
 }
 
 /// Position and time of an acknowledgement.

@@ -1,13 +1,13 @@
 //! The consumer group that divides partitions among workers. Its consumer fetches nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use tally_core::time::Position;
+use tokio::sync::watch;
 
 use super::{KafkaSettings, TopicError};
 use crate::limits::{REVOKE_WAIT_MS, SESSION_TIMEOUT_MS};
@@ -25,18 +25,21 @@ pub enum MembershipEvent {
         /// The partitions.
         partitions: Vec<u32>,
         /// Dropped once the worker has released them.
-        done: std::sync::mpsc::SyncSender<()>,
+        done: SyncSender<()>,
     },
     /// These were taken away, because the group did not hear from this worker in time.
     Lost(Vec<u32>),
 }
 
-/// Membership in the group. Leaves it when dropped.
+/// Membership in the group. When it is dropped, the polling thread leaves the group and closes the consumer. Nobody has
+/// to wait for that thread: the client library sets no limit to the time it takes while brokers do not answer.
 pub struct Membership {
     consumer: Arc<BaseConsumer<GroupContext>>,
     topic: String,
-    stopping: Arc<AtomicBool>,
-    polling: Option<JoinHandle<()>>,
+    /// Ends when the group is left and the consumer is closed.
+    left: watch::Receiver<()>,
+    /// Dropped last: the polling thread then has the only reference to the consumer.
+    _polling: SyncSender<()>,
 }
 
 struct GroupContext {
@@ -55,7 +58,7 @@ impl ConsumerContext for GroupContext {
         if consumer.assignment_lost() {
             return (self.events)(MembershipEvent::Lost(partitions));
         }
-        let (done, wait) = std::sync::mpsc::sync_channel(0);
+        let (done, wait) = sync_channel(0);
         (self.events)(MembershipEvent::Revoked { partitions, done });
         // Ends when the sender is dropped. After the time-out the store refuses what the worker still persists.
         let _ = wait.recv_timeout(Duration::from_millis(REVOKE_WAIT_MS));
@@ -104,12 +107,13 @@ impl Membership {
         let consumer: BaseConsumer<GroupContext> = config.create_with_context(context).map_err(failed)?;
         consumer.subscribe(&[&settings.topic]).map_err(failed)?;
         let consumer = Arc::new(consumer);
-        let stopping = Arc::new(AtomicBool::new(false));
-        let polling = std::thread::Builder::new().name("tally-group".to_owned()).spawn({
-            let (consumer, stopping) = (Arc::clone(&consumer), Arc::clone(&stopping));
+        let (polling, dropped) = sync_channel::<()>(0);
+        let (closed, left) = watch::channel(());
+        let started = std::thread::Builder::new().name("tally-group".to_owned()).spawn({
+            let consumer = Arc::clone(&consumer);
             move || {
                 let mut last = String::new();
-                while !stopping.load(Ordering::Acquire) {
+                while dropped.try_recv() == Err(TryRecvError::Empty) {
                     let Some(Err(error)) = consumer.poll(POLL_EVERY) else { continue };
                     let error = error.to_string();
                     // It repeats while the group cannot be joined.
@@ -118,10 +122,18 @@ impl Membership {
                         last = error;
                     }
                 }
+                // Closing it revokes the partitions and leaves the group.
+                drop(consumer);
+                drop(closed);
             }
         });
-        let polling = Some(polling.map_err(|error| TopicError::Other(error.to_string()))?);
-        Ok(Membership { consumer, topic: settings.topic.clone(), stopping, polling })
+        started.map_err(|error| TopicError::Other(error.to_string()))?;
+        Ok(Membership { consumer, topic: settings.topic.clone(), left, _polling: polling })
+    }
+
+    /// A receiver whose channel is closed once the group is left.
+    pub fn left(&self) -> watch::Receiver<()> {
+        self.left.clone()
     }
 
     /// Tells the group how far a partition is persisted, for tools that show lag. Nothing depends on it.
@@ -130,18 +142,6 @@ impl Membership {
         let added = list.add_partition_offset(&self.topic, partition as i32, Offset::Offset(position.0 as i64));
         if let Err(error) = added.and_then(|()| self.consumer.commit(&list, CommitMode::Async)) {
             tracing::debug!(partition, %error, "an offset was not committed");
-        }
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        // Unsubscribing revokes the partitions, which the polling thread must see.
-        self.consumer.unsubscribe();
-        self.stopping.store(true, Ordering::Release);
-        if let Some(polling) = self.polling.take() {
-            // Fails only if the thread panicked, which changes nothing here.
-            let _ = polling.join();
         }
     }
 }

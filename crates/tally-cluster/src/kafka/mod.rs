@@ -24,6 +24,10 @@ pub use tail::{JournalRecord, PartitionTail, Tailer};
 /// How long a request for metadata or offsets may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Why records have no broker's time, and what to do.
+pub const NO_BROKER_TIME: &str = "the topic is no longer set to message.timestamp.type=LogAppendTime, so that records come \
+    without the time of a broker. Correct that setting with kafka-configs.sh";
+
 /// Whether this build can use TLS with Kafka.
 pub const HAS_TLS: bool = cfg!(feature = "kafka-tls");
 

@@ -1,8 +1,7 @@
 //! Reading the journal: records of chosen partitions, from chosen positions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -38,8 +37,9 @@ struct TailerShared {
     settings: KafkaSettings,
     /// Adding and removing partitions must not interleave.
     assigning: Mutex<()>,
-    stopping: Arc<AtomicBool>,
-    serving: Mutex<Option<JoinHandle<()>>>,
+    /// Dropped last: the serving thread then has the only reference to the consumer, and closes it. Nobody waits for that,
+    /// because it can take long while brokers do not answer.
+    _serving: SyncSender<()>,
 }
 
 /// A record of the journal: one batch.
@@ -47,8 +47,8 @@ struct TailerShared {
 pub struct JournalRecord {
     /// The position before it, which is its offset.
     pub start: Position,
-    /// The broker's time of appending.
-    pub at: Millis,
+    /// The broker's time of appending; `None` if the topic was not set to LogAppendTime then.
+    pub at: Option<Millis>,
     /// The encoded batch.
     pub batch: Vec<u8>,
 }
@@ -96,11 +96,11 @@ impl Tailer {
             .set("fetch.queue.backoff.ms", "20");
         let consumer: BaseConsumer = config.create().map_err(|error| TopicError::new(settings, &error))?;
         let consumer = Arc::new(consumer);
-        let stopping = Arc::new(AtomicBool::new(false));
-        let serving = std::thread::Builder::new().name("tally-tail".to_owned()).spawn({
-            let (consumer, stopping) = (Arc::clone(&consumer), Arc::clone(&stopping));
+        let (serving, dropped) = sync_channel::<()>(0);
+        let started = std::thread::Builder::new().name("tally-tail".to_owned()).spawn({
+            let consumer = Arc::clone(&consumer);
             move || {
-                while !stopping.load(Ordering::Acquire) {
+                while dropped.try_recv() == Err(TryRecvError::Empty) {
                     // Records go to the queues of their partitions; here only errors and logs arrive.
                     match consumer.poll(SERVE_EVERY) {
                         Some(Err(error)) => tracing::debug!(%error, "Kafka consumer"),
@@ -111,14 +111,13 @@ impl Tailer {
                 }
             }
         });
-        let serving = serving.map_err(|error| TopicError::Other(error.to_string()))?;
+        started.map_err(|error| TopicError::Other(error.to_string()))?;
         Ok(Tailer {
             shared: Arc::new(TailerShared {
                 consumer,
                 settings: settings.clone(),
                 assigning: Mutex::new(()),
-                stopping,
-                serving: Mutex::new(Some(serving)),
+                _serving: serving,
             }),
         })
     }
@@ -171,15 +170,12 @@ impl Tailer {
                 None => return Err(TopicError::Other(format!("partition {partition} could not be read in time"))),
             }
         };
-        if record.at > clock {
-            return Err(TopicError::OtherRecords {
-                partition,
-                position: from.0,
-                appended: record.at.0,
-                stored: clock.0,
-            });
+        match record.at {
+            Some(Millis(appended)) if appended > clock.0 => {
+                Err(TopicError::OtherRecords { partition, position: from.0, appended, stored: clock.0 })
+            }
+            _ => Ok(tail),
         }
-        Ok(tail)
     }
 
     /// The first position that the journal still has, and its end. Blocks for a round trip.
@@ -220,11 +216,9 @@ impl PartitionTail {
             )));
         }
         let at = match message.timestamp() {
-            Timestamp::LogAppendTime(at) => Millis(at.max(0) as u64),
-            Timestamp::CreateTime(_) | Timestamp::NotAvailable => {
-                let problem = "has records without LogAppendTime. Set message.timestamp.type=LogAppendTime".to_owned();
-                return Err(TopicError::WrongTopic { topic: self.shared.settings.topic.clone(), problem });
-            }
+            Timestamp::LogAppendTime(at) => Some(Millis(at.max(0) as u64)),
+            // By the clock of the node that sent it.
+            Timestamp::CreateTime(_) | Timestamp::NotAvailable => None,
         };
         let batch = message.payload().unwrap_or_default().to_vec();
         self.next = Position(start.0 + 1);
@@ -308,15 +302,5 @@ impl PartitionTail {
 impl Drop for PartitionTail {
     fn drop(&mut self) {
         self.unassign();
-    }
-}
-
-impl Drop for TailerShared {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        if let Some(serving) = self.serving.lock().take() {
-            // Fails only if the thread panicked, which changes nothing here.
-            let _ = serving.join();
-        }
     }
 }

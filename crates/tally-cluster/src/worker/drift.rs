@@ -68,12 +68,7 @@ impl WorkerShared {
         keys: Vec<Key>,
     ) -> Result<Vec<(StoredTotal, TotalUpdate, u64)>, String> {
         let stored = self.services.totals.stored(&keys).await.map_err(|error| error.to_string())?;
-        let reading = tokio::task::spawn_blocking({
-            let (hosting, keys) = (Arc::clone(hosting), keys.clone());
-            let policies = self.settings.policies.clone();
-            move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
-        });
-        let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let reading = self.read_own(hosting, keys.clone()).await?;
         let mut found = Vec::new();
         let mut end = None;
         let states = reading.records().zip(&reading.counters).zip(&reading.summed);

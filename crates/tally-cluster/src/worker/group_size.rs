@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn a_group_is_bounded_by_records_by_events_and_by_bytes() {
-        let record = |bytes| JournalRecord { start: Position(0), at: Millis(0), batch: vec![0; bytes] };
+        let record = |bytes| JournalRecord { start: Position(0), at: Some(Millis(0)), batch: vec![0; bytes] };
         let key = Key::new("k").unwrap();
         let mut crowded = Events::new(7);
         for _ in 0..GROUP_EVENTS_MAX / 2 {

@@ -293,14 +293,17 @@ impl PartitionHost {
         fetched.restore(&mut hosted.partition).map_err(StoreFailure::from)?;
         let is_publishing = self.is_publishing.load(Ordering::Acquire);
         if let Some((first, _)) = batches.first().filter(|_| is_publishing) {
-            self.unpublished.applied(first.at);
-            self.unpersisted.applied(first.at);
+            let at = first.at.unwrap_or_else(|| self.now_at(&hosted.partition));
+            self.unpublished.applied(at);
+            self.unpersisted.applied(at);
         }
         let mut duplicates = 0;
         for (record, batch) in batches.drain(..) {
             let mut outcomes = Outcomes::default();
             self.note_time(&record, &batch);
-            let at = hosted.partition.apply(record.at, &batch, &mut outcomes);
+            // Without a broker's time, at that of the record before it. Then not even a reset changes the clock.
+            let at = record.at.unwrap_or_else(|| hosted.partition.clock());
+            let at = hosted.partition.apply(at, &batch, &mut outcomes);
             hosted.applied = record.end();
             if is_publishing {
                 self.note_changes(&batch);
@@ -321,13 +324,14 @@ impl PartitionHost {
     /// Follows the brokers' time. Only a batch that resets the clock sets it back; everything derived from the wrong
     /// time is then discarded.
     fn note_time(&self, record: &JournalRecord, batch: &Batch) {
-        if batch.resets_clock() {
-            self.time.reset(self.partition, record);
-            self.summed.reset();
-            let (now, current_at) = (record.at, record.at);
-            self.round.lock().clock_reset(Moment { elapsed_ms: elapsed_ms(), now, current_at });
-        } else {
-            self.time.observe(self.partition, record);
+        match record.at {
+            None => self.time.observe_untimed(self.partition, record),
+            Some(at) if batch.resets_clock() => {
+                self.time.reset(self.partition, record, at);
+                self.summed.reset();
+                self.round.lock().clock_reset(Moment { elapsed_ms: elapsed_ms(), now: at, current_at: at });
+            }
+            Some(at) => self.time.observe(self.partition, record, at),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tally_core::batch::{Batch, Events, encode};
+use tally_core::batch::{Batch, Events};
 use tally_core::event::Change;
 use tally_core::limits::SWEEP_SLICE;
 use tally_core::time::{Millis, Position};
@@ -486,13 +486,7 @@ impl WorkerShared {
 
     /// Appends a batch of the worker's own, and returns its end. If that fails, the next round tries again.
     async fn append(&self, partition: u32, batch: &Batch) -> Option<Position> {
-        let mut bytes = Vec::new();
-        encode(batch, Millis(0), &mut bytes);
-        let appended = match self.appender.append(partition, &bytes) {
-            Ok(appending) => appending.await,
-            Err(error) => Err(error),
-        };
-        match appended {
+        match self.appender.append_batch(partition, batch).await {
             Ok(appended) => Some(appended.end),
             Err(error) => {
                 tracing::debug!(partition, %error, "a batch of the worker was not appended");

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tally_core::surface::Metric;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use answer::StoreReads;
 pub use broker_clock::{BrokerClock, elapsed_ms};
@@ -37,6 +37,7 @@ use hosting::{Hosting, Release};
 use meters::WorkerMeters;
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
+use crate::limits::{LEAVE_WAIT_MS, PERSISTS_MAX, STORE_READS_MAX};
 use crate::policy::ShardPolicies;
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
@@ -126,6 +127,10 @@ pub(crate) struct WorkerShared {
     meters: WorkerMeters,
     /// Reads of counters that are not in memory.
     store_reads: StoreReads,
+    /// Partitions that may be persisted at once.
+    persists: Arc<Semaphore>,
+    /// The same for readings of publishers and drift checks, which may have to fetch from PostgreSQL.
+    background_reads: Arc<Semaphore>,
     /// The standbys of all partitions, by the last plan.
     standbys: Mutex<BTreeMap<u32, Vec<String>>>,
     /// Held while a partition is read, because the Kafka client can read each only once at a time.
@@ -180,6 +185,8 @@ impl Worker {
             group: Mutex::new(None),
             meters: WorkerMeters::default(),
             store_reads: StoreReads::default(),
+            persists: Arc::new(Semaphore::new(PERSISTS_MAX)),
+            background_reads: Arc::new(Semaphore::new(STORE_READS_MAX)),
             standbys: Mutex::default(),
             tails: Mutex::default(),
             settings,
@@ -264,10 +271,13 @@ impl Worker {
     pub async fn stop(&self) {
         *self.shared.group.lock() = None;
         let membership = self.membership.lock().take();
-        // Leaving revokes all partitions and waits for them, on another thread.
-        let left = tokio::task::spawn_blocking(move || drop(membership)).await;
-        if let Err(error) = left {
-            tracing::warn!(%error, "leaving the group failed");
+        if let Some(mut left) = membership.as_ref().map(|membership| membership.left()) {
+            // Leaving revokes all partitions and waits for them, on another thread.
+            drop(membership);
+            let left = tokio::time::timeout(Duration::from_millis(LEAVE_WAIT_MS), left.changed());
+            if left.await.is_err() {
+                tracing::warn!("Kafka does not answer; stopping without having left the group of workers");
+            }
         }
         let server = self.server.lock().take();
         if let Some(server) = server {

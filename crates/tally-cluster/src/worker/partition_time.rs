@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tally_core::time::{Millis, Position};
 
 use super::broker_clock::{self, BrokerClock, JumpWatch};
-use crate::kafka::JournalRecord;
+use crate::kafka::{JournalRecord, NO_BROKER_TIME};
 
 /// Follows the brokers' time by the records that are applied. Its methods take the time of the last batch, which it is
 /// never before.
@@ -20,6 +20,8 @@ pub struct PartitionTime {
     current_at: AtomicU64,
     /// The position after the last reset of the clock.
     reset: AtomicU64,
+    /// Whether the last record had no broker's time.
+    is_untimed: AtomicBool,
 }
 
 impl PartitionTime {
@@ -31,17 +33,19 @@ impl PartitionTime {
             is_current: AtomicBool::new(false),
             current_at: AtomicU64::new(0),
             reset: AtomicU64::new(reset.0),
+            is_untimed: AtomicBool::new(false),
         }
     }
 
-    /// A record is about to be applied.
-    pub fn observe(&self, partition: u32, record: &JournalRecord) {
+    /// A record of this time is about to be applied.
+    pub fn observe(&self, partition: u32, record: &JournalRecord, at: Millis) {
+        self.is_untimed.store(false, Ordering::Release);
         let is_current = self.is_current.load(Ordering::Acquire);
         match is_current {
-            true => self.clock.learn(record.at),
-            false => self.clock.observe(record.at),
+            true => self.clock.learn(at),
+            false => self.clock.observe(at),
         }
-        if let Some(ahead_ms) = self.jumps.lock().observe(record.at, broker_clock::elapsed_ms(), is_current) {
+        if let Some(ahead_ms) = self.jumps.lock().observe(at, broker_clock::elapsed_ms(), is_current) {
             tracing::warn!(
                 partition,
                 position = record.start.0,
@@ -53,9 +57,20 @@ impl PartitionTime {
         }
     }
 
-    /// A record that sets the clock back is about to be applied.
-    pub fn reset(&self, partition: u32, record: &JournalRecord) {
-        self.clock.reset(record.at);
+    /// A record without a broker's time is about to be applied. It changes no time.
+    pub fn observe_untimed(&self, partition: u32, record: &JournalRecord) {
+        if !self.is_untimed.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                partition,
+                position = record.start.0,
+                "records are applied at the time of the record before them: {NO_BROKER_TIME}"
+            );
+        }
+    }
+
+    /// A record of this time that sets the clock back is about to be applied.
+    pub fn reset(&self, partition: u32, record: &JournalRecord, at: Millis) {
+        self.clock.reset(at);
         self.current_at.store(0, Ordering::Release);
         self.jumps.lock().reset();
         self.reset.store(record.end().0, Ordering::Release);

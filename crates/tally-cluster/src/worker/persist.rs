@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tally_engine::host::{CaptureDriver, CaptureProgress};
 use tokio::runtime::Handle;
+use tokio::sync::AcquireError;
 
 use super::WorkerShared;
 use super::host::HostError;
@@ -46,11 +47,13 @@ impl WorkerShared {
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
         // Moved into the task, which continues even if nobody waits for it any more.
         let turn = Arc::clone(&hosting.persisting).lock_owned().await;
+        let closed = |error: AcquireError| PersistFailure::Failed(error.to_string());
+        let permit = Arc::clone(&self.persists).acquire_owned().await.map_err(closed)?;
         let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
         let partition = hosting.host.partition;
         let runtime = Handle::current();
         let persisted = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let (_turn, _permit) = (turn, permit);
             let host = &hosting.host;
             let from = host.store().base();
             if from == host.applied() {

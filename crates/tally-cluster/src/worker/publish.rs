@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use tally_core::key::Key;
 use tally_core::time::Millis;
 
 use super::WorkerShared;
 use super::drift::DriftPass;
-use super::host::{PartitionHost, RoundStart};
+use super::host::{HostReading, PartitionHost, RoundStart};
 use super::hosting::Hosting;
 use super::round::Due;
 use crate::limits::STANDBYS_MAX;
@@ -90,12 +91,7 @@ impl WorkerShared {
             return Ok(RoundOutcome::Superseded);
         }
         if !keys.is_empty() {
-            let reading = tokio::task::spawn_blocking({
-                let (hosting, keys) = (Arc::clone(hosting), keys.clone());
-                let policies = self.settings.policies.clone();
-                move || hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
-            });
-            let reading = reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+            let reading = self.read_own(hosting, keys.clone()).await?;
             // The times until which totals are valid are by the wrong clock.
             if host.clock_reset() != clock_reset {
                 return Err("the partition's clock was reset meanwhile".to_owned());
@@ -130,6 +126,17 @@ impl WorkerShared {
         hosting.note_published(position);
         host.unpublished.saved();
         Ok(if published.contains(&false) { RoundOutcome::Superseded } else { RoundOutcome::Published })
+    }
+
+    /// Reads counters for the worker's own use, from PostgreSQL if they are not in memory.
+    pub(super) async fn read_own(&self, hosting: &Arc<Hosting>, keys: Vec<Key>) -> Result<HostReading, String> {
+        let permit = Arc::clone(&self.background_reads).acquire_owned().await.map_err(|error| error.to_string())?;
+        let (hosting, policies) = (Arc::clone(hosting), self.settings.policies.clone());
+        let reading = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
+        });
+        reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
     /// The standbys of a partition, without those whose addresses a heartbeat cannot carry.

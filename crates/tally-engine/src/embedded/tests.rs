@@ -1,7 +1,7 @@
 //! Which thread flushes, which are woken, and what happens without room. The engine runs without its threads, step by
 //! step.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -9,11 +9,14 @@ use std::task::{Context, Poll, Waker};
 use tally_core::key::KeyRef;
 use tally_core::time::Millis;
 
+use tally_core::event::Field;
 use tally_core::outcome::Refusal;
+use tally_core::record::counter_key;
 
 use super::*;
 use crate::clock::Clock;
 use crate::disk::RealDisk;
+use crate::store::Entry;
 
 /// A clock that stands still, so that no flush is slow.
 struct StandingClock;
@@ -78,6 +81,58 @@ fn no_batch_is_refused_while_the_flusher_has_yet_to_reserve_the_next_segment() {
         assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
     }
     assert!((5..50).contains(&left), "once per segment, not {left} times");
+}
+
+#[test]
+fn a_batch_waits_for_the_next_segment_if_unflushed_ones_have_used_up_the_reserved_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let shared = without_threads(&dir, MEMORY_BYTES_MIN);
+    let mut counted = 0;
+    let mut seal = || {
+        let mut sealed = Seal::Empty;
+        assert!(increment(&shared, || sealed = shared.machine.seal()).is_pending());
+        counted += 1;
+        sealed
+    };
+    while seal() == Seal::Applied {}
+    assert_eq!(shared.machine.seal(), Seal::BackedUp, "the disk has space");
+    assert!(shared.machine.flush().unwrap());
+    shared.machine.maintain_journal();
+    assert_eq!(shared.machine.seal(), Seal::Applied);
+    let answer = increment(&shared, || {
+        shared.machine.seal();
+        shared.machine.flush().unwrap();
+    });
+    let Poll::Ready(Ok(receipt)) = answer else { panic!("{answer:?}") };
+    assert_eq!(receipt.outcomes[0].value, counted + 1);
+}
+
+#[test]
+fn a_stored_counter_that_cannot_be_decoded_is_damage_also_for_a_batch_that_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = KeyRef::new(b"damaged").unwrap();
+    let shared = without_threads(&dir, MEMORY_BYTES_MIN);
+    assert!(increment(&shared, || shared.flush_here()).is_ready());
+    shared.checkpoint();
+    let position = shared.machine.store.position();
+    let mut writer = shared.machine.store.checkpoint();
+    writer.write_run([(&counter_key(damaged.as_bytes())[..], Entry::Put(b"not a counter"))]).unwrap();
+    writer.commit(position).unwrap();
+    drop(shared);
+
+    let shared = without_threads(&dir, 4 << 10);
+    assert!(increment(&shared, || shared.flush_here()).is_ready());
+    // That change fills memory, so a batch is refused, and its reads are answered.
+    shared.machine.checkpoint_full.store(true, Ordering::Release);
+    let mut events = shared.machine.events();
+    events.push(damaged, Change::Read(Field::Value), None, None);
+    events.add(KeyRef::new(&[b'k'; 500]).unwrap(), 1);
+    let mut call = pin!(shared.machine.submit(events, Durability::Flushed, |_| {}));
+    let context = &mut Context::from_waker(Waker::noop());
+    assert!(call.as_mut().poll(context).is_pending());
+    assert_eq!(shared.machine.seal(), Seal::Refused);
+    let answer = call.as_mut().poll(context);
+    assert!(matches!(&answer, Poll::Ready(Err(EngineError::Poisoned(why))) if why.contains("decoded")), "{answer:?}");
 }
 
 fn assert_refused(answer: Poll<Result<Receipt, EngineError>>) {

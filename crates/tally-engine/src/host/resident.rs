@@ -227,6 +227,13 @@ impl Fetched {
         Ok(CounterSnapshot { state: state.filter(|state| !state.is_expired(now)), head })
     }
 
+    /// Fails if a counter that was fetched cannot be decoded.
+    pub fn check_counters(&self) -> Result<(), MalformedRecord> {
+        let mut counters = self.iter().filter(|(store_key, _)| record::counter_of(store_key).is_some());
+        let malformed = counters.find(|(_, value)| record::read_counter(value).is_none());
+        malformed.map_or(Ok(()), |(store_key, _)| Err(MalformedRecord::new(store_key)))
+    }
+
     /// Puts every record into memory. The caller has made room.
     pub fn restore(&self, partition: &mut Partition) -> Result<(), MalformedRecord> {
         for (key, value) in self.iter() {
@@ -348,6 +355,21 @@ mod tests {
 
     fn is_missing(hosted: &Hosted<()>, key: &[u8]) -> bool {
         hosted.partition.is_missing(KeyRef::new(key).unwrap())
+    }
+
+    #[test]
+    fn a_fetched_counter_that_cannot_be_decoded_is_found() {
+        let mut partition = Partition::new(1);
+        add(&mut partition, HOT, 5);
+        let mut fetched = Fetched { passes: vec![Pass::default()] };
+        for (key, value) in &capture(&mut partition) {
+            fetched.passes[0].keys.push(key);
+            fetched.passes[0].values.push(value);
+        }
+        assert_eq!(fetched.check_counters(), Ok(()));
+        fetched.passes[0].keys.push(&record::counter_key(b"odd"));
+        fetched.passes[0].values.push(b"not a counter");
+        assert!(fetched.check_counters().unwrap_err().key.contains("odd"));
     }
 
     #[test]

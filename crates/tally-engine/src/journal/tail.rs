@@ -16,8 +16,8 @@
 //!     }
 //! }
 //! ```
-//! Less than a segment is queued (`UNFLUSHED_BYTES_MAX` < `SEGMENT_BYTES`), so `NoRoom` usually means that the reservation
-//! failed. It can also mean that the flusher is late: what is queued and what is being flushed may exceed a segment together.
+//! What is queued and what is being flushed may use up the reserved space together, before the flusher can reserve more.
+//! [`Tail::has_room`] tells whether a batch has to wait for that.
 
 use tally_core::time::Position;
 
@@ -59,7 +59,7 @@ impl Reservation {
         let framed = framed_len(payload_len);
         let rolls = framed > self.segment_end.0 - self.next.0;
         if rolls {
-            if self.spares_ready == 0 || framed > self.segment_bytes - SEGMENT_HEADER_BYTES {
+            if self.spares_ready == 0 || framed > self.payload_max() {
                 return Err(NoRoom);
             }
             self.spares_ready -= 1;
@@ -69,6 +69,11 @@ impl Reservation {
         let position = self.next;
         self.next.0 += framed;
         Ok(Placement { position, end: self.next, rolls })
+    }
+
+    /// Most bytes of frames in a segment.
+    fn payload_max(&self) -> u64 {
+        self.segment_bytes - SEGMENT_HEADER_BYTES
     }
 }
 
@@ -140,6 +145,14 @@ impl Tail {
         }
     }
 
+    /// Whether space is reserved for a payload of this length. One that no segment can hold counts as having room: waiting
+    /// for another segment does not help it.
+    #[must_use]
+    pub fn has_room(&self, payload_len: usize) -> bool {
+        let mut reservation = self.reservation;
+        framed_len(payload_len) > reservation.payload_max() || reservation.place(payload_len).is_ok()
+    }
+
     /// Takes everything queued, and reuses the buffers of a flushed group for the next one.
     pub fn take(&mut self, mut reuse: Group) -> Group {
         reuse.clear();
@@ -202,6 +215,19 @@ mod tests {
         let mut reservation = reservation(1);
         assert_eq!(reservation.place(81), Err(NoRoom));
         assert_eq!(reservation.spares_ready, 1);
+    }
+
+    #[test]
+    fn a_payload_has_room_unless_another_segment_would_give_it_some() {
+        let mut tail = Tail::new(reservation(1));
+        assert!(tail.has_room(80));
+        tail.append(|out| out.resize(out.len() + 80, 7)).unwrap();
+        assert!(tail.has_room(40), "in the spare");
+        tail.append(|out| out.resize(out.len() + 40, 7)).unwrap();
+        assert!(!tail.has_room(64), "the only spare is in use");
+        assert!(tail.has_room(65), "no segment can hold it");
+        tail.add_spares(1);
+        assert!(tail.has_room(64));
     }
 
     #[test]

@@ -128,14 +128,14 @@ impl Machine {
 
     /// Logs that the journal has no room, once until there is room again.
     fn report_no_room(&self, error: &io::Error) {
-        if !self.no_room_reported.swap(true, Ordering::AcqRel) {
+        if !self.no_spare_space.swap(true, Ordering::AcqRel) {
             tracing::warn!(%error, "no disk space for the journal: writes are refused until some is freed");
         }
     }
 
     fn report_room(&self) {
         self.disk_full.store(false, Ordering::Release);
-        if self.no_room_reported.swap(false, Ordering::AcqRel) {
+        if self.no_spare_space.swap(false, Ordering::AcqRel) {
             tracing::info!("the journal has disk space again: writes are accepted");
         }
     }

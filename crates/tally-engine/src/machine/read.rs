@@ -162,6 +162,7 @@ impl Machine {
         let list = |partition: &Partition, at, missing: &mut MissingKeys| partition.missing(batch, at, missing);
         let (mut state, fetched) = self.lock_with(list).map_err(|error| self.unreadable(&error))?;
         self.refuse_if_poisoned()?;
+        fetched.check_counters().map_err(|error| self.store_failed(&mut state, &error.into()))?;
         let mut outcomes = Outcomes::default();
         let stored = |key: KeyRef<'_>| fetched.counter(key).ok().flatten();
         let as_of = state.partition.answer(self.clock.now(), batch, Refusal::NoRoom, stored, &mut outcomes);

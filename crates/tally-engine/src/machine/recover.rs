@@ -279,7 +279,7 @@ impl Machine {
             trim_to: AtomicU64::new(0),
             stored_at: AtomicU64::new(continues_at.0),
             disk_full: AtomicBool::new(full),
-            no_room_reported: AtomicBool::new(full),
+            no_spare_space: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
             closing: AtomicBool::new(false),

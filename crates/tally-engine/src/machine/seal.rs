@@ -10,7 +10,7 @@ use tally_core::partition::Headroom;
 use tally_core::surface::EngineError;
 use tally_core::time::{Millis, Position};
 
-use super::{AppliedBatch, BatchTicket, Durability, Machine, State, is_backed_up};
+use super::{AppliedBatch, BatchTicket, Durability, Machine, State};
 use crate::host::Fetched;
 use crate::signal::lock;
 
@@ -23,7 +23,7 @@ pub enum Seal {
     Applied,
     /// The batch was refused and its callers were told: the disk is full or the store cannot be read.
     Refused,
-    /// The batch stays open until the flusher has caught up.
+    /// The batch stays open until the flusher has caught up or has reserved the next segment.
     BackedUp,
     /// The batch stays open until a checkpoint has made room in memory.
     NeedsCheckpoint,
@@ -90,13 +90,13 @@ impl Machine {
         if self.poison.reason().is_some() {
             return Err(Seal::Empty);
         }
-        if is_backed_up(&state.journal.tail) {
-            return Err(Seal::BackedUp);
-        }
         let budget = self.settings.partition_bytes(self.store.memory_bytes());
         let room = self.open.with(|batch| {
             if batch.is_empty() {
                 return Err(Seal::Empty);
+            }
+            if self.is_backed_up(&state.journal.tail, batch.bytes()) {
+                return Err(Seal::BackedUp);
             }
             if state.partition.preimage_bytes() >= self.settings.capture_bytes() {
                 return Err(Seal::NeedsCheckpoint);
@@ -132,6 +132,9 @@ impl Machine {
     /// Answers a batch that cannot be journalled: changes are refused, reads are answered. The reads may have seen
     /// unflushed batches, so the answers wait for those.
     fn refuse(&self, state: &mut State, combiner: Combiner, ticket: Arc<BatchTicket>, at: Millis, fetched: &Fetched) {
+        if let Err(error) = fetched.check_counters() {
+            return ticket.fail(self.store_failed(state, &error.into()));
+        }
         let mut outcomes = Outcomes::default();
         let stored = |key: KeyRef<'_>| fetched.counter(key).ok().flatten();
         state.partition.answer(at, combiner.batch(), Refusal::NoRoom, stored, &mut outcomes);

@@ -64,6 +64,12 @@ impl StoreError {
         matches!(self, StoreError::Io { source, .. } if disk::is_full(source))
     }
 
+    /// Whether no file could be opened because all file descriptors are in use. The store is unchanged and stays usable.
+    #[must_use]
+    pub fn is_out_of_files(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if disk::is_out_of_files(source))
+    }
+
     /// Whether stored data is unusable, so that no retry can help.
     #[must_use]
     pub fn is_damage(&self) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use serde_json::json;
 use tally_cluster::kafka::topic::{self, Created, NewJournal};
-use tally_cluster::kafka::{Appender, Tailer, TopicError};
+use tally_cluster::kafka::{Appender, NO_BROKER_TIME, Tailer, TopicError};
 use tally_cluster::postgres::{PartitionRow, Pg};
 use tally_cluster::rpc::{PartitionStatus, Role, RpcClient, RpcRequest, RpcResponse};
 use tally_core::limits::CLOCK_AHEAD_REPORTED_MS;
@@ -224,14 +224,14 @@ async fn reset_clock(config: &ClusterConfig, args: &ClusterResetArgs) -> Result<
         let set_back_ms = before.zip(appended.at).map(|(before, now)| before.since(now));
         let here = SystemClock.wall();
         let differs = |now: Millis| now.since(here).max(here.since(now)) > CLOCK_AHEAD_REPORTED_MS;
-        let is_wrong = appended.at.is_some_and(differs);
+        let is_wrong = appended.at.is_none_or(differs);
         some_wrong |= is_wrong;
         let result = match set_back_ms {
+            _ if appended.at.is_none() => format!("not reset: {NO_BROKER_TIME}"),
             _ if is_wrong => {
                 "the clocks of the broker and of this machine differ: correct the wrong one, and run it again"
                     .to_owned()
             }
-            _ if appended.at.is_none() => "reset; the broker did not report its time".to_owned(),
             Some(set_back_ms) if set_back_ms > 0 => {
                 format!("set back by {}", humantime::format_duration(Duration::from_millis(set_back_ms)))
             }

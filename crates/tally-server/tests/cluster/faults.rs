@@ -1,7 +1,8 @@
 //! Services that fail and come back.
 
-use tally_services::{Kafka, RedisCluster};
+use tally_services::{Kafka, Postgres, RedisCluster};
 
+use crate::harness::Server;
 use crate::load::Load;
 use crate::place::{Services, TestCluster};
 
@@ -45,4 +46,24 @@ fn a_kafka_broker_that_is_killed_and_a_restart_of_all_lose_nothing() {
         kafka.start_all();
         kafka.wait_until_ready();
     });
+}
+
+/// The Kafka client sets no limit to the time that closing it takes while no broker answers.
+#[test]
+fn nodes_that_are_stopped_while_their_services_are_killed_end() {
+    let (kafka, redis, postgres) = (Kafka::start(1), RedisCluster::start(), Postgres::start());
+    let cluster = TestCluster::on(Services { kafka: &kafka, redis: &redis, postgres: &postgres }, "");
+    let mut nodes = [cluster.node("api"), cluster.node("worker"), cluster.node("worker")];
+    cluster.wait_until_hosted();
+    let load = Load::start(&[&nodes[0]], 2);
+    load.wait_for_more(200);
+    load.stop();
+    nodes.iter().for_each(Server::signal);
+    kafka.stop_all();
+    drop(redis);
+    postgres.kill();
+    for node in &mut nodes {
+        let status = node.exit();
+        assert!(status.success(), "{status}: {}", node.log());
+    }
 }

@@ -22,13 +22,33 @@ fn key() -> Key {
 
 /// The next record of the journal.
 fn record(host: &PartitionHost, at: Millis) -> JournalRecord {
-    JournalRecord { start: host.applied(), at, batch: Vec::new() }
+    JournalRecord { start: host.applied(), at: Some(at), batch: Vec::new() }
 }
 
 fn change(change: Change) -> Batch {
     let mut events = Events::new(7);
     events.push(key().as_ref(), change, None, None);
     events.batch().clone()
+}
+
+/// As after somebody has set the topic to CreateTime.
+#[tokio::test]
+async fn a_record_without_a_brokers_time_is_applied_at_the_time_before_it_and_does_not_reset_the_clock() {
+    let host = host();
+    let clock = |host: &PartitionHost| host.state().lock().partition.clock();
+    host.apply(&mut vec![(record(&host, Millis(5_000)), change(Change::Add(1)))]).unwrap();
+    let brokers = host.broker_time();
+    for batch in [change(Change::Add(1)), Batch::clock_reset()] {
+        let untimed = JournalRecord { at: None, ..record(&host, Millis(0)) };
+        host.apply(&mut vec![(untimed, batch)]).unwrap();
+        assert_eq!(clock(&host), Millis(5_000));
+    }
+    assert_eq!(host.clock_reset(), Position(0));
+    assert!(host.broker_time() >= brokers, "it told no time");
+    let counter = host.read_resident(&[key()], ExpiryBy::Journal).unwrap().counters[0].unwrap();
+    assert_eq!((counter.counter.value(), counter.counter.updated), (2, Millis(5_000)));
+    host.apply(&mut vec![(record(&host, Millis(6_000)), change(Change::Add(1)))]).unwrap();
+    assert_eq!(clock(&host), Millis(6_000), "time goes on with the next record that has one");
 }
 
 /// Needs the overflow checks of a debug build.
