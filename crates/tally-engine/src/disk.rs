@@ -68,7 +68,7 @@ pub fn is_full(error: &io::Error) -> bool {
 #[must_use]
 pub fn is_out_of_files(error: &io::Error) -> bool {
     let exhausted = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|code| exhausted.contains(&code))
+    real::os_code(error).is_some_and(|code| exhausted.contains(&code))
 }
 
 mod real;

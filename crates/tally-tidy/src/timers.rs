@@ -76,7 +76,7 @@ const RULES: [Rule; 2] = [
                 function: "checkpoint_until_stopped",
                 callers: Callers::AreNotFollowed,
             },
-            Waiting { file: "crates/tally-engine/src/embedded.rs", function: "wait_for_room", callers: Callers::Wait },
+            Waiting { file: "crates/tally-engine/src/embedded.rs", function: "pause_before_retry", callers: Callers::Wait },
             Waiting {
                 file: "crates/tally-engine/src/embedded.rs",
                 function: "checkpoint_failed",
@@ -198,7 +198,7 @@ mod tests {
             "fn f() {\n self.flusher.wait_up_to(pause);\n}",
             "fn f() {\n std::thread::park_timeout(pause);\n}",
             "fn f() {\n let _ = receiver.recv_timeout(pause);\n}",
-            "fn f() {\n self.wait_for_room();\n}",
+            "fn f() {\n self.pause_before_retry();\n}",
             "fn wait_up_to() {}\nfn checkpoint() { self.wait_up_to(pause); }",
         ];
         for path in ["embedded.rs", "embedded/flusher.rs", "machine.rs", "machine/seal.rs", "journal/writer.rs"] {

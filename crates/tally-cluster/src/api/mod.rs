@@ -308,6 +308,9 @@ impl Engine for Cluster {
         if let Some(why) = self.broken.borrow().clone() {
             return Health::Poisoned(why);
         }
+        if self.lanes.iter().any(|lane| lane.is_untimed()) {
+            return Health::Degraded { writes: false, why: NO_BROKER_TIME.to_owned() };
+        }
         let failing = self.lanes.iter().filter(|lane| lane.is_failing()).count();
         let silent = self.silent_partitions();
         match (failing, silent) {
@@ -319,9 +322,6 @@ impl Engine for Cluster {
                     self.partitions
                 ),
             },
-            _ if self.lanes.iter().any(|lane| lane.is_untimed()) => {
-                Health::Degraded { writes: false, why: NO_BROKER_TIME.to_owned() }
-            }
             (failing, _) => Health::Degraded {
                 writes: false,
                 why: format!(

@@ -92,8 +92,22 @@ fn describe(path: &Path, error: &io::Error, target: Option<&Path>) -> io::Error 
             let must = "the server must be able to read and write every file of its data directory";
             io::Error::new(kind, format!("{path}: {error}; {must}"))
         }
-        (kind, _) => io::Error::new(kind, format!("{path}: {error}")),
+        (kind, _) => io::Error::new(kind, NamedError { text: format!("{path}: {error}"), code: error.raw_os_error() }),
     }
+}
+
+/// An error of the operating system with the path it is about. Keeps the code, because not every code has a kind.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct NamedError {
+    text: String,
+    code: Option<i32>,
+}
+
+/// The code of an error of the operating system, even if the path was added to it.
+pub(super) fn os_code(error: &io::Error) -> Option<i32> {
+    let named = || error.get_ref()?.downcast_ref::<NamedError>()?.code;
+    error.raw_os_error().or_else(named)
 }
 
 impl Disk for RealDisk {
