@@ -76,7 +76,11 @@ const RULES: [Rule; 2] = [
                 function: "checkpoint_until_stopped",
                 callers: Callers::AreNotFollowed,
             },
-            Waiting { file: "crates/tally-engine/src/embedded.rs", function: "pause_before_retry", callers: Callers::Wait },
+            Waiting {
+                file: "crates/tally-engine/src/embedded.rs",
+                function: "pause_before_retry",
+                callers: Callers::Wait,
+            },
             Waiting {
                 file: "crates/tally-engine/src/embedded.rs",
                 function: "checkpoint_failed",
