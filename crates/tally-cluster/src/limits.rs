@@ -26,11 +26,9 @@ const _: () = assert!(REVOKE_WAIT_MS < SESSION_TIMEOUT_MS && SESSION_TIMEOUT_MS 
 pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
 /// Most reads of one partition that wait for the journal's end. More are refused.
 pub const READS_WAITING_MAX: usize = 4_096;
-/// Most reads of a worker that fetch from PostgreSQL at once, for callers and for its own use each. Together with
-/// [`PERSISTS_MAX`] far fewer than its threads for blocking calls, so that some are left while PostgreSQL hangs.
+/// Most reads of a worker that fetch from PostgreSQL at once, for callers and for its own use each. Far fewer than its
+/// threads for blocking calls, so that some are left while PostgreSQL hangs.
 pub const STORE_READS_MAX: usize = 64;
-/// Most partitions that a worker persists at once.
-pub const PERSISTS_MAX: usize = 64;
 /// Most reads of a worker that fetch from PostgreSQL or wait to do so. More are refused, so that what is in memory can
 /// be read while PostgreSQL hangs.
 pub const STORE_READS_WAITING_MAX: usize = 1_024;

@@ -3,6 +3,7 @@
 
 mod cluster;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -15,11 +16,13 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use cluster::{PARTITIONS, TestPlace, TestServices, wait_until};
 use tally_cluster::api::{ApiError, Cluster};
 use tally_cluster::kafka::{Appender, KafkaSettings, TopicError, topic};
+use tally_cluster::limits::RECORD_BYTES_MAX;
 use tally_cluster::partitioner::partition_of;
 use tally_cluster::policy::ShardPolicies;
 use tally_cluster::postgres::{Pg, PgError, PgSettings};
 use tally_cluster::worker::Worker;
 use tally_core::consistency::Consistency;
+use tally_core::event::{Change, RequestId};
 use tally_core::key::{Key, KeyRef};
 use tally_core::surface::{Engine, EngineError, Health, ReadOptions, SubmitOptions};
 use tally_services::wait_for;
@@ -122,30 +125,33 @@ fn a_topic_that_is_set_to_create_time_loses_nothing_and_refuses_writes_until_it_
     services.runtime.block_on(async {
         let (worker, api) = (place.worker().await, place.api().await);
         tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
-        let mut counted = 1;
-        assert_eq!(add(&api, &key, Consistency::Exact).await, Ok(counted));
+        assert_eq!(add(&api, &key, Consistency::Exact).await, Ok(1));
+        let counted = Cell::new(1);
         set_timestamps(&place, "CreateTime").await;
-        let refused = loop {
-            match add(&api, &key, Consistency::Eventual).await {
-                Ok(_) => counted += 1,
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(&refused, EngineError::Unavailable(why) if why.contains("LogAppendTime")), "{refused}");
+        let refused = wait_until("writes to be refused", || async {
+            let Err(error) = add(&api, &key, Consistency::Eventual).await else {
+                counted.set(counted.get() + 1);
+                return Err("they are accepted".to_owned());
+            };
+            Ok(error.to_string())
+        });
+        assert!(refused.contains("LogAppendTime"), "{refused}");
         assert!(matches!(api.health(), Health::Degraded { writes: false, .. }), "{:?}", api.health());
         let read = api.read(vec![key.clone()], ReadOptions::new(Consistency::Exact)).await.unwrap();
-        assert_eq!(read[0].value, counted, "the last one was acknowledged");
-        set_timestamps(&place, "LogAppendTime").await;
-        wait_until("writes to be accepted again", || async {
-            let added = add(&api, &key, Consistency::Exact).await.map_err(|error| error.to_string())?;
-            if added == counted + 1 { Ok(()) } else { Err(format!("{added} after {counted}")) }
-        });
+        assert_eq!(read[0].value, counted.get(), "the last one was acknowledged");
         assert_eq!(worker.stopped(), BTreeMap::new());
         worker.stop().await;
+        set_timestamps(&place, "LogAppendTime").await;
         let worker = place.worker().await;
         tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
-        let read = api.read(vec![key], ReadOptions::new(Consistency::Exact)).await.unwrap();
-        assert_eq!(read[0].value, counted + 1, "the next owner accepts these records too");
+        let id = RequestId::new(key.as_ref(), b"retried").unwrap();
+        let added = wait_until("writes to be accepted again", || async {
+            let mut events = api.events();
+            events.push(key.as_ref(), Change::Add(1), Some(id), None);
+            let receipt = api.submit(events, SubmitOptions::new(Consistency::Exact)).await;
+            receipt.map(|receipt| receipt.outcomes[0].value).map_err(|error| error.to_string())
+        });
+        assert_eq!(added, counted.get() + 1, "the next owner continues after records without a time");
         worker.stop().await;
     });
 }
@@ -153,7 +159,14 @@ fn a_topic_that_is_set_to_create_time_loses_nothing_and_refuses_writes_until_it_
 /// Sets where the time of records comes from.
 async fn set_timestamps(place: &TestPlace, kind: &str) {
     let topic = ResourceSpecifier::Topic(&place.kafka.topic);
-    let change = AlterConfig::new(topic).set("message.timestamp.type", kind);
+    let record_bytes = RECORD_BYTES_MAX.to_string();
+    // What is not listed gets its default.
+    let change = AlterConfig::new(topic)
+        .set("message.timestamp.type", kind)
+        .set("unclean.leader.election.enable", "false")
+        .set("cleanup.policy", "delete")
+        .set("retention.bytes", "-1")
+        .set("max.message.bytes", &record_bytes);
     admin(place).alter_configs([&change], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
 }
 
@@ -173,14 +186,7 @@ fn a_topic_that_was_recreated_is_refused_even_after_it_has_grown_beyond_the_stor
         let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
         let stored = pg.partitions().await.unwrap()[0].position.0;
         assert!(stored >= 10, "{stored}");
-        admin(&place).delete_topics(&[&place.kafka.topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
-        let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
-        tokio::task::block_in_place(|| {
-            wait_for("a new topic", || match Handle::current().block_on(topic::create(&place.kafka, new)) {
-                Ok(topic::Created::Created) => Ok(()),
-                other => Err(format!("{other:?}")),
-            });
-        });
+        recreate_topic(&place).await;
         let api = place.api().await;
         for _ in 0..2 * stored {
             add(&api, &key, Consistency::Eventual).await.unwrap();
@@ -191,6 +197,46 @@ fn a_topic_that_was_recreated_is_refused_even_after_it_has_grown_beyond_the_stor
         assert!(!worker.hosted().contains(&0));
         assert_eq!(pg.partitions().await.unwrap()[0].position.0, stored);
         worker.stop().await;
+    });
+}
+
+/// As if somebody had created it without the settings that Tally needs, and corrected them later.
+#[test]
+fn a_recreated_topic_whose_records_have_no_brokers_time_is_refused() {
+    let (services, place) = place();
+    services.runtime.block_on(async {
+        let (worker, api) = (place.worker().await, place.api().await);
+        tokio::task::block_in_place(|| wait_until_hosted(&worker, PARTITIONS as usize));
+        assert_eq!(add(&api, &key_in(0), Consistency::Exact).await, Ok(1));
+        worker.stop().await;
+        api.close().await;
+        let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
+        let stored = pg.partitions().await.unwrap()[0].position.0;
+        recreate_topic(&place).await;
+        set_timestamps(&place, "CreateTime").await;
+        let appender = Appender::new(&place.kafka).unwrap();
+        let mut untimed = 0;
+        while untimed < stored {
+            untimed += u64::from(appender.append_empty(0).await.unwrap().at.is_none());
+        }
+        set_timestamps(&place, "LogAppendTime").await;
+        let worker = place.worker().await;
+        let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, 0));
+        assert!(why.contains("recreated"), "{why}");
+        assert_eq!(pg.partitions().await.unwrap()[0].position.0, stored);
+        worker.stop().await;
+    });
+}
+
+/// Deletes the topic and creates it again.
+async fn recreate_topic(place: &TestPlace) {
+    admin(place).delete_topics(&[&place.kafka.topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+    let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
+    tokio::task::block_in_place(|| {
+        wait_for("a new topic", || match Handle::current().block_on(topic::create(&place.kafka, new)) {
+            Ok(topic::Created::Created) => Ok(()),
+            other => Err(format!("{other:?}")),
+        });
     });
 }
 

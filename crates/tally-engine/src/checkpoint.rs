@@ -68,7 +68,7 @@ impl Checkpoint<'_> {
         let done = self.do_step();
         match &done {
             Ok(Step::Done) => self.machine.checkpoint_full.store(false, Ordering::Release),
-            Err(error) if error.is_full() => self.machine.checkpoint_full.store(true, Ordering::Release),
+            Err(error) if error.is_exhausted() => self.machine.checkpoint_full.store(true, Ordering::Release),
             _ => {}
         }
         done

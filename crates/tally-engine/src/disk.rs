@@ -71,6 +71,8 @@ pub fn is_out_of_files(error: &io::Error) -> bool {
     real::os_code(error).is_some_and(|code| exhausted.contains(&code))
 }
 
+#[cfg(test)]
+pub(crate) mod breaking;
 mod real;
 pub use real::RealDisk;
 pub(crate) use real::{naming, open_at};

@@ -369,7 +369,11 @@ impl Shared {
                     }
                 }
                 Ok(Step::Done) => break,
-                Err(error) => return self.checkpoint_failed(&error),
+                Err(error) => {
+                    // Before the pause, so that no copies of what changes meanwhile are kept.
+                    drop(checkpoint);
+                    return self.checkpoint_failed(&error);
+                }
             }
         }
         drop(checkpoint);
@@ -406,17 +410,19 @@ impl Shared {
     }
 
     fn checkpoint_failed(&self, error: &StoreError) {
+        if !error.is_exhausted() {
+            return self.store_failed(error);
+        }
         if error.is_full() {
             tracing::warn!(%error, "no disk space for a checkpoint; the journal grows until some is freed");
-            // A batch that waits for room in memory must be refused now.
-            self.flusher.set();
-            return self.pause_before_retry();
-        }
-        if error.is_out_of_files() {
+        } else {
             tracing::warn!(%error, "no file descriptors for a checkpoint, trying again; raise the limit, `ulimit -n`");
-            return self.pause_before_retry();
+            // A merge closes files. It may have found no descriptors either, and waits.
+            self.merger.set();
         }
-        self.store_failed(error);
+        // A batch that waits for room in memory must be refused now.
+        self.flusher.set();
+        self.pause_before_retry();
     }
 
     /// Pauses before the next checkpoint, even if more are requested meanwhile.
@@ -454,12 +460,8 @@ impl Shared {
             match self.machine.merge() {
                 Ok(true) => {}
                 Ok(false) => self.merger.wait(),
-                Err(error) if error.is_full() => {
-                    tracing::warn!(%error, "no disk space to merge runs; retrying after the next checkpoint");
-                    self.merger.wait();
-                }
-                Err(error) if error.is_out_of_files() => {
-                    tracing::warn!(%error, "no file descriptors to merge runs; retrying after the next checkpoint");
+                Err(error) if error.is_exhausted() => {
+                    tracing::warn!(%error, "runs were not merged; trying again after the next checkpoint");
                     self.merger.wait();
                 }
                 Err(error) => self.store_failed(&error),

@@ -115,11 +115,12 @@ pub struct Machine {
     /// Time of the last checkpoint, or of a clock reset since then if that is earlier. Written with the state locked.
     pub(crate) stored_at: AtomicU64,
     disk_full: AtomicBool,
-    /// There was no disk space for the next segment when the flusher last tried to reserve one.
+    /// The next segment could not be reserved when the flusher last tried.
     no_spare_space: AtomicBool,
     /// A checkpoint should begin soon, so that batches need not wait for one.
     pub(crate) checkpoint_wanted: AtomicBool,
-    /// The last checkpoint found no disk space, so batches are refused instead of waiting for the next one.
+    /// The last checkpoint found no disk space or no file descriptors, so batches are refused instead of waiting for the
+    /// next one.
     pub(crate) checkpoint_full: AtomicBool,
     closing: AtomicBool,
 }

@@ -185,10 +185,10 @@ impl Lane {
                     let (lane, appender) = (Arc::clone(&self), Arc::clone(&appender));
                     tokio::spawn(async move {
                         let appended = appending.await;
-                        drop(permit);
                         // The batch will be applied, but those that follow would get the same time.
                         let is_untimed = matches!(appended, Ok(Appended { at: None, .. }));
                         let must_wait = is_untimed && !lane.untimed.swap(true, Ordering::AcqRel);
+                        drop(permit);
                         lane.finish(combiner, &ticket, appended);
                         if must_wait {
                             lane.wait_for_broker_time(&appender).await;
@@ -203,12 +203,19 @@ impl Lane {
     async fn wait_for_broker_time(&self, appender: &Appender) {
         let partition = self.partition;
         tracing::error!(partition, "writes are refused: {NO_BROKER_TIME}");
-        while !self.closing.load(Ordering::Acquire) {
+        loop {
             tokio::time::sleep(Duration::from_millis(TIME_RETRY_MS)).await;
-            if let Ok(Appended { at: Some(_), .. }) = appender.append_empty(partition).await {
-                self.untimed.store(false, Ordering::Release);
-                tracing::info!(partition, "records have the time of a broker again; writes are accepted");
+            if self.closing.load(Ordering::Acquire) {
                 return;
+            }
+            match appender.append_empty(partition).await {
+                Ok(Appended { at: None, .. }) => {}
+                Ok(_) => {
+                    self.untimed.store(false, Ordering::Release);
+                    tracing::info!(partition, "records have the time of a broker again; writes are accepted");
+                    return;
+                }
+                Err(error) => tracing::debug!(partition, %error, "whether records have a time is not known"),
             }
         }
     }

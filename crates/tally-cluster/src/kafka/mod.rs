@@ -171,6 +171,17 @@ pub enum TopicError {
         /// The partition's time at that position, as it was stored.
         stored: u64,
     },
+    /// Nothing tells whether the records before this position are those that were applied.
+    #[error(
+        "partition {partition} of the topic has no record before position {position} with the time of a broker, so that it \
+         cannot be told from one that was recreated. {LOST_RECORDS}"
+    )]
+    UntimedRecords {
+        /// The partition.
+        partition: u32,
+        /// The stored position.
+        position: u64,
+    },
     /// Anything else.
     #[error("Kafka: {0}")]
     Other(String),

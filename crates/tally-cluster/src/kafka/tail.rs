@@ -153,8 +153,8 @@ impl Tailer {
     /// the record before `from` is the one that was applied: a topic that was recreated, or has lost records, gets new
     /// records at the same positions.
     ///
-    /// The partition's time is never before that of its last record. Another record at that position was appended later
-    /// than the time that was persisted, unless the broker's clock went back.
+    /// The partition's time is never before that of any record that was applied. Another record at such a position was
+    /// appended later than the time that was persisted, unless the broker's clock went back.
     pub fn open_after(&self, partition: u32, from: Position, clock: Millis) -> Result<PartitionTail, TopicError> {
         let (first, end) = self.bounds(partition)?;
         // Retention may have removed the record.
@@ -162,19 +162,23 @@ impl Tailer {
             return self.open(partition, from);
         }
         let mut tail = self.open(partition, Position(from.0 - 1))?;
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
-        let record = loop {
-            match tail.next(RECORD_POLL)? {
-                Some(record) => break record,
-                None if Instant::now() < deadline => {}
-                None => return Err(TopicError::Other(format!("partition {partition} could not be read in time"))),
+        let mut at = tail.expect_next()?.at;
+        if at.is_none() {
+            // It was appended while the topic was set to CreateTime. Any other record before `from` tells as much.
+            drop(tail);
+            let mut earlier = self.open(partition, first)?;
+            while at.is_none() && earlier.next < from {
+                at = earlier.expect_next()?.at;
             }
-        };
-        match record.at {
-            Some(Millis(appended)) if appended > clock.0 => {
+            drop(earlier);
+            tail = self.open(partition, from)?;
+        }
+        match at {
+            Some(at) if at <= clock => Ok(tail),
+            Some(Millis(appended)) => {
                 Err(TopicError::OtherRecords { partition, position: from.0, appended, stored: clock.0 })
             }
-            _ => Ok(tail),
+            None => Err(TopicError::UntimedRecords { partition, position: from.0 }),
         }
     }
 
@@ -223,6 +227,20 @@ impl PartitionTail {
         let batch = message.payload().unwrap_or_default().to_vec();
         self.next = Position(start.0 + 1);
         Ok(Some(JournalRecord { start, at, batch }))
+    }
+
+    /// The next record, which the journal has.
+    fn expect_next(&mut self) -> Result<JournalRecord, TopicError> {
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        loop {
+            match self.next(RECORD_POLL)? {
+                Some(record) => return Ok(record),
+                None if Instant::now() < deadline => {}
+                None => {
+                    return Err(TopicError::Other(format!("partition {} could not be read in time", self.partition)));
+                }
+            }
+        }
     }
 
     /// Begins to read at the next position.

@@ -436,7 +436,9 @@ impl WorkerShared {
         loop {
             tokio::select! {
                 // PostgreSQL still lists swept counters until the sweep is persisted.
-                _ = sweep.tick(), if hosting.host.persisted() >= swept => swept = self.sweep(hosting).await,
+                _ = sweep.tick(), if hosting.host.persisted() >= swept && !hosting.host.is_untimed() => {
+                    swept = self.sweep(hosting).await;
+                }
                 _ = tick.tick() => {
                     let applied = hosting.host.applied();
                     let is_idle = last.replace(applied) == Some(applied);

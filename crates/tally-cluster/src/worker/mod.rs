@@ -37,7 +37,7 @@ use hosting::{Hosting, Release};
 use meters::WorkerMeters;
 
 use crate::kafka::{Appender, KafkaSettings, Membership, MembershipEvent, Tailer, TopicError};
-use crate::limits::{LEAVE_WAIT_MS, PERSISTS_MAX, STORE_READS_MAX};
+use crate::limits::{LEAVE_WAIT_MS, STORE_READS_MAX};
 use crate::policy::ShardPolicies;
 use crate::postgres::{Pg, PgError};
 use crate::redis::Totals;
@@ -127,9 +127,7 @@ pub(crate) struct WorkerShared {
     meters: WorkerMeters,
     /// Reads of counters that are not in memory.
     store_reads: StoreReads,
-    /// Partitions that may be persisted at once.
-    persists: Arc<Semaphore>,
-    /// The same for readings of publishers and drift checks, which may have to fetch from PostgreSQL.
+    /// Readings of publishers and drift checks that may fetch from PostgreSQL at once.
     background_reads: Arc<Semaphore>,
     /// The standbys of all partitions, by the last plan.
     standbys: Mutex<BTreeMap<u32, Vec<String>>>,
@@ -185,7 +183,6 @@ impl Worker {
             group: Mutex::new(None),
             meters: WorkerMeters::default(),
             store_reads: StoreReads::default(),
-            persists: Arc::new(Semaphore::new(PERSISTS_MAX)),
             background_reads: Arc::new(Semaphore::new(STORE_READS_MAX)),
             standbys: Mutex::default(),
             tails: Mutex::default(),

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tally_core::time::{Millis, Position};
 
 use super::broker_clock::{self, BrokerClock, JumpWatch};
-use crate::kafka::{JournalRecord, NO_BROKER_TIME};
+use crate::kafka::JournalRecord;
 
 /// Follows the brokers' time by the records that are applied. Its methods take the time of the last batch, which it is
 /// never before.
@@ -63,9 +63,15 @@ impl PartitionTime {
             tracing::error!(
                 partition,
                 position = record.start.0,
-                "records are applied at the time of the record before them: {NO_BROKER_TIME}"
+                "records without the time of a broker are applied at the time of the record before them; was the topic set \
+                 to message.timestamp.type=CreateTime?"
             );
         }
+    }
+
+    /// Whether the last record had no broker's time.
+    pub fn is_untimed(&self) -> bool {
+        self.is_untimed.load(Ordering::Acquire)
     }
 
     /// A record of this time that sets the clock back is about to be applied.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tally_engine::host::{CaptureDriver, CaptureProgress};
 use tokio::runtime::Handle;
-use tokio::sync::AcquireError;
 
 use super::WorkerShared;
 use super::host::HostError;
@@ -45,22 +44,21 @@ impl WorkerShared {
 
     /// Writes everything that changed, and the position, in one transaction.
     pub async fn persist(&self, hosting: &Arc<Hosting>) -> Result<(), PersistFailure> {
-        // Moved into the task, which continues even if nobody waits for it any more.
         let turn = Arc::clone(&hosting.persisting).lock_owned().await;
-        let closed = |error: AcquireError| PersistFailure::Failed(error.to_string());
-        let permit = Arc::clone(&self.persists).acquire_owned().await.map_err(closed)?;
-        let (pg, hosting) = (Arc::clone(&self.services.pg), Arc::clone(hosting));
+        let hosting = Arc::clone(hosting);
         let partition = hosting.host.partition;
+        let from = hosting.host.store().base();
+        if from == hosting.host.applied() {
+            return Ok(());
+        }
+        // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile, and occupy
+        // a thread.
+        let persist = self.services.pg.persist(partition, hosting.epoch(), from).await?;
         let runtime = Handle::current();
+        // Continues even if nobody waits for it any more.
         let persisted = tokio::task::spawn_blocking(move || {
-            let (_turn, _permit) = (turn, permit);
+            let _turn = turn;
             let host = &hosting.host;
-            let from = host.store().base();
-            if from == host.applied() {
-                return Ok(None);
-            }
-            // The transaction first: a capture that waits for its turn would keep copies of what changes meanwhile.
-            let persist = runtime.block_on(pg.persist(partition, hosting.epoch(), from))?;
             // Before the capture: what is summed by now is in it.
             let summed_at = hosting.summed_at();
             let (mut driver, to, clock_reset) = {
@@ -85,7 +83,7 @@ impl WorkerShared {
                     hosted.partition.capture_committed();
                     host.unpersisted.saved();
                     host.store().committed(to);
-                    Ok(Some(to))
+                    Ok(to)
                 }
                 Err(error) => {
                     hosted.partition.capture_abandoned();
@@ -94,8 +92,8 @@ impl WorkerShared {
                 }
             }
         });
-        let persisted = persisted.await.unwrap_or_else(|error| Err(PersistFailure::Failed(error.to_string())))?;
-        if let (Some(to), Some(group)) = (persisted, self.group.lock().as_ref()) {
+        let to = persisted.await.unwrap_or_else(|error| Err(PersistFailure::Failed(error.to_string())))?;
+        if let Some(group) = self.group.lock().as_ref() {
             group.commit(partition, to);
         }
         Ok(())

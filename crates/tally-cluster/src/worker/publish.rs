@@ -47,8 +47,8 @@ impl WorkerShared {
         loop {
             every.tick().await;
             let applied = hosting.host.applied();
-            // While records arrive, the time of the last one says how current the totals are.
-            if published.replace(applied) == Some(applied) {
+            // While records arrive, the time of the last one says how current the totals are, if it has one.
+            if published.replace(applied) == Some(applied) || hosting.host.is_untimed() {
                 hosting.note_end().await;
             }
             // After a failover Redis may lack what it acknowledged before.
@@ -130,11 +130,19 @@ impl WorkerShared {
 
     /// Reads counters for the worker's own use, from PostgreSQL if they are not in memory.
     pub(super) async fn read_own(&self, hosting: &Arc<Hosting>, keys: Vec<Key>) -> Result<HostReading, String> {
-        let permit = Arc::clone(&self.background_reads).acquire_owned().await.map_err(|error| error.to_string())?;
         let (hosting, policies) = (Arc::clone(hosting), self.settings.policies.clone());
+        let is_sharded = move |key: &Key| policies.of(key.as_ref()).is_some();
+        // Others that wait for PostgreSQL do not delay a reading that needs nothing from it.
+        let permit = match hosting.host.has_resident(&keys, &is_sharded) {
+            true => None,
+            false => {
+                let permit = Arc::clone(&self.background_reads).acquire_owned().await;
+                Some(permit.map_err(|error| error.to_string())?)
+            }
+        };
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            hosting.host.read_with_summed(&keys, |key| policies.of(key.as_ref()).is_some())
+            hosting.host.read_with_summed(&keys, is_sharded)
         });
         reading.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }

@@ -86,9 +86,9 @@ impl TestServices {
 }
 
 /// Waits, on a thread of the runtime, until the attempt succeeds.
-pub fn wait_until<F: Future<Output = Result<(), String>>>(what: &str, mut attempt: impl FnMut() -> F) {
+pub fn wait_until<T, F: Future<Output = Result<T, String>>>(what: &str, mut attempt: impl FnMut() -> F) -> T {
     let wait = || tally_services::wait_for(what, || tokio::runtime::Handle::current().block_on(attempt()));
-    tokio::task::block_in_place(wait);
+    tokio::task::block_in_place(wait)
 }
 
 /// A topic and a database.

@@ -15,7 +15,8 @@ use tally_core::record::counter_key;
 
 use super::*;
 use crate::clock::Clock;
-use crate::disk::RealDisk;
+use crate::disk::breaking::BreakingDisk;
+use crate::disk::{Disk, RealDisk};
 use crate::store::Entry;
 
 /// A clock that stands still, so that no flush is slow.
@@ -33,7 +34,10 @@ impl Clock for StandingClock {
 
 /// An engine without its threads and with small segments.
 fn without_threads(dir: &tempfile::TempDir, memory_bytes: u64) -> Shared {
-    let disk = Arc::new(RealDisk::new(dir.path()).unwrap());
+    without_threads_on(Arc::new(RealDisk::new(dir.path()).unwrap()), memory_bytes)
+}
+
+fn without_threads_on(disk: Arc<dyn Disk>, memory_bytes: u64) -> Shared {
     let settings = Settings { memory_bytes, segment_bytes: 4 << 10, ..Settings::default() };
     Shared::new(Machine::open(disk, Arc::new(StandingClock), settings, &mut |_, _| {}).unwrap(), None)
 }
@@ -151,6 +155,31 @@ fn a_batch_refused_for_lack_of_room_requests_a_checkpoint() {
     assert!(!shared.checkpoint_now.load(Ordering::Acquire));
     assert_refused(increment(&shared, || shared.flush_here()));
     assert!(shared.checkpoint_now.load(Ordering::Acquire), "the next one may find space");
+}
+
+#[test]
+fn without_file_descriptors_for_a_checkpoint_batches_are_refused_and_the_merger_closes_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
+    let shared = without_threads_on(disk.clone(), 4 << 10);
+    assert!(increment(&shared, || shared.flush_here()).is_ready());
+    // No pause before the next attempt.
+    shared.stopping.store(true, Ordering::Release);
+    disk.breaks.opens.store(true, Ordering::Relaxed);
+    let answer = increment(&shared, || {
+        // The previous change fills memory.
+        shared.flush_here();
+        shared.flusher.wait();
+        shared.checkpoint();
+        assert!(shared.flusher.is_set(), "no other event wakes it: the batch is neither new nor full");
+        assert!(shared.merger.is_set(), "it may have found no descriptors either");
+        shared.machine.seal();
+    });
+    assert_refused(answer);
+    disk.breaks.opens.store(false, Ordering::Relaxed);
+    shared.checkpoint();
+    assert!(increment(&shared, || shared.flush_here()).is_ready());
+    assert_eq!(shared.machine.poison.reason(), None);
 }
 
 #[test]

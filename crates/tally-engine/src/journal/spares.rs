@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::segment::spare_name;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, is_out_of_files};
 
 /// Most spare files, whether reserved or not.
 pub const SPARES_MAX: usize = 2;
@@ -82,7 +82,7 @@ impl Spares {
         if self.is_ready() {
             return Ok(0);
         }
-        let (RecycledSegment { name, filled }, file) = match self.next_recycled() {
+        let (RecycledSegment { name, filled }, file) = match self.next_recycled()? {
             Some(recycled) => recycled,
             None => {
                 let name = self.next_name();
@@ -99,18 +99,23 @@ impl Spares {
         Ok(1)
     }
 
-    /// A recycled segment that can be opened. One that cannot, such as a dangling link, is removed.
-    fn next_recycled(&mut self) -> Option<(RecycledSegment, Arc<dyn DiskFile>)> {
+    /// A recycled segment that can be opened. One that cannot, such as a dangling link, is removed, unless the problem is
+    /// a lack of file descriptors.
+    fn next_recycled(&mut self) -> io::Result<Option<(RecycledSegment, Arc<dyn DiskFile>)>> {
         while let Some(recycled) = self.recycled.pop() {
             match self.disk.open(&recycled.name) {
-                Ok(file) => return Some((recycled, file)),
+                Ok(file) => return Ok(Some((recycled, file))),
+                Err(error) if is_out_of_files(&error) => {
+                    self.recycled.push(recycled);
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::warn!(file = recycled.name, %error, "a spare journal segment cannot be opened and is replaced");
                     let _ = self.disk.remove(&recycled.name);
                 }
             }
         }
-        None
+        Ok(None)
     }
 
     fn reserve(&self, file: &dyn DiskFile) -> io::Result<()> {

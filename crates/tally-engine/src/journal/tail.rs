@@ -11,7 +11,7 @@
 //!     flushed = writer.flush(&mut group)?;          // an error poisons the engine
 //!     match writer.prepare_next() {                 // after every flush, and again while the disk is full
 //!         Ok(fresh) => lock { tail.add_spares(fresh) },
-//!         Err(full) if is_full(&full) => {}         // appending fails once the segment is full
+//!         Err(full) if is_full(&full) => {}         // once the segment is full, batches are refused
 //!         Err(fault) => …
 //!     }
 //! }

@@ -28,7 +28,7 @@ use super::pages::{Buffer, Pages};
 use super::segment::{SEGMENT_HEADER_BYTES, encode_header, list, segment_name};
 use super::spares::{RecycledSegment, Spares};
 use super::tail::{Group, Reservation};
-use crate::disk::{Disk, is_full};
+use crate::disk::{Disk, is_full, is_out_of_files};
 use crate::identity::DirId;
 
 /// The journal's writing end.
@@ -313,14 +313,18 @@ fn begin_segment(
     buffer: Buffer,
 ) -> io::Result<CurrentSegment> {
     let spare = spares.take().ok_or_else(|| io::Error::other("no spare segment is ready"))?;
-    let mut pages = Pages::begin(spare.file, spare.len, spare.filled, buffer);
+    let mut pages = Pages::begin(Arc::clone(&spare.file), spare.len, spare.filled, buffer);
     pages.append(header)?;
     pages.sync()?;
     let name = segment_name(base);
     disk.rename(&spare.name, &name)?;
     disk.sync_names()?;
-    // Reopened so that errors have the new name.
-    pages.continue_with(disk.open(&name)?);
+    // Reopened so that errors have the new name. Without a file descriptor for that, they have the old one.
+    let file = match disk.open(&name) {
+        Err(error) if is_out_of_files(&error) => spare.file,
+        opened => opened?,
+    };
+    pages.continue_with(file);
     Ok(CurrentSegment { base, pages })
 }
 

@@ -9,6 +9,7 @@ use tally_core::time::Position;
 
 use super::recover::begin_writing;
 use super::{Durability, Machine, Seal};
+use crate::disk::is_full;
 use crate::journal::{Group, Tail, Writer};
 use crate::signal::lock;
 
@@ -35,8 +36,8 @@ impl Machine {
     }
 
     /// Seals and flushes on the calling thread. Returns `None` if that could take long, because another flush is
-    /// running, the disk is slow or the batch is large; and while no next segment is reserved, because then a batch
-    /// could be refused for lack of room although the disk has some. The flusher does it in those cases.
+    /// running, the disk is slow or the batch is large; and while no next segment is reserved, because a batch may
+    /// have to wait for that. The flusher does it in those cases.
     pub fn try_flush(&self) -> Option<(Seal, Result<bool, EngineError>)> {
         if self.last_flush_micros.load(Ordering::Relaxed) > FLUSH_HERE_MICROS_MAX
             || self.open.with(|batch| batch.len()) > FLUSH_HERE_EVENTS_MAX
@@ -128,15 +129,19 @@ impl Machine {
 
     /// Logs that the journal has no room, once until there is room again.
     fn report_no_room(&self, error: &io::Error) {
-        if !self.no_spare_space.swap(true, Ordering::AcqRel) {
-            tracing::warn!(%error, "no disk space for the journal: writes are refused until some is freed");
+        if self.no_spare_space.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match is_full(error) {
+            true => tracing::warn!(%error, "no disk space for the journal: writes are refused until some is freed"),
+            false => tracing::warn!(%error, "the journal's next segment cannot be reserved: writes will be refused"),
         }
     }
 
     fn report_room(&self) {
         self.disk_full.store(false, Ordering::Release);
         if self.no_spare_space.swap(false, Ordering::AcqRel) {
-            tracing::info!("the journal has disk space again: writes are accepted");
+            tracing::info!("the journal has room again: writes are accepted");
         }
     }
 

@@ -1,11 +1,12 @@
 //! Tests of the writer on a real disk.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::super::{Tail, recover};
 use super::*;
-use crate::disk::{DiskFile, RealDisk};
+use crate::disk::RealDisk;
+use crate::disk::breaking::BreakingDisk;
 
 const SEGMENT: u64 = 256;
 const ID: DirId = DirId::new(5);
@@ -105,83 +106,12 @@ fn frames_that_do_not_continue_the_journal_are_refused_and_so_is_everything_afte
     assert!(writer.prepare_next().is_err());
 }
 
-/// A disk whose syncs can be made to fail. The error has the name that the file was opened under.
-struct Breaking {
-    disk: RealDisk,
-    broken: Arc<AtomicBool>,
-}
-
-struct BreakingFile {
-    file: Arc<dyn DiskFile>,
-    name: String,
-    broken: Arc<AtomicBool>,
-}
-
-impl Breaking {
-    fn file(&self, name: &str, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-        Arc::new(BreakingFile { file, name: name.to_owned(), broken: Arc::clone(&self.broken) })
-    }
-}
-
-impl Disk for Breaking {
-    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(self.file(name, self.disk.open(name)?))
-    }
-
-    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(self.file(name, self.disk.create(name)?))
-    }
-
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.disk.rename(from, to)
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.disk.remove(name)
-    }
-
-    fn names(&self) -> io::Result<Vec<String>> {
-        self.disk.names()
-    }
-
-    fn sync_names(&self) -> io::Result<()> {
-        self.disk.sync_names()
-    }
-}
-
-impl DiskFile for BreakingFile {
-    fn len(&self) -> io::Result<u64> {
-        self.file.len()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_at(offset, data)
-    }
-
-    fn allocate(&self, len: u64) -> io::Result<()> {
-        self.file.allocate(len)
-    }
-
-    fn truncate(&self, len: u64) -> io::Result<()> {
-        self.file.truncate(len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        if self.broken.load(Ordering::Relaxed) { Err(io::Error::other(self.name.clone())) } else { self.file.sync() }
-    }
-}
-
 #[test]
 fn the_error_of_a_failed_flush_has_the_current_name_of_the_segment() {
     let dir = tempfile::tempdir().unwrap();
-    let broken = Arc::new(AtomicBool::new(false));
-    let disk = Arc::new(Breaking { disk: RealDisk::new(dir.path()).unwrap(), broken: Arc::clone(&broken) });
+    let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
     for rolls in [0, 1] {
-        broken.store(false, Ordering::Relaxed);
+        disk.breaks.syncs.store(false, Ordering::Relaxed);
         let base = Position(4096 * rolls);
         let mut writer = Writer::create(disk.clone(), base, SEGMENT, Salt::new(7), ID).unwrap();
         let mut tail = Tail::new(writer.reservation());
@@ -193,10 +123,37 @@ fn the_error_of_a_failed_flush_has_the_current_name_of_the_segment() {
             flush(&mut writer, &mut tail);
         }
         tail.append(|out| out.extend_from_slice(b"lost")).unwrap();
-        broken.store(true, Ordering::Relaxed);
+        disk.breaks.syncs.store(true, Ordering::Relaxed);
         let error = writer.flush(&mut tail.take(Group::default())).unwrap_err();
         assert_eq!(error.to_string(), segment_name(base));
     }
+}
+
+#[test]
+fn without_file_descriptors_the_journal_continues_in_the_reserved_segment_and_keeps_recycled_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
+    let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
+    let mut tail = Tail::new(writer.reservation());
+    let append = |writer: &mut Writer, tail: &mut Tail| {
+        let rolled = tail.append(|out| out.resize(out.len() + 120, 1)).unwrap().rolls;
+        (rolled, writer.flush(&mut tail.take(Group::default())).unwrap())
+    };
+    let mut end = append(&mut writer, &mut tail).1;
+    disk.breaks.opens.store(true, Ordering::Relaxed);
+    let (rolled, flushed) = append(&mut writer, &mut tail);
+    assert!(rolled && flushed > end);
+    end = flushed;
+    disk.breaks.opens.store(false, Ordering::Relaxed);
+    writer.trim(end).unwrap();
+    disk.breaks.opens.store(true, Ordering::Relaxed);
+    assert_eq!(count(&(disk.clone() as Arc<dyn Disk>), "spare-"), 1, "the first segment is recycled");
+    assert!(is_out_of_files(&writer.prepare_next().unwrap_err()));
+    assert_eq!(count(&(disk.clone() as Arc<dyn Disk>), "spare-"), 1, "it can be opened later");
+    disk.breaks.opens.store(false, Ordering::Relaxed);
+    assert_eq!(writer.prepare_next().unwrap(), 1);
+    tail.add_spares(1);
+    assert_eq!(replay(&(disk as Arc<dyn Disk>), end).1, end);
 }
 
 #[test]
