@@ -140,7 +140,7 @@ pub enum Health {
     Recovering,
     /// Reads work; writes are refused until the disk has space.
     DiskFull,
-    /// Some calls fail until a service that the engine needs is back.
+    /// Some calls fail or wait until something that the engine needs is back.
     Degraded {
         /// Whether all writes can be expected to succeed.
         writes: bool,

@@ -67,8 +67,12 @@ impl Checkpoint<'_> {
     pub fn step(&mut self) -> Result<Step, StoreError> {
         let done = self.do_step();
         match &done {
-            Ok(Step::Done) => self.machine.checkpoint_full.store(false, Ordering::Release),
-            Err(error) if error.is_exhausted() => self.machine.checkpoint_full.store(true, Ordering::Release),
+            Ok(Step::Done) => {
+                self.machine.checkpoint_full.store(false, Ordering::Release);
+                self.machine.out_of_files.store(false, Ordering::Release);
+            }
+            Err(error) if error.is_full() => self.machine.checkpoint_full.store(true, Ordering::Release),
+            Err(error) if error.is_out_of_files() => self.machine.out_of_files.store(true, Ordering::Release),
             _ => {}
         }
         done

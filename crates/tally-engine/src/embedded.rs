@@ -410,17 +410,16 @@ impl Shared {
     }
 
     fn checkpoint_failed(&self, error: &StoreError) {
-        if !error.is_exhausted() {
-            return self.store_failed(error);
-        }
         if error.is_full() {
             tracing::warn!(%error, "no disk space for a checkpoint; the journal grows until some is freed");
-        } else {
+        } else if error.is_out_of_files() {
             tracing::warn!(%error, "no file descriptors for a checkpoint, trying again; raise the limit, `ulimit -n`");
             // A merge closes files. It may have found no descriptors either, and waits.
             self.merger.set();
+        } else {
+            return self.store_failed(error);
         }
-        // A batch that waits for room in memory must be refused now.
+        // A batch that waits for room in memory may have to be refused now, or has some without the checkpoint's copies.
         self.flusher.set();
         self.pause_before_retry();
     }
@@ -460,7 +459,7 @@ impl Shared {
             match self.machine.merge() {
                 Ok(true) => {}
                 Ok(false) => self.merger.wait(),
-                Err(error) if error.is_exhausted() => {
+                Err(error) if error.is_full() || error.is_out_of_files() => {
                     tracing::warn!(%error, "runs were not merged; trying again after the next checkpoint");
                     self.merger.wait();
                 }

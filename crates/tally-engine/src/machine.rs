@@ -45,6 +45,10 @@ use crate::metrics::Meters;
 use crate::signal::Poison;
 use crate::store::{Store, StoreError};
 
+/// What is wrong while checkpoints find no file descriptors, and what to do.
+const OUT_OF_FILES: &str = "file descriptors have run out: reads work, and writes may wait until a checkpoint finds some. \
+    Raise the limit, `ulimit -n`";
+
 /// The sizes an engine works with. Tests use small ones to reach every edge quickly.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -119,9 +123,10 @@ pub struct Machine {
     no_spare_space: AtomicBool,
     /// A checkpoint should begin soon, so that batches need not wait for one.
     pub(crate) checkpoint_wanted: AtomicBool,
-    /// The last checkpoint found no disk space or no file descriptors, so batches are refused instead of waiting for the
-    /// next one.
+    /// The last checkpoint found no disk space, so batches are refused instead of waiting for the next one.
     pub(crate) checkpoint_full: AtomicBool,
+    /// The last checkpoint found no file descriptors. Batches wait for the next one: a merge will close files.
+    pub(crate) out_of_files: AtomicBool,
     closing: AtomicBool,
 }
 
@@ -264,6 +269,8 @@ impl Machine {
             Health::Closing
         } else if self.disk_full.load(Ordering::Acquire) || self.checkpoint_full.load(Ordering::Acquire) {
             Health::DiskFull
+        } else if self.out_of_files.load(Ordering::Acquire) {
+            Health::Degraded { writes: true, why: OUT_OF_FILES.to_owned() }
         } else {
             Health::Ready
         }

@@ -247,6 +247,8 @@ fn a_checkpoint_that_finds_no_file_descriptor_is_tried_again_until_there_is_one(
         let export = scope.spawn(|| exported.send("GET", "/api/v1/export", &[], ""));
         server.wait_for_log("no file descriptors for a checkpoint");
         assert_eq!(add(), 2);
+        let ready = client.send("GET", "/readyz", &[], "");
+        assert_eq!((ready.status, &ready.json["state"]), (200, &"degraded".into()), "{}", ready.text);
         set_open_files(pid, 1_024);
         let export = export.join().unwrap();
         assert_eq!(export.status, 200, "{}", export.text);

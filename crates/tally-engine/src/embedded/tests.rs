@@ -158,7 +158,7 @@ fn a_batch_refused_for_lack_of_room_requests_a_checkpoint() {
 }
 
 #[test]
-fn without_file_descriptors_for_a_checkpoint_batches_are_refused_and_the_merger_closes_files() {
+fn without_file_descriptors_for_a_checkpoint_batches_wait_and_the_merger_is_asked_to_close_files() {
     let dir = tempfile::tempdir().unwrap();
     let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
     let shared = without_threads_on(disk.clone(), 4 << 10);
@@ -173,13 +173,29 @@ fn without_file_descriptors_for_a_checkpoint_batches_are_refused_and_the_merger_
         shared.checkpoint();
         assert!(shared.flusher.is_set(), "no other event wakes it: the batch is neither new nor full");
         assert!(shared.merger.is_set(), "it may have found no descriptors either");
-        shared.machine.seal();
+        assert!(matches!(shared.machine.health(), Health::Degraded { writes: true, .. }));
+        assert_eq!(shared.machine.seal(), Seal::NeedsCheckpoint);
+        disk.breaks.opens.store(false, Ordering::Relaxed);
+        shared.checkpoint();
+        assert_eq!(shared.machine.health(), Health::Ready);
+        shared.flush_here();
     });
-    assert_refused(answer);
-    disk.breaks.opens.store(false, Ordering::Relaxed);
-    shared.checkpoint();
+    assert!(matches!(answer, Poll::Ready(Ok(_))), "{answer:?}");
+}
+
+#[test]
+fn an_engine_that_closes_without_file_descriptors_refuses_what_waits_for_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
+    let shared = without_threads_on(disk.clone(), 4 << 10);
     assert!(increment(&shared, || shared.flush_here()).is_ready());
-    assert_eq!(shared.machine.poison.reason(), None);
+    shared.stopping.store(true, Ordering::Release);
+    disk.breaks.opens.store(true, Ordering::Relaxed);
+    assert_refused(increment(&shared, || {
+        shared.machine.begin_close();
+        shared.checkpoint();
+        shared.machine.seal();
+    }));
 }
 
 #[test]

@@ -282,6 +282,7 @@ impl Machine {
             no_spare_space: AtomicBool::new(full),
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
+            out_of_files: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         })
     }

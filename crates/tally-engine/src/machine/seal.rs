@@ -103,11 +103,17 @@ impl Machine {
             }
             Ok(state.partition.make_room(batch, budget))
         })?;
-        if room == Headroom::NeedsCheckpoint && !self.checkpoint_full.load(Ordering::Acquire) {
+        if room == Headroom::NeedsCheckpoint && self.may_checkpoint() {
             return Err(Seal::NeedsCheckpoint);
         }
         let (combiner, ticket) = self.open.take();
         Ok(ClosedBatch { combiner, ticket, room })
+    }
+
+    /// Whether a batch can wait for a checkpoint. A closing engine does not wait for file descriptors.
+    fn may_checkpoint(&self) -> bool {
+        let is_closing = self.closing.load(Ordering::Acquire);
+        !(self.checkpoint_full.load(Ordering::Acquire) || is_closing && self.out_of_files.load(Ordering::Acquire))
     }
 
     /// Queues the batch for the flusher and returns where it ends, or `None` if no disk space is reserved for it.

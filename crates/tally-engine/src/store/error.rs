@@ -64,10 +64,10 @@ impl StoreError {
         matches!(self, StoreError::Io { source, .. } if disk::is_full(source))
     }
 
-    /// Whether the disk is full or all file descriptors are in use. The store is unchanged and stays usable.
+    /// Whether no file could be opened because all file descriptors are in use. The store is unchanged and stays usable.
     #[must_use]
-    pub fn is_exhausted(&self) -> bool {
-        matches!(self, StoreError::Io { source, .. } if disk::is_full(source) || disk::is_out_of_files(source))
+    pub fn is_out_of_files(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if disk::is_out_of_files(source))
     }
 
     /// Whether stored data is unusable, so that no retry can help.
