@@ -47,7 +47,8 @@ pub async fn livez() -> Response {
 /// Whether the server accepts requests.
 ///
 /// 503 while it is recovering or closing, and when its disk cannot be trusted. With a full disk it stays ready, because
-/// reads still work; `writes` is then false. A node of a cluster is `degraded` while Kafka or workers do not answer.
+/// reads still work; `writes` is then false. A node of a cluster is `degraded` while Kafka or workers do not answer, and
+/// a single server while it has no file descriptors for a checkpoint.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses((status = 200, description = "Ready", body = Readiness),
