@@ -27,7 +27,8 @@ pub const RECENT_OUTCOMES_BYTES_MAX: usize = 16 << 20;
 /// Most reads of one partition that wait for the journal's end. More are refused.
 pub const READS_WAITING_MAX: usize = 4_096;
 /// Most reads of a worker that fetch from PostgreSQL at once, for callers and for its own use each. Far fewer than its
-/// threads for blocking calls, so that some are left while PostgreSQL hangs.
+/// threads for blocking calls, so that some are left while PostgreSQL hangs. A read of its own whose counters are evicted
+/// just before it begins is not counted.
 pub const STORE_READS_MAX: usize = 64;
 /// Most reads of a worker that fetch from PostgreSQL or wait to do so. More are refused, so that what is in memory can
 /// be read while PostgreSQL hangs.
@@ -94,8 +95,8 @@ pub const SHARED_READS_MAX: usize = 1 << 16;
 pub const METERS_EVERY_MS: u64 = 2_000;
 /// Expired counters are looked for this often.
 pub const SWEEP_EVERY_MS: u64 = 5_000;
-/// A partition without records for this long, and with counters that expire, gets an empty batch, which carries the
-/// time.
+/// A partition without records for this long gets an empty batch, which carries the time, if it has counters that expire
+/// or its last record had no broker's time.
 pub const IDLE_TICK_MS: u64 = 1_000;
 /// Most partitions of a cluster. A token names one position for each.
 pub const PARTITIONS_MAX: u32 = tally_core::limits::TOKEN_PARTITIONS_MAX as u32;

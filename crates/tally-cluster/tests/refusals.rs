@@ -212,25 +212,36 @@ fn a_recreated_topic_whose_records_have_no_brokers_time_is_refused() {
         api.close().await;
         let pg = Pg::new(&PgSettings::new(&place.postgres)).unwrap();
         let stored = pg.partitions().await.unwrap()[0].position.0;
-        recreate_topic(&place).await;
-        set_timestamps(&place, "CreateTime").await;
+        delete_topic(&place).await;
+        let topic = NewTopic::new(&place.kafka.topic, PARTITIONS as i32, TopicReplication::Fixed(1));
+        let topic = topic.set("message.timestamp.type", "CreateTime");
+        wait_until("a new topic", || async {
+            let created = admin(&place).create_topics([&topic], &AdminOptions::new()).await.unwrap().remove(0);
+            created.map_err(|error| format!("{error:?}"))
+        });
         let appender = Appender::new(&place.kafka).unwrap();
-        let mut untimed = 0;
-        while untimed < stored {
-            untimed += u64::from(appender.append_empty(0).await.unwrap().at.is_none());
+        for _ in 0..stored {
+            let appended = wait_until("the topic to be known", || async {
+                appender.append_empty(0).await.map_err(|error| error.to_string())
+            });
+            assert_eq!(appended.at, None);
         }
         set_timestamps(&place, "LogAppendTime").await;
         let worker = place.worker().await;
         let why = tokio::task::block_in_place(|| wait_until_stopped(&worker, 0));
-        assert!(why.contains("recreated"), "{why}");
+        assert!(why.contains("with the time of a broker"), "{why}");
         assert_eq!(pg.partitions().await.unwrap()[0].position.0, stored);
         worker.stop().await;
     });
 }
 
+async fn delete_topic(place: &TestPlace) {
+    admin(place).delete_topics(&[&place.kafka.topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+}
+
 /// Deletes the topic and creates it again.
 async fn recreate_topic(place: &TestPlace) {
-    admin(place).delete_topics(&[&place.kafka.topic], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+    delete_topic(place).await;
     let new = topic::NewJournal { partitions: PARTITIONS, replication: 1, retention_ms: 3_600_000 };
     tokio::task::block_in_place(|| {
         wait_for("a new topic", || match Handle::current().block_on(topic::create(&place.kafka, new)) {

@@ -66,15 +66,13 @@ impl Checkpoint<'_> {
     /// Does one step. After an error the checkpoint must be dropped.
     pub fn step(&mut self) -> Result<Step, StoreError> {
         let done = self.do_step();
-        match &done {
-            Ok(Step::Done) => {
-                self.machine.checkpoint_full.store(false, Ordering::Release);
-                self.machine.out_of_files.store(false, Ordering::Release);
-            }
-            Err(error) if error.is_full() => self.machine.checkpoint_full.store(true, Ordering::Release),
-            Err(error) if error.is_out_of_files() => self.machine.out_of_files.store(true, Ordering::Release),
-            _ => {}
-        }
+        let (is_full, is_out_of_files) = match &done {
+            Ok(Step::Done) => (false, false),
+            Ok(Step::More | Step::AwaitFlush(_)) => return done,
+            Err(error) => (error.is_full(), error.is_out_of_files()),
+        };
+        self.machine.checkpoint_full.store(is_full, Ordering::Release);
+        self.machine.out_of_files.store(is_out_of_files, Ordering::Release);
         done
     }
 

@@ -158,15 +158,15 @@ pub enum TopicError {
     },
     /// The topic has other records than those that were applied.
     #[error(
-        "partition {partition} of the topic has other records before position {position} than those in PostgreSQL: the last \
-         one was appended at {appended}, after the stored time {stored} (in milliseconds since 1970). {LOST_RECORDS}"
+        "partition {partition} of the topic has other records before position {position} than those in PostgreSQL: one \
+         of them was appended at {appended}, after the stored time {stored} (in milliseconds since 1970). {LOST_RECORDS}"
     )]
     OtherRecords {
         /// The partition.
         partition: u32,
         /// The stored position.
         position: u64,
-        /// When the record before that position was appended.
+        /// When the last record before that position was appended, of those that have a broker's time.
         appended: u64,
         /// The partition's time at that position, as it was stored.
         stored: u64,
@@ -174,7 +174,8 @@ pub enum TopicError {
     /// Nothing tells whether the records before this position are those that were applied.
     #[error(
         "partition {partition} of the topic has no record before position {position} with the time of a broker, so that it \
-         cannot be told from one that was recreated. {LOST_RECORDS}"
+         cannot be told from one that was recreated. {LOST_RECORDS}; if it did not, move to a new topic as \
+         docs/cluster-operations.md describes"
     )]
     UntimedRecords {
         /// The partition.

@@ -25,6 +25,8 @@ const STALL_AFTER: Duration = Duration::from_secs(1);
 
 /// How long one poll waits for the record before the stored position.
 const RECORD_POLL: Duration = Duration::from_millis(100);
+/// Records that are read first to find one with a broker's time, then eight times as many.
+const LOOK_BACK_RECORDS: u64 = 1_024;
 
 /// Reads partitions of the journal. One per process: its partitions share connections.
 #[derive(Clone)]
@@ -153,8 +155,8 @@ impl Tailer {
     /// the record before `from` is the one that was applied: a topic that was recreated, or has lost records, gets new
     /// records at the same positions.
     ///
-    /// The partition's time is never before that of any record that was applied. Another record at such a position was
-    /// appended later than the time that was persisted, unless the broker's clock went back.
+    /// The partition's time is never before that of the last record that was applied and had a broker's time. Another
+    /// record at that position was appended later than the time that was persisted, unless the broker's clock went back.
     pub fn open_after(&self, partition: u32, from: Position, clock: Millis) -> Result<PartitionTail, TopicError> {
         let (first, end) = self.bounds(partition)?;
         // Retention may have removed the record.
@@ -164,13 +166,9 @@ impl Tailer {
         let mut tail = self.open(partition, Position(from.0 - 1))?;
         let mut at = tail.expect_next()?.at;
         if at.is_none() {
-            // It was appended while the topic was set to CreateTime. Any other record before `from` tells as much.
+            // It was appended while the topic was set to CreateTime. An earlier one decides.
             drop(tail);
-            let mut earlier = self.open(partition, first)?;
-            while at.is_none() && earlier.next < from {
-                at = earlier.expect_next()?.at;
-            }
-            drop(earlier);
+            at = self.last_time_before(partition, first, from)?;
             tail = self.open(partition, from)?;
         }
         match at {
@@ -180,6 +178,24 @@ impl Tailer {
             }
             None => Err(TopicError::UntimedRecords { partition, position: from.0 }),
         }
+    }
+
+    /// The time of the last record from `first` to `end` that has a broker's time. Reads backwards, a window at a time.
+    fn last_time_before(&self, partition: u32, first: Position, end: Position) -> Result<Option<Millis>, TopicError> {
+        let (mut end, mut width) = (end, LOOK_BACK_RECORDS);
+        while end > first {
+            let start = Position(end.0.saturating_sub(width)).max(first);
+            let mut window = self.open(partition, start)?;
+            let mut last = None;
+            while window.next < end {
+                last = window.expect_next()?.at.or(last);
+            }
+            if last.is_some() {
+                return Ok(last);
+            }
+            (end, width) = (start, width * 8);
+        }
+        Ok(None)
     }
 
     /// The first position that the journal still has, and its end. Blocks for a round trip.

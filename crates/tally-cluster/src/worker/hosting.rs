@@ -13,6 +13,7 @@ use tally_core::limits::SWEEP_SLICE;
 use tally_core::time::{Millis, Position};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
+use tokio::time::MissedTickBehavior;
 
 use super::WorkerShared;
 use super::aggregate::AggregatorGauges;
@@ -425,10 +426,12 @@ impl WorkerShared {
     }
 
     /// Removes expired counters, by batches like every change. Also advances the time while nothing is written, so that
-    /// counters expire.
+    /// counters expire, and so that the last record soon has a broker's time again.
     async fn sweep_regularly(&self, hosting: &Arc<Hosting>) {
         let mut sweep = tokio::time::interval(Duration::from_millis(SWEEP_EVERY_MS));
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tick = tokio::time::interval(Duration::from_millis(IDLE_TICK_MS));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last = None;
         let mut swept = Position(0);
         // Replayed records are from the past. One that is appended now tells the owner the time.
@@ -444,7 +447,7 @@ impl WorkerShared {
                     let is_idle = last.replace(applied) == Some(applied);
                     if !knows_time {
                         knows_time = reach_end(hosting).await.is_ok();
-                    } else if is_idle && hosting.host.has_expiring() {
+                    } else if is_idle && (hosting.host.has_expiring() || hosting.host.is_untimed()) {
                         self.append(hosting.host.partition, &Batch::default()).await;
                     }
                 }

@@ -76,8 +76,8 @@ impl Spares {
         self.recycled.extend(files);
     }
 
-    /// Reserves a spare if none is ready, and returns how many became ready. After an error nothing is left on disk,
-    /// and it can be called again.
+    /// Reserves a spare if none is ready, and returns how many became ready. After an error no new file is left on
+    /// disk, and it can be called again.
     pub fn prepare(&mut self) -> io::Result<u32> {
         if self.is_ready() {
             return Ok(0);

@@ -294,7 +294,10 @@ impl Store {
         // A tombstone is needed as long as an older run may contain the key. Checkpoints only add newer runs.
         let keep_tombstones = window.end < version.runs.len();
         let keep = |key: &[u8], value: Option<&[u8]>| value.map_or(keep_tombstones, |value| !forget(key, value));
+        // Installing the output opens a file. Without a file descriptor for that, all the work would be wasted.
+        let reserved = self.disk.open(MANIFEST_FILE).map_err(|error| StoreError::io(MANIFEST_FILE, error))?;
         let Some(output) = self.write_merged(inputs, keep)? else { return Ok(false) };
+        drop(reserved);
         self.install_merge(output, inputs)?;
         Ok(true)
     }
