@@ -40,10 +40,12 @@ try {
   for (const block of await tab.$$(".opblock")) {
     await block.$eval(".opblock-summary-control", (control) => control.click());
     await block.waitForSelector("button.execute");
-    // The fields of the form appear one after the other.
+    // The fields of the form appear one after the other, and the button before the page has read the description of the
+    // call, which has the responses. A click before that is an error on the page.
     const isFilled = (node, fields, hasBody) => {
       const rows = [...node.querySelectorAll("tr[data-param-name]")];
       return (
+        node.querySelector(".responses-table tr.response") &&
         rows.length === fields &&
         rows.every((row) => row.querySelector("input, select, button")) &&
         rows.every((row) => !row.querySelector(".required") || row.querySelector("input").value) &&
