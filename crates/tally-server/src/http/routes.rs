@@ -108,15 +108,17 @@ impl Routes {
             verb: route.verb,
             handler: route.handler.with_state(app.clone()),
         };
-        let mut routes: Vec<_> = self.routes.into_iter().map(with_state).collect();
-        // A literal segment goes before a parameter: `batch-increment` is also a key, for other methods.
-        routes.sort_by_key(|route| route.template.matches('{').count());
-        Table(routes)
+        Table::new(self.routes.into_iter().map(with_state).collect())
     }
 }
 
 /// Finds the route of a request.
-pub struct Table(Vec<Route<()>>);
+pub struct Table {
+    routes: Vec<Route<()>>,
+    /// The paths of each method, with indexes of routes. A literal segment goes before a parameter: `batch-increment` is
+    /// also a key, for other methods.
+    methods: Vec<(Method, matchit::Router<usize>)>,
+}
 
 /// The result of a route lookup.
 pub enum RouteMatch<'a> {
@@ -132,12 +134,31 @@ pub enum RouteMatch<'a> {
 pub struct Handler<'a>(&'a MethodRouter<()>);
 
 impl Table {
-    /// Finds the route of a request. Runs on every request and allocates only for an error.
+    fn new(routes: Vec<Route<()>>) -> Self {
+        let mut methods: Vec<(Method, matchit::Router<usize>)> = Vec::new();
+        for (index, route) in routes.iter().enumerate() {
+            let known = methods.iter().position(|(method, _)| *method == route.method);
+            let known = known.unwrap_or_else(|| {
+                methods.push((route.method.clone(), matchit::Router::new()));
+                methods.len() - 1
+            });
+            // A test finds every route, so none is left out.
+            if let Some((_, paths)) = methods.get_mut(known)
+                && let Err(error) = paths.insert(&route.template, index)
+            {
+                tracing::error!(path = route.template, %error, "a route cannot be reached");
+            }
+        }
+        Table { routes, methods }
+    }
+
+    /// Finds the route of a request. Runs on every request.
     pub fn find(&self, method: &Method, uri: &Uri) -> RouteMatch<'_> {
         // Whatever answers GET answers HEAD.
         let wanted = if method == Method::HEAD { &Method::GET } else { method };
         let path = uri.path();
-        match self.0.iter().find(|route| route.method == *wanted && route.matches(path)) {
+        let paths = self.methods.iter().find(|(method, _)| method == wanted);
+        match paths.and_then(|(_, paths)| self.routes.get(index_of(paths, path)?)) {
             Some(route) => RouteMatch::Handler(route.verb.of(uri), Handler(&route.handler)),
             None => self.other_methods(path),
         }
@@ -145,9 +166,9 @@ impl Table {
 
     fn other_methods(&self, path: &str) -> RouteMatch<'_> {
         let mut allow = Vec::new();
-        for route in self.0.iter().filter(|route| route.matches(path)) {
-            allow.push(route.method.as_str());
-            if route.method == Method::GET {
+        for (method, _) in self.methods.iter().filter(|(_, paths)| index_of(paths, path).is_some()) {
+            allow.push(method.as_str());
+            if *method == Method::GET {
                 allow.push("HEAD");
             }
         }
@@ -155,16 +176,10 @@ impl Table {
     }
 }
 
-impl<S> Route<S> {
-    fn matches(&self, path: &str) -> bool {
-        let mut segments = path.split('/');
-        let fits = |wanted: &str| match segments.next() {
-            Some(segment) if wanted.starts_with('{') => !segment.is_empty(),
-            Some(segment) => segment == wanted,
-            None => false,
-        };
-        self.template.split('/').all(fits) && segments.next().is_none()
-    }
+/// The route of a path. The library also matches a parameter in the middle of a path with an empty segment.
+fn index_of(paths: &matchit::Router<usize>, path: &str) -> Option<usize> {
+    let found = paths.at(path).ok()?;
+    found.params.iter().all(|(_, segment)| !segment.is_empty()).then_some(*found.value)
 }
 
 impl VerbOf {
@@ -257,10 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn every_route_is_found_by_its_path() {
+        let table = table();
+        for (index, route) in table.routes.iter().enumerate() {
+            let (_, paths) = table.methods.iter().find(|(method, _)| *method == route.method).unwrap();
+            assert_eq!(paths.at(&route.template.replace(['{', '}'], "")).unwrap().value, &index, "{}", route.template);
+        }
+    }
+
+    #[test]
     fn every_described_call_on_counters_has_a_verb_of_its_own() {
         let table = table();
         let mut seen = Vec::new();
-        for route in table.0.iter().filter(|route| route.template.starts_with("/api/")) {
+        for route in table.routes.iter().filter(|route| route.template.starts_with("/api/")) {
             let path = route.template.replace("{key}", "k");
             let verb = verb(&table, &route.method, &path).unwrap();
             assert!(verb != Verb::Other && !seen.contains(&verb), "{verb:?} {path}");
