@@ -174,8 +174,8 @@ pub enum TopicError {
     /// Nothing tells whether the records before this position are those that were applied.
     #[error(
         "partition {partition} of the topic has no record before position {position} with the time of a broker, so that it \
-         cannot be told from one that was recreated. {LOST_RECORDS}; if it did not, move to a new topic as \
-         docs/cluster-operations.md describes"
+         cannot be told from one that was recreated. If it was, restore PostgreSQL to a state that matches the topic; if it \
+         was not, move to a new topic as docs/cluster-operations.md describes"
     )]
     UntimedRecords {
         /// The partition.
