@@ -61,6 +61,26 @@ pub fn code_map(file: &TextFile, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> 
     findings
 }
 
+/// Types between backticks, such as `Engine` or `Machine::seal`, that no source file names.
+#[must_use]
+pub fn types_of_code_map(file: &TextFile, sources: &[TextFile]) -> Vec<Finding> {
+    let named = |name: &str| sources.iter().any(|source| words(&source.text).any(|word| word == name));
+    let mut findings = Vec::new();
+    for (line, text) in (1..).zip(file.text.lines()) {
+        for span in text.split('`').skip(1).step_by(2) {
+            let is_type = |word: &&str| word.starts_with(char::is_uppercase) && word.contains(char::is_lowercase);
+            for name in words(span).filter(is_type).filter(|name| !named(name)) {
+                findings.push(Finding::new(&file.path, line, format!("no source file names `{name}`")));
+            }
+        }
+    }
+    findings
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
 /// Decision records that are misnumbered, missing from the index or lack a section.
 #[must_use]
 pub fn decisions(documents: &[TextFile]) -> Vec<Finding> {
@@ -194,6 +214,14 @@ mod tests {
         assert_eq!(found("`tally-core/src/gone.rs`"), 1);
         assert_eq!(found("`crates/tally-core/src/gone.rs` and `tally-core/src/key.rs`"), 1);
         assert_eq!(found("no map at all"), 1);
+    }
+
+    #[test]
+    fn a_code_map_that_names_a_missing_type_is_found() {
+        let sources = [document("crates/a.rs", "struct Machine;\nimpl Machine { fn seal() {} }")];
+        let found = |text: &str| types_of_code_map(&document("ARCHITECTURE.md", text), &sources).len();
+        assert_eq!(found("`Machine::seal`, `crates/Machine.rs`, `OBJECT FREQ` and Gone"), 0);
+        assert_eq!(found("`Gone` and\n`Mach`"), 2);
     }
 
     #[test]

@@ -109,6 +109,13 @@ fn the_code_map_names_files_that_are_there() -> Verdict {
 }
 
 #[test]
+fn the_code_map_names_types_that_are_there() -> Verdict {
+    let (documents, sources) = (some_files("ARCHITECTURE.md")?, some_files(".rs")?);
+    let findings = documents.iter().flat_map(|file| documents::types_of_code_map(file, &sources));
+    expect_none(&findings.collect::<Vec<_>>())
+}
+
+#[test]
 fn decision_records_are_numbered_listed_and_whole() -> Verdict {
     expect_none(&documents::decisions(&some_files(".md")?))
 }
