@@ -138,7 +138,7 @@ pub async fn decrement(State(app): State<App>, request: Request) -> Result<Respo
     add(&app, request, Direction::Down, &caller).await
 }
 
-/// Adds or subtracts: the hot path, called without going through axum.
+/// Adds or subtracts: a hot path, called without going through axum.
 pub async fn add(app: &App, request: Request, direction: Direction, caller: &Caller) -> Result<Response, Problem> {
     let (key, intent) = read_amount(request, direction, app.access(caller, Action::Add)).await?;
     write(app, &key, intent).await
@@ -184,9 +184,15 @@ pub fn text(key: &Key) -> Result<&str, Problem> {
     responses((status = 200, description = "The reading", body = ReadAnswer), ReadProblems),
 )]
 pub async fn read(State(app): State<App>, request: Request) -> Result<Response, Problem> {
-    let key = app.access(&Peer::caller_of(request.extensions()), Action::Read).key(request.uri())?;
+    let caller = Peer::caller_of(request.extensions());
+    read_by_policy(&app, request.uri(), &caller).await
+}
+
+/// Reads at the namespace's consistency: a hot path, called without going through axum.
+pub async fn read_by_policy(app: &App, uri: &Uri, caller: &Caller) -> Result<Response, Problem> {
+    let key = app.access(caller, Action::Read).key(uri)?;
     let consistency = app.service.consistency(key.as_ref());
-    read_one(&app, request.uri(), key, Latest::ByPolicy, consistency).await
+    read_one(app, uri, key, Latest::ByPolicy, consistency).await
 }
 
 /// Read a counter, reflecting everything acknowledged before the call.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header;
+use axum::http::{Method, header};
 use axum::response::{IntoResponse as _, Response};
 use tower::ServiceExt as _;
 
@@ -117,12 +117,16 @@ impl Server {
 
     async fn dispatch(&self, found: RouteMatch<'_>, mut request: Request, peer: Peer) -> Response {
         match found {
-            // The hot path: axum's boxed handlers cost about as much as counting does.
+            // The hot paths: axum's boxed handlers cost about as much as counting does.
             RouteMatch::Handler(Verb::Increment, _) => {
                 counters::add(&self.app, request, Direction::Up, &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(Verb::Decrement, _) => {
                 counters::add(&self.app, request, Direction::Down, &peer.caller()).await.into_response()
+            }
+            // Not HEAD: axum removes its body.
+            RouteMatch::Handler(Verb::Read, _) if request.method() == Method::GET => {
+                counters::read_by_policy(&self.app, request.uri(), &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(_, handler) => {
                 request.extensions_mut().insert(peer);
