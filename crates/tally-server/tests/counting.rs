@@ -64,6 +64,18 @@ fn an_unknown_counter_reads_zero_and_does_not_exist() {
 }
 
 #[test]
+fn head_of_a_counter_is_answered_like_get_without_the_body() {
+    let server = Server::start();
+    increment(&server, "a", "");
+    // On one connection: the rest of an answer would be read as the next one.
+    let client = server.client();
+    let head = client.send("HEAD", "/api/v1/counters/a", &[], "");
+    let get = client.send("GET", "/api/v1/counters/a", &[], "");
+    assert_eq!((head.status, head.text.as_str(), &get.json["value"]), (200, "", &json!(1)));
+    assert_eq!(head.header("content-length"), get.text.len().to_string());
+}
+
+#[test]
 fn a_reading_has_its_consistency_and_age() {
     let server = Server::start();
     increment(&server, "a", r#"{"amount":7}"#);
