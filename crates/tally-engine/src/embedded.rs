@@ -358,7 +358,11 @@ impl Shared {
         };
         loop {
             match checkpoint.step() {
-                Ok(Step::More) => {}
+                Ok(Step::More) => {
+                    if self.machine.waits_for_slice.swap(false, Ordering::AcqRel) {
+                        self.flusher.set();
+                    }
+                }
                 Ok(Step::AwaitFlush(position)) => {
                     if self.machine.poison.reason().is_some() {
                         return;

@@ -1,12 +1,14 @@
-//! A disk on which some calls can be made to fail, for tests.
+//! A disk on which some calls can be made to fail, or to call a test.
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
 use super::{Disk, DiskFile, RealDisk};
+use crate::signal::lock;
 
 /// Which calls fail.
 #[derive(Default)]
@@ -15,6 +17,8 @@ pub(crate) struct Breaks {
     pub syncs: AtomicBool,
     /// `open` and `create`, for lack of file descriptors.
     pub opens: AtomicBool,
+    /// Called when a run is created, one for each run.
+    pub runs: Mutex<VecDeque<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A real disk, with failures.
@@ -53,6 +57,12 @@ impl Disk for BreakingDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        if name.starts_with("run-") {
+            let called = lock(&self.breaks.runs).pop_front();
+            if let Some(call) = called {
+                call();
+            }
+        }
         self.opened(name, RealDisk::create)
     }
 

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use tally_core::key::KeyRef;
+use tally_core::limits::CAPTURE_SLICE;
 use tally_core::time::Millis;
 
 use tally_core::event::Field;
@@ -216,4 +217,43 @@ fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_
         shared.machine.seal();
     });
     assert_refused(answer);
+}
+
+#[test]
+fn a_batch_that_waits_for_copies_to_be_collected_goes_on_after_the_next_slice_of_the_checkpoint() {
+    const COUNTERS: usize = 3 * CAPTURE_SLICE;
+    let dir = tempfile::tempdir().unwrap();
+    let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
+    let settings = Settings { memory_bytes: 8 << 20, segment_bytes: 4 << 20, ..Settings::default() };
+    let machine = Machine::open(disk.clone(), Arc::new(StandingClock), settings, &mut |_, _| {}).unwrap();
+    let shared = Arc::new(Shared::new(machine, None));
+    // Adds to 512 counters, and seals.
+    let add = |shared: &Shared, first: usize| {
+        let mut events = shared.machine.events();
+        for number in first..first + 512 {
+            events.add(KeyRef::new(format!("{number:0>64}").as_bytes()).unwrap(), 1);
+        }
+        shared.machine.submit_detached(events).unwrap().unwrap();
+        shared.machine.seal()
+    };
+    for first in (0..COUNTERS).step_by(512) {
+        assert_eq!(add(&shared, first), Seal::Applied);
+        shared.machine.flush().unwrap();
+        shared.machine.maintain_journal();
+    }
+    let (during_first, during_second) = (Arc::clone(&shared), Arc::clone(&shared));
+    let first_run = move || {
+        // The last counters have not been copied yet.
+        let waits = (0..COUNTERS).step_by(512).rev().any(|first| add(&during_first, first) == Seal::NeedsCheckpoint);
+        assert!(waits && !during_first.flusher.is_set());
+    };
+    let second_run = move || {
+        assert!(during_second.flusher.is_set(), "no other event wakes it: the batch is neither new nor full");
+        assert_eq!(during_second.machine.seal(), Seal::Applied);
+    };
+    lock(&disk.breaks.runs).extend([Box::new(first_run) as Box<dyn FnOnce() + Send>, Box::new(second_run)]);
+    // It has to be durable before the checkpoint can be committed.
+    shared.machine.flush().unwrap();
+    shared.checkpoint();
+    assert!(lock(&disk.breaks.runs).is_empty(), "the checkpoint wrote two runs");
 }

@@ -225,14 +225,17 @@ impl Writer {
     /// become spares, up to a limit; the others are removed. Returns the bytes of journal trimmed.
     pub fn trim(&mut self, before: Position) -> io::Result<u64> {
         self.refuse_if_poisoned()?;
-        let mut freed = 0;
+        let (mut freed, mut retired) = (0, Ok(()));
         let mut recycled = Vec::new();
         while let Some(&oldest) = self.older.front() {
             let end = self.older.get(1).map_or(self.current.base, |next| next.base);
             if end > before {
                 break;
             }
-            self.retire(oldest, &mut recycled)?;
+            retired = self.retire(oldest, &mut recycled);
+            if retired.is_err() {
+                break;
+            }
             self.older.pop_front();
             freed += end.0 - oldest.base.0;
         }
@@ -240,7 +243,7 @@ impl Writer {
             self.disk.sync_names()?;
             self.spares.recycle(recycled);
         }
-        Ok(freed)
+        retired.map(|()| freed)
     }
 
     fn retire(&mut self, segment: OldSegment, recycled: &mut Vec<RecycledSegment>) -> io::Result<()> {

@@ -283,6 +283,7 @@ impl Machine {
             checkpoint_wanted: AtomicBool::new(false),
             checkpoint_full: AtomicBool::new(false),
             out_of_files: AtomicBool::new(false),
+            waits_for_slice: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         })
     }

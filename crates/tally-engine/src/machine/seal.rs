@@ -25,7 +25,7 @@ pub enum Seal {
     Refused,
     /// The batch stays open until the flusher has caught up or has reserved the next segment.
     BackedUp,
-    /// The batch stays open until a checkpoint has made room in memory.
+    /// The batch stays open until a checkpoint, or its next slice, has made room in memory.
     NeedsCheckpoint,
 }
 
@@ -99,6 +99,7 @@ impl Machine {
                 return Err(Seal::BackedUp);
             }
             if state.partition.preimage_bytes() >= self.settings.capture_bytes() {
+                self.waits_for_slice.store(true, Ordering::Release);
                 return Err(Seal::NeedsCheckpoint);
             }
             Ok(state.partition.make_room(batch, budget))

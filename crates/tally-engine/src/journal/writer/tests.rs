@@ -157,6 +157,31 @@ fn without_file_descriptors_the_journal_continues_in_the_reserved_segment_and_ke
 }
 
 #[test]
+fn a_segment_that_was_recycled_before_another_could_not_be_trimmed_is_the_next_one() {
+    let (dir, disk) = temporary();
+    let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
+    let mut tail = Tail::new(writer.reservation());
+    while writer.older.len() < 2 {
+        tail.append(|out| out.resize(out.len() + 120, 1)).unwrap();
+        flush(&mut writer, &mut tail);
+    }
+    // The spare is used, and no other is prepared.
+    while writer.older.len() < 3 {
+        tail.append(|out| out.resize(out.len() + 120, 1)).unwrap();
+        writer.flush(&mut tail.take(Group::default())).unwrap();
+    }
+    let (second, aside) = (dir.path().join(segment_name(writer.older[1].base)), dir.path().join("aside"));
+    std::fs::rename(&second, &aside).unwrap();
+    let end = writer.flushed();
+    writer.trim(end).unwrap_err();
+    std::fs::rename(&aside, &second).unwrap();
+    assert_eq!(writer.prepare_next().unwrap(), 1);
+    assert_eq!(count(&disk, "spare-"), 1, "no other file is created");
+    assert!(writer.trim(end).unwrap() > 0);
+    assert_eq!(writer.older.len(), 0);
+}
+
+#[test]
 fn a_writer_does_not_begin_before_the_end_of_the_journal() {
     let (_dir, disk) = temporary();
     Writer::create(disk.clone(), Position(4096), SEGMENT, Salt::new(7), ID).unwrap();
