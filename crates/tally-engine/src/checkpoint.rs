@@ -249,6 +249,28 @@ mod tests {
         assert!(block_on(again).unwrap().outcomes[0].is_duplicate());
     }
 
+    #[test]
+    fn a_replay_of_duplicates_stays_within_the_memory_budget() {
+        const REQUESTS: usize = 100_000;
+        let calls = || (0..REQUESTS).step_by(5_000).map(|first| first..first + 5_000);
+        let dir = tempfile::tempdir().unwrap();
+        let machine = open(&dir);
+        for call in calls() {
+            assert_eq!(count(&machine, call), 0);
+            checkpoint(&machine);
+            while machine.merge().unwrap() {}
+        }
+        for call in calls() {
+            assert_eq!(count(&machine, call), 5_000);
+        }
+        drop(machine);
+        let machine = open(&dir);
+        let taken = machine.state.lock().partition.memory_bytes();
+        let budget = SETTINGS.memory_bytes as usize;
+        assert!(taken < budget, "the ids in the store are not kept: {taken} bytes of {budget}");
+        assert_eq!(count(&machine, 0..1), 1);
+    }
+
     /// The calling thread's directory in `/proc`.
     fn this_thread() -> PathBuf {
         Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap())

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tally_core::batch::{Batch, decode, key_hash};
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcomes, Refusal};
-use tally_core::partition::{Malformed, Partition};
+use tally_core::partition::{Headroom, Malformed, Partition};
 use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
 
@@ -72,8 +72,10 @@ impl OpenError {
     }
 }
 
-/// Events replayed at a time. The records they need are fetched from the store in one sorted pass.
+/// Most events replayed at a time. The records they need are fetched from the store in one sorted pass.
 const REPLAY_EVENTS: usize = 1 << 18;
+/// Memory budget per event replayed at a time: what it touches usually takes less.
+const REPLAY_EVENT_BYTES: usize = 512;
 /// Bytes of events replayed at a time.
 const REPLAY_BYTES: usize = 32 << 20;
 
@@ -81,6 +83,8 @@ const REPLAY_BYTES: usize = 32 << 20;
 struct BatchReplay<'a> {
     store: &'a Store,
     partition: &'a mut Partition,
+    /// Memory for the partition.
+    budget_bytes: usize,
     /// Read but not applied yet.
     batches: Vec<(Millis, Batch)>,
     events: usize,
@@ -102,13 +106,19 @@ impl BatchReplay<'_> {
         self.events += batch.len();
         self.bytes += batch.bytes();
         self.batches.push((at, batch));
-        if self.events >= REPLAY_EVENTS || self.bytes >= REPLAY_BYTES {
+        if self.events >= REPLAY_EVENTS.min(self.budget_bytes / REPLAY_EVENT_BYTES) || self.bytes >= REPLAY_BYTES {
             self.apply()?;
         }
         Ok(())
     }
 
     fn apply(&mut self) -> Result<(), StoreError> {
+        // Evicts what earlier batches only touched. What they changed was within the budget when they were applied first.
+        for (_, batch) in &self.batches {
+            if self.partition.make_room(batch, self.budget_bytes) == Headroom::NeedsCheckpoint {
+                break;
+            }
+        }
         self.missing.clear();
         for (_, batch) in &self.batches {
             self.partition.missing(batch, self.store.position(), &mut self.missing);
@@ -227,13 +237,15 @@ impl Machine {
         let store = Store::open(Arc::clone(&disk), fresh)?;
         let from = store.position();
         let meta = stored_meta(&store)?;
+        let budget_bytes = settings.partition_bytes(store.memory_bytes());
         let mut partition = match from {
             Position(0) => Partition::new(settings.seed),
-            _ => Partition::with_store(settings.seed, meta, settings.partition_bytes(store.memory_bytes())),
+            _ => Partition::with_store(settings.seed, meta, budget_bytes),
         };
         let mut replay = BatchReplay {
             store: &store,
             partition: &mut partition,
+            budget_bytes,
             batches: Vec::new(),
             events: 0,
             bytes: 0,
