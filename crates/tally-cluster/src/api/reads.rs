@@ -445,10 +445,13 @@ impl Cluster {
             return;
         }
         let all: Vec<Key> = outdated.iter().flat_map(|(_, _, keys)| keys.clone()).collect();
-        let totals = self.services.totals.get(&all).await.unwrap_or_else(|error| {
-            tracing::debug!(%error, "estimates cannot be refreshed");
-            vec![None; all.len()]
-        });
+        let totals = match tokio::time::timeout(ESTIMATE_WAIT, self.services.totals.get(&all)).await {
+            Ok(Ok(totals)) => totals,
+            failed => {
+                tracing::debug!(?failed, "estimates cannot be refreshed from Redis");
+                vec![None; all.len()]
+            }
+        };
         let mut totals = totals.into_iter();
         let unknown = outdated.into_iter().map(|(partition, now, keys)| {
             let published_at = self.routes.get(partition).published_at;

@@ -7,14 +7,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use redis::cluster_routing::Slot;
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::generation::Generations;
-use super::limits::{PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN, TOPOLOGY_AGE_MAX};
+use super::limits::{
+    ASK_NEXT_AFTER, PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RECONNECT_PAUSE, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN,
+    TOPOLOGY_AGE_MAX, TOPOLOGY_ASK_MAX,
+};
 use super::link::{NodeLink, NodeSecurity};
 use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
 use super::topology::{Topology, redirected_to};
@@ -45,6 +48,18 @@ struct KnownTopology {
     asked_at: Option<Instant>,
     /// Whether an answer has contradicted it.
     is_outdated: bool,
+    /// The node that gave it.
+    source: String,
+    /// The last node whose topology was contradicted. It is asked after the others.
+    doubted: String,
+    failure: Option<TopologyFailure>,
+}
+
+/// Why the topology could not be fetched.
+struct TopologyFailure {
+    /// Calls fail until then without another attempt.
+    until: Instant,
+    error: redis::RedisError,
 }
 
 /// A command that has no answer yet.
@@ -187,30 +202,59 @@ impl ClusterRouter {
     }
 
     /// Runs a command on the first node that answers.
-    pub async fn ask_any(&self, command: &Cmd) -> RedisResult<(Value, String)> {
+    pub async fn ask_any(&self, command: &Cmd) -> RedisResult<Value> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.add_command(command.clone());
-        let mut last_error = None;
-        for address in self.nodes_by_health()? {
-            let sent = self.link(&address)?.send(&pipeline, 1).await;
-            match sent.and_then(|mut answers| answers.remove(0).extract_error()) {
-                Ok(answer) => return Ok((answer, address)),
-                Err(error) => last_error = Some(error),
-            }
-        }
-        Err(last_error.unwrap_or_else(|| (ErrorKind::InvalidClientConfig, "no nodes are given").into()))
+        self.ask_nodes(&pipeline, 1, |mut answers, _| Ok(answers.remove(0))).await
     }
 
-    /// All nodes, starting with those that answered last time.
-    fn nodes_by_health(&self) -> RedisResult<Vec<String>> {
-        let known = Arc::clone(&self.topology.lock().latest);
-        let mut nodes: Vec<String> = known.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
+    /// Sends commands to one node after the other and returns what `parse` makes of the answers of the first one that it
+    /// accepts. A node that is silent delays the next one only for a moment.
+    async fn ask_nodes<T>(
+        &self,
+        pipeline: &Pipeline,
+        count: usize,
+        parse: impl Fn(Vec<Value>, &str) -> RedisResult<T>,
+    ) -> RedisResult<T> {
+        let mut nodes = self.nodes_to_ask()?.into_iter();
+        let mut asked = FuturesUnordered::new();
+        let mut last_error = (ErrorKind::InvalidClientConfig, "no nodes are given").into();
+        loop {
+            match nodes.next() {
+                Some(address) => {
+                    let link = self.link(&address)?;
+                    asked.push(async move { (link.send(pipeline, count).await, address) });
+                }
+                None if asked.is_empty() => return Err(last_error),
+                None => {}
+            }
+            let answered = match nodes.len() {
+                0 => asked.next().await,
+                _ => tokio::time::timeout(ASK_NEXT_AFTER, asked.next()).await.unwrap_or_default(),
+            };
+            let Some((answers, address)) = answered else { continue };
+            let answers = answers.and_then(|answers| answers.into_iter().map(Value::extract_error).collect());
+            match answers.and_then(|answers| parse(answers, &address)) {
+                Ok(parsed) => return Ok(parsed),
+                Err(error) => last_error = error,
+            }
+        }
+    }
+
+    /// All nodes, starting with those that answered last time. Among them, the one whose topology was wrong is the last.
+    fn nodes_to_ask(&self) -> RedisResult<Vec<String>> {
+        let (latest, doubted) = {
+            let known = self.topology.lock();
+            (Arc::clone(&known.latest), known.doubted.clone())
+        };
+        let mut nodes: Vec<String> = latest.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
         nodes.sort();
         nodes.dedup();
         let links: RedisResult<Vec<_>> = nodes.iter().map(|node| self.link(node)).collect();
-        let mut by_health: Vec<(bool, String)> = links?.iter().map(|link| link.has_failed()).zip(nodes).collect();
-        by_health.sort();
-        Ok(by_health.into_iter().map(|(_, node)| node).collect())
+        let rank = |(link, node): (Arc<NodeLink>, String)| (link.has_failed(), node == doubted, node);
+        let mut ranked: Vec<_> = links?.into_iter().zip(nodes).map(rank).collect();
+        ranked.sort();
+        Ok(ranked.into_iter().map(|(.., node)| node).collect())
     }
 
     fn link(&self, address: &str) -> RedisResult<Arc<NodeLink>> {
@@ -228,52 +272,78 @@ impl ClusterRouter {
         (!known.is_outdated).then(|| Arc::clone(&known.latest))
     }
 
-    /// The known topology, fetched again if it is outdated.
+    /// The known topology, fetched again if it is outdated. Calls that wait for the same attempt share its result.
     pub async fn topology(&self) -> RedisResult<Arc<Topology>> {
         if let Some(current) = self.current_topology() {
             return Ok(current);
         }
+        let waiting_since = Instant::now();
         let _refreshing = self.refreshing.lock().await;
-        if let Some(current) = self.current_topology() {
-            return Ok(current);
+        match self.current_topology() {
+            Some(current) => Ok(current),
+            None => self.ask_topology(waiting_since).await,
         }
-        self.ask_topology().await
     }
 
     /// The topology, fetched again if it is too old. Calls in flight are not delayed.
     pub async fn recent_topology(&self) -> RedisResult<Arc<Topology>> {
+        let waiting_since = Instant::now();
         let _refreshing = self.refreshing.lock().await;
         let is_recent = |asked_at: Instant| asked_at.elapsed() < TOPOLOGY_AGE_MAX;
         match self.current_topology() {
             Some(current) if self.topology.lock().asked_at.is_some_and(is_recent) => Ok(current),
-            _ => self.ask_topology().await,
+            _ => self.ask_topology(waiting_since).await,
         }
     }
 
-    async fn ask_topology(&self) -> RedisResult<Arc<Topology>> {
-        let command = |what| {
-            let mut command = redis::cmd("CLUSTER");
-            command.arg(what);
-            command
-        };
-        let (slots, asked) = self.ask_any(&command("SLOTS")).await?;
-        let mut pipeline = Pipeline::with_capacity(1);
-        pipeline.add_command(command("NODES"));
-        let mut nodes = self.link(&asked)?.send(&pipeline, 1).await?;
-        let nodes: String = redis::from_redis_value(nodes.remove(0).extract_error()?)?;
-        let mut latest = Topology::parse(&slots, &asked);
-        latest.generations = Generations::parse(&slots, &nodes);
-        let latest = Arc::new(latest);
-        self.links.lock().retain(|address, _| latest.has_node(address) || self.seeds.contains(address));
-        let asked_at = Some(Instant::now());
-        *self.topology.lock() = KnownTopology { latest: Arc::clone(&latest), asked_at, is_outdated: false };
-        Ok(latest)
+    /// Fetches the topology, unless that has failed since `waiting_since` or just before.
+    async fn ask_topology(&self, waiting_since: Instant) -> RedisResult<Arc<Topology>> {
+        if let Some(failure) = &self.topology.lock().failure
+            && waiting_since < failure.until
+        {
+            return Err(failure.error.clone());
+        }
+        let mut pipeline = Pipeline::with_capacity(2);
+        for what in ["SLOTS", "NODES"] {
+            pipeline.cmd("CLUSTER").arg(what);
+        }
+        let began = Instant::now();
+        let asked = tokio::time::timeout(TOPOLOGY_ASK_MAX, self.ask_nodes(&pipeline, 2, parse_topology)).await;
+        let silent = || Err((ErrorKind::Io, "no node answered in time").into());
+        let mut known = self.topology.lock();
+        match asked.unwrap_or_else(|_| silent()) {
+            Ok((latest, source)) => {
+                let latest = Arc::new(latest);
+                let doubted = std::mem::take(&mut known.doubted);
+                let asked_at = Some(Instant::now());
+                *known = KnownTopology {
+                    latest: Arc::clone(&latest),
+                    asked_at,
+                    is_outdated: false,
+                    source,
+                    doubted,
+                    failure: None,
+                };
+                drop(known);
+                self.links.lock().retain(|address, _| latest.has_node(address) || self.seeds.contains(address));
+                Ok(latest)
+            }
+            Err(error) => {
+                // As long again as it took: half of the calls do not wait while all nodes are silent.
+                let pause = began.elapsed().max(RECONNECT_PAUSE);
+                known.failure = Some(TopologyFailure { until: Instant::now() + pause, error: error.clone() });
+                Err(error)
+            }
+        }
     }
 
     /// Makes the next call fetch the topology, unless that has already been done.
     fn forget(&self, topology: &Arc<Topology>) {
         let mut known = self.topology.lock();
-        known.is_outdated |= Arc::ptr_eq(&known.latest, topology);
+        if Arc::ptr_eq(&known.latest, topology) {
+            known.is_outdated = true;
+            known.doubted = known.source.clone();
+        }
     }
 
     /// Sends each command once.
@@ -348,6 +418,19 @@ impl ClusterRouter {
         }
         Ok(sent)
     }
+}
+
+/// The topology in the answers to `CLUSTER SLOTS` and `CLUSTER NODES`, with the node that gave it. A node that was removed
+/// from the cluster, or has lost its configuration, knows no owners.
+fn parse_topology(mut answers: Vec<Value>, asked: &str) -> RedisResult<(Topology, String)> {
+    let nodes: String = redis::from_redis_value(answers.pop().unwrap_or(Value::Nil))?;
+    let slots = answers.pop().unwrap_or(Value::Nil);
+    let mut topology = Topology::parse(&slots, asked);
+    if !topology.has_owners() {
+        return Err((ErrorKind::Server(ServerErrorKind::ClusterDown), "no node knows who owns the slots").into());
+    }
+    topology.generations = Generations::parse(&slots, &nodes);
+    Ok((topology, asked.to_owned()))
 }
 
 /// Commands for one node, at most as many as a pipeline may have.
@@ -447,30 +530,86 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_node_that_is_cut_off_from_the_others_is_not_asked_again_who_owns_what() {
-        let (first, second) =
-            (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
-        let mut listeners = [first, second];
-        // The node that is cut off is asked first.
+    /// Two listeners; the first has the address that is asked first.
+    async fn listeners() -> ([TcpListener; 2], [u16; 2]) {
+        let mut listeners =
+            [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
         listeners.sort_by_key(|listener| listener.local_addr().unwrap().to_string());
-        let [cut_off, serving] = listeners;
-        let ports = [&cut_off, &serving].map(|listener| listener.local_addr().unwrap().port());
-        let serve = move |port: u16, value: &'static str| {
-            move |command: &[String]| match command[0].to_uppercase().as_str() {
-                "CLUSTER" => owner_of_all(&command[1].to_uppercase(), port),
-                "GET" | "MGET" => value.to_owned(),
-                _ => "+OK\r\n".to_owned(),
-            }
-        };
-        tokio::spawn(node(cut_off, serve(ports[0], "-CLUSTERDOWN The cluster is down\r\n")));
-        tokio::spawn(node(serving, serve(ports[1], "$1\r\n7\r\n")));
-        let seeds = ports.map(|port| format!("127.0.0.1:{port}")).to_vec();
-        let security = NodeSecurity { login: redis::RedisConnectionInfo::default(), tls: None };
-        let router = ClusterRouter::new(seeds, security);
+        let ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+        (listeners, ports)
+    }
+
+    fn router(ports: &[u16]) -> ClusterRouter {
+        let seeds = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        ClusterRouter::new(seeds, NodeSecurity { login: redis::RedisConnectionInfo::default(), tls: None })
+    }
+
+    async fn get(router: &ClusterRouter) -> RedisResult<Vec<Value>> {
         let commands = [KeyCommand { key: b"k".to_vec(), verb: KeyVerb::Get }];
         let hashes = ScriptHashes::load(async |_| Ok::<_, String>(String::new())).await.unwrap();
-        let (answers, _) = router.run(&commands, &hashes).await.unwrap();
+        router.run(&commands, &hashes).await.map(|(answers, _)| answers)
+    }
+
+    /// What a `GET` returns from two nodes. The first, which is asked first, gives these answers to `CLUSTER` and `GET`;
+    /// the second owns every slot.
+    async fn get_from_two(
+        cluster_info: impl Fn(&str, u16) -> String + Clone + Send + 'static,
+        value: &'static str,
+    ) -> RedisResult<Vec<Value>> {
+        let ([first, second], ports) = listeners().await;
+        tokio::spawn(node(first, move |command| match command[0].to_uppercase().as_str() {
+            "CLUSTER" => cluster_info(&command[1].to_uppercase(), ports[0]),
+            "GET" | "MGET" => value.to_owned(),
+            _ => "+OK\r\n".to_owned(),
+        }));
+        tokio::spawn(node(second, move |command| match command[0].to_uppercase().as_str() {
+            "CLUSTER" => owner_of_all(&command[1].to_uppercase(), ports[1]),
+            "GET" | "MGET" => "$1\r\n7\r\n".to_owned(),
+            _ => "+OK\r\n".to_owned(),
+        }));
+        get(&router(&ports)).await
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_cut_off_from_the_others_is_not_asked_again_who_owns_what() {
+        let answers = get_from_two(owner_of_all, "-CLUSTERDOWN The cluster is down\r\n").await.unwrap();
         assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_removed_from_the_cluster_is_not_believed_that_nobody_owns_anything() {
+        let nothing = |what: &str, port| match what {
+            "SLOTS" => "*0\r\n".to_owned(),
+            _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 0 connected\n")),
+        };
+        assert_eq!(get_from_two(nothing, "$-1\r\n").await.unwrap(), [Value::BulkString(b"7".to_vec())]);
+    }
+
+    #[tokio::test]
+    async fn after_a_node_has_named_an_owner_that_is_gone_another_one_is_asked() {
+        let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        let answers = get_from_two(move |what, _| owner_of_all(what, gone), "$-1\r\n").await.unwrap();
+        assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+    }
+
+    #[tokio::test]
+    async fn calls_share_the_failure_while_all_nodes_are_silent() {
+        let (listeners, ports) = listeners().await;
+        let router = router(&ports);
+        let calls = futures_util::future::join_all((0..30).map(|_| get(&router)));
+        let accepted = std::cell::Cell::new(0);
+        let accept = async |listener: &TcpListener| {
+            let mut silent = Vec::new();
+            while let Ok(connection) = listener.accept().await {
+                silent.push(connection);
+                accepted.set(accepted.get() + 1);
+            }
+        };
+        tokio::select! {
+            results = calls => assert!(results.iter().all(Result::is_err), "{results:?}"),
+            () = accept(&listeners[0]) => {}
+            () = accept(&listeners[1]) => {}
+        }
+        assert!((1..=6).contains(&accepted.get()), "{} connections for 30 calls", accepted.get());
     }
 }

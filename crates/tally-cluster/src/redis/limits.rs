@@ -22,6 +22,10 @@ pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 pub const NODES_MAX: usize = 1_024;
 /// The owners of slots are asked for again after this long.
 pub const TOPOLOGY_AGE_MAX: Duration = Duration::from_secs(2);
+/// A node that has not answered for this long is not waited for before the next one is asked for the owners.
+pub const ASK_NEXT_AFTER: Duration = Duration::from_millis(100);
+/// Longest wait for the owners of slots, however many nodes are asked.
+pub const TOPOLOGY_ASK_MAX: Duration = Duration::from_secs(2);
 /// Longest address of a worker in a heartbeat, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// How long a total is published after it was first read, unless the settings say otherwise.

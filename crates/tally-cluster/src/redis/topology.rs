@@ -54,6 +54,11 @@ impl Topology {
         self.slots.get(&slot).map(|place| &self.owners[*place][..])
     }
 
+    /// Whether the owner of any slot is known.
+    pub fn has_owners(&self) -> bool {
+        !self.owners.is_empty()
+    }
+
     /// Whether there is a node with this address.
     pub fn has_node(&self, address: &str) -> bool {
         self.nodes.contains(address)

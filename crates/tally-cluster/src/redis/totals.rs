@@ -250,8 +250,7 @@ impl Totals {
 }
 
 async fn ask_any<T: FromRedisValue>(cluster: &ClusterRouter, command: &Cmd) -> Result<T, redis::RedisError> {
-    let (answer, _) = cluster.ask_any(command).await?;
-    Ok(from_redis_value(answer)?)
+    Ok(from_redis_value(cluster.ask_any(command).await?)?)
 }
 
 fn is_done(answer: &Value) -> Result<bool, RedisError> {

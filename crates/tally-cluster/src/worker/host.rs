@@ -112,6 +112,8 @@ pub struct RoundStart {
     pub at: Millis,
     /// The position after the last reset of the clock.
     pub clock_reset: Position,
+    /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
+    pub rolled_up_at: Millis,
     /// The totals.
     pub due: Due,
 }
@@ -424,7 +426,13 @@ impl PartitionHost {
         self.unpublished.begin();
         let moment = self.moment(&hosted.partition);
         let due = self.round.lock().take(moment);
-        RoundStart { position: hosted.applied, at: moment.current_at, clock_reset: self.clock_reset(), due }
+        RoundStart {
+            position: hosted.applied,
+            at: moment.current_at,
+            clock_reset: self.clock_reset(),
+            rolled_up_at: self.summed.rolled_up(),
+            due,
+        }
     }
 
     /// Whether the last record had no broker's time, so that the partition's time stands still.

@@ -34,6 +34,8 @@ const RETRY_STOPPED_AFTER: Duration = Duration::from_secs(10);
 
 /// Longest wait for Redis when a partition is handed over.
 const PUBLISH_LAST_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for the heartbeat of the previous owner.
+const HEARTBEAT_WAIT: Duration = Duration::from_secs(1);
 
 /// How a worker releases a partition.
 pub enum Release {
@@ -110,11 +112,6 @@ impl Hosting {
     pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
         let now = self.host.broker_time().map(|_| self.host.now());
         self.host.summed.note(rolled_up, all, now);
-    }
-
-    /// Everything that sub-counters with a rollup had counted before this time is applied. Zero if that is not known.
-    pub fn rolled_up_at(&self) -> Millis {
-        self.host.summed.rolled_up()
     }
 
     /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
@@ -396,9 +393,15 @@ impl WorkerShared {
     /// The position from which totals can be used, for an owner that publishes every change from `from` on. Earlier
     /// totals can be used if the previous owner published everything up to `from`.
     async fn published_since(&self, partition: u32, from: Position) -> Position {
-        match self.services.totals.heartbeats(&[partition]).await.as_deref() {
-            Ok([Some(previous)]) if previous.position >= from => previous.since,
-            _ => from,
+        let partitions = [partition];
+        let heartbeats = self.services.totals.heartbeats(&partitions);
+        // Calls to the partition wait for this. Without it, totals are only published again.
+        match tokio::time::timeout(HEARTBEAT_WAIT, heartbeats).await {
+            Ok(Ok(found)) => match &found[..] {
+                [Some(previous)] if previous.position >= from => previous.since,
+                _ => from,
+            },
+            Ok(Err(_)) | Err(_) => from,
         }
     }
 

@@ -59,15 +59,15 @@ impl WorkerShared {
         let persisted = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let host = &hosting.host;
-            // Before the capture: what is summed by now is in it.
-            let summed_at = hosting.summed_at();
-            let (mut driver, to, clock_reset) = {
+            let (mut driver, to, clock_reset, summed_at) = {
                 let mut hosted = host.state().lock();
                 if host.is_torn() {
                     return Err(PersistFailure::Failed(HostError::Panicked.to_string()));
                 }
                 host.unpersisted.begin();
-                (CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES), hosted.applied, host.clock_reset())
+                let driver = CaptureDriver::begin(&mut hosted.partition, CAPTURE_BYTES);
+                // With the state locked: a reset of the clock is in all of them or in none.
+                (driver, hosted.applied, host.clock_reset(), host.summed.all())
             };
             let written = (|| {
                 let mut sink = PersistSink::new(persist, runtime.clone());

@@ -72,9 +72,7 @@ impl WorkerShared {
     /// Publishes what has changed, and then a heartbeat.
     pub(super) async fn publish(&self, hosting: &Arc<Hosting>) -> Result<RoundOutcome, String> {
         let host = &hosting.host;
-        // First: what is summed by now is applied at the position of the round.
-        let rolled_up_at = hosting.rolled_up_at();
-        let RoundStart { position, at, clock_reset, due } = host.begin_round();
+        let RoundStart { position, at, clock_reset, rolled_up_at, due } = host.begin_round();
         let keys: Vec<_> = due.changed.union(&due.first).cloned().collect();
         let first = due.first.clone();
         if due.is_incomplete {

@@ -34,6 +34,33 @@ fn a_redis_that_fails_over_or_is_flushed_loses_nothing() {
     });
 }
 
+/// Nodes that refuse connections fail at once. These are silent.
+#[test]
+fn calls_are_answered_while_no_node_of_redis_answers() {
+    let redis = RedisCluster::start();
+    let cluster = TestCluster::on(Services { redis: &redis, ..Services::shared() }, "");
+    let (api, _worker) = (cluster.node("api"), cluster.node("worker"));
+    cluster.wait_until_hosted();
+    (0..redis.addresses().len()).for_each(|node| redis.pause(node));
+    let client = api.client();
+    let path = |number: u32| format!("/api/v1/counters/silent:{number}");
+    let all_at_once = |call: &(dyn Fn(u32) + Sync)| {
+        std::thread::scope(|scope| (0..30).for_each(|number| drop(scope.spawn(move || call(number)))));
+    };
+    all_at_once(&|number| {
+        let written = client.send("POST", &format!("{}/increment", path(number)), &[], "");
+        assert_eq!(written.status, 200, "{}", written.text);
+    });
+    all_at_once(&|number| {
+        let read = client.send("GET", &path(number), &[], "");
+        assert_eq!(read.status, 200, "{}", read.text);
+    });
+    all_at_once(&|number| {
+        let exact = client.send("GET", &format!("{}/exact", path(number)), &[], "");
+        assert_eq!(exact.json["value"], 1, "{}", exact.text);
+    });
+}
+
 #[test]
 fn a_kafka_broker_that_is_killed_and_a_restart_of_all_lose_nothing() {
     let kafka = Kafka::start(3);
