@@ -1,0 +1,130 @@
+//! Which nodes are asked and believed, with fake nodes.
+
+#![allow(clippy::unwrap_used)]
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::redis::scripts::KeyVerb;
+
+/// A fake node that answers each command with `answer`. It stands for a node that is cut off from the others, which
+/// is hard to do with a real one.
+async fn node(listener: TcpListener, answer: impl Fn(&[String]) -> String + Clone + Send + 'static) {
+    while let Ok((mut socket, _)) = listener.accept().await {
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            let (read, mut write) = socket.split();
+            let mut read = BufReader::new(read);
+            let mut line = String::new();
+            while read.read_line(&mut line).await.is_ok_and(|len| len > 0) {
+                let count: usize = line.trim()[1..].parse().unwrap();
+                let mut command = Vec::new();
+                for _ in 0..count {
+                    line.clear();
+                    read.read_line(&mut line).await.unwrap();
+                    let mut bytes = vec![0; line.trim()[1..].parse::<usize>().unwrap() + 2];
+                    read.read_exact(&mut bytes).await.unwrap();
+                    command.push(String::from_utf8_lossy(&bytes[..bytes.len() - 2]).into_owned());
+                }
+                line.clear();
+                write.write_all(answer(&command).as_bytes()).await.unwrap();
+            }
+        });
+    }
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+/// Every slot belongs to this node.
+fn owner_of_all(what: &str, port: u16) -> String {
+    match what {
+        "SLOTS" => format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n{}:{port}\r\n{}", bulk("127.0.0.1"), bulk("id")),
+        _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 1 connected 0-16383\n")),
+    }
+}
+
+/// Two listeners; the first has the address that is asked first.
+async fn listeners() -> ([TcpListener; 2], [u16; 2]) {
+    let mut listeners =
+        [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+    listeners.sort_by_key(|listener| listener.local_addr().unwrap().to_string());
+    let ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    (listeners, ports)
+}
+
+fn router(ports: &[u16]) -> ClusterRouter {
+    let seeds = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    ClusterRouter::new(seeds, NodeSecurity { login: redis::RedisConnectionInfo::default(), tls: None })
+}
+
+async fn get(router: &ClusterRouter) -> RedisResult<Vec<Value>> {
+    let commands = [KeyCommand { key: b"k".to_vec(), verb: KeyVerb::Get }];
+    let hashes = ScriptHashes::load(async |_| Ok::<_, String>(String::new())).await.unwrap();
+    router.run(&commands, &hashes).await.map(|(answers, _)| answers)
+}
+
+/// What a `GET` returns from two nodes. The first, which is asked first, gives these answers to `CLUSTER` and `GET`;
+/// the second owns every slot.
+async fn get_from_two(
+    cluster_info: impl Fn(&str, u16) -> String + Clone + Send + 'static,
+    value: &'static str,
+) -> RedisResult<Vec<Value>> {
+    let ([first, second], ports) = listeners().await;
+    tokio::spawn(node(first, move |command| match command[0].to_uppercase().as_str() {
+        "CLUSTER" => cluster_info(&command[1].to_uppercase(), ports[0]),
+        "GET" | "MGET" => value.to_owned(),
+        _ => "+OK\r\n".to_owned(),
+    }));
+    tokio::spawn(node(second, move |command| match command[0].to_uppercase().as_str() {
+        "CLUSTER" => owner_of_all(&command[1].to_uppercase(), ports[1]),
+        "GET" | "MGET" => "$1\r\n7\r\n".to_owned(),
+        _ => "+OK\r\n".to_owned(),
+    }));
+    get(&router(&ports)).await
+}
+
+#[tokio::test]
+async fn a_node_that_is_cut_off_from_the_others_is_not_asked_again_who_owns_what() {
+    let answers = get_from_two(owner_of_all, "-CLUSTERDOWN The cluster is down\r\n").await.unwrap();
+    assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+}
+
+#[tokio::test]
+async fn a_node_that_was_removed_from_the_cluster_is_not_believed_that_nobody_owns_anything() {
+    let nothing = |what: &str, port| match what {
+        "SLOTS" => "*0\r\n".to_owned(),
+        _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 0 connected\n")),
+    };
+    assert_eq!(get_from_two(nothing, "$-1\r\n").await.unwrap(), [Value::BulkString(b"7".to_vec())]);
+}
+
+#[tokio::test]
+async fn after_a_node_has_named_an_owner_that_is_gone_another_one_is_asked() {
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let answers = get_from_two(move |what, _| owner_of_all(what, gone), "$-1\r\n").await.unwrap();
+    assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+}
+
+#[tokio::test]
+async fn calls_share_the_failure_while_all_nodes_are_silent() {
+    let (listeners, ports) = listeners().await;
+    let router = router(&ports);
+    let calls = futures_util::future::join_all((0..30).map(|_| get(&router)));
+    let accepted = std::cell::Cell::new(0);
+    let accept = async |listener: &TcpListener| {
+        let mut silent = Vec::new();
+        while let Ok(connection) = listener.accept().await {
+            silent.push(connection);
+            accepted.set(accepted.get() + 1);
+        }
+    };
+    tokio::select! {
+        results = calls => assert!(results.iter().all(Result::is_err), "{results:?}"),
+        () = accept(&listeners[0]) => {}
+        () = accept(&listeners[1]) => {}
+    }
+    assert!((1..=6).contains(&accepted.get()), "{} connections for 30 calls", accepted.get());
+}
