@@ -175,13 +175,13 @@ mod tests {
 
     use tally_contract::block_on;
     use tally_core::batch::Events;
-    use tally_core::event::{Change, RequestId};
-    use tally_core::key::KeyRef;
+    use tally_core::event::{Bounds, Change, Details, OnBound, RequestId};
+    use tally_core::key::{Key, KeyRef};
 
     use super::*;
     use crate::clock::SystemClock;
     use crate::disk::RealDisk;
-    use crate::machine::{Durability, Nudge, Settings};
+    use crate::machine::{Durability, Nudge, Seal, Settings};
 
     /// Request ids are sorted in a 32nd of this, so `REQUESTS` of them are sorted in several parts.
     const SETTINGS: Settings =
@@ -269,6 +269,48 @@ mod tests {
         let budget = SETTINGS.memory_bytes as usize;
         assert!(taken < budget, "the ids in the store are not kept: {taken} bytes of {budget}");
         assert_eq!(count(&machine, 0..1), 1);
+    }
+
+    /// What batches touch without changing it adds up over many small batches.
+    #[test]
+    fn a_replay_of_refusals_stays_within_the_memory_budget() {
+        const COUNTERS: usize = 60_000;
+        let dir = tempfile::tempdir().unwrap();
+        let machine = open(&dir);
+        let submit = |events: Events| {
+            machine.submit_detached(events).unwrap().unwrap();
+            loop {
+                match machine.seal() {
+                    Seal::Applied => break,
+                    Seal::NeedsCheckpoint => checkpoint(&machine),
+                    _ => {
+                        machine.flush().unwrap();
+                        machine.maintain_journal();
+                    }
+                }
+            }
+        };
+        let key = |number: usize| Key::new(format!("counter {number}")).unwrap();
+        for first in (0..COUNTERS).step_by(500) {
+            let mut events = machine.events();
+            (first..first + 500).for_each(|number| events.add(key(number).as_ref(), 1));
+            submit(events);
+        }
+        checkpoint(&machine);
+        let bounds = Bounds { floor: None, ceiling: Some(0), on_bound: OnBound::Refuse };
+        for number in 0..COUNTERS {
+            let mut events = machine.events();
+            let details = Details { bounds: Some(bounds), ..Details::default() };
+            events.push(key(number).as_ref(), Change::Add(1), None, Some(details));
+            submit(events);
+        }
+        machine.flush().unwrap();
+        assert!(machine.journal_lag() > 1 << 20, "there is something to replay");
+        drop(machine);
+        let machine = open(&dir);
+        let taken = machine.state.lock().partition.memory_bytes();
+        let budget = SETTINGS.memory_bytes as usize;
+        assert!(taken < budget, "counters in the store are evicted: {taken} bytes of {budget}");
     }
 
     /// The calling thread's directory in `/proc`.

@@ -127,8 +127,7 @@ pub struct Machine {
     pub(crate) checkpoint_full: AtomicBool,
     /// The last checkpoint found no file descriptors. Batches wait for the next one: a merge will close files.
     pub(crate) out_of_files: AtomicBool,
-    /// A batch waits until the checkpoint has collected the copies of counters that changed before their turn. Set with the
-    /// state locked.
+    /// A batch waits until the next slice of the checkpoint has collected the pre-images. Set with the state locked.
     pub(crate) waits_for_slice: AtomicBool,
     closing: AtomicBool,
 }

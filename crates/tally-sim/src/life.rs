@@ -218,7 +218,7 @@ impl<'m> Life<'m> {
         let waiting = self.submissions.iter().any(|submission| matches!(submission.batch, BatchState::Open));
         match sealed {
             Seal::Empty => ensure!(!waiting || self.is_poisoned(), "a batch was not sealed"),
-            Seal::BackedUp | Seal::NeedsCheckpoint => {}
+            Seal::BackedUp | Seal::NeedsCheckpoint | Seal::NeedsSlice => {}
             Seal::Refused => {
                 let needed = self.world.history.sealed();
                 for submission in self.open() {

@@ -447,10 +447,11 @@ impl Cluster {
         let all: Vec<Key> = outdated.iter().flat_map(|(_, _, keys)| keys.clone()).collect();
         let totals = match tokio::time::timeout(ESTIMATE_WAIT, self.services.totals.get(&all)).await {
             Ok(Ok(totals)) => totals,
-            failed => {
-                tracing::debug!(?failed, "estimates cannot be refreshed from Redis");
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "estimates cannot be refreshed from Redis");
                 vec![None; all.len()]
             }
+            Err(_) => vec![None; all.len()],
         };
         let mut totals = totals.into_iter();
         let unknown = outdated.into_iter().map(|(partition, now, keys)| {

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::generation::Generations;
 use super::limits::{
-    ASK_NEXT_AFTER, PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RECONNECT_PAUSE, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN,
-    TOPOLOGY_AGE_MAX, TOPOLOGY_ASK_MAX,
+    HEDGE_AFTER, PIPELINE_COMMANDS_MAX, PIPELINES_MAX, RECONNECT_PAUSE, RETRIES_MAX, RETRY_FOR, RETRY_PAUSE_MIN,
+    TOPOLOGY_AGE_MAX, TOPOLOGY_TIMEOUT,
 };
 use super::link::{NodeLink, NodeSecurity};
 use super::scripts::{KeyCommand, ScriptForm, ScriptHashes};
@@ -50,15 +50,15 @@ struct KnownTopology {
     is_outdated: bool,
     /// The node that gave it.
     source: String,
-    /// The last node whose topology was contradicted. It is asked after the others.
-    doubted: String,
+    /// Nodes whose topology proved wrong, the latest last. They are asked after the others, in this order.
+    suspects: Vec<String>,
     failure: Option<TopologyFailure>,
 }
 
 /// Why the topology could not be fetched.
 struct TopologyFailure {
-    /// Calls fail until then without another attempt.
-    until: Instant,
+    /// Calls fail without another attempt before this.
+    retry_at: Instant,
     error: redis::RedisError,
 }
 
@@ -208,29 +208,38 @@ impl ClusterRouter {
         self.ask_nodes(&pipeline, 1, |mut answers, _| Ok(answers.remove(0))).await
     }
 
-    /// Sends commands to one node after the other and returns what `parse` makes of the answers of the first one that it
-    /// accepts. A node that is silent delays the next one only for a moment.
+    /// Sends commands to the nodes in turn and returns the first answers that `parse` accepts. A silent node delays the next
+    /// one by [`HEDGE_AFTER`].
     async fn ask_nodes<T>(
         &self,
         pipeline: &Pipeline,
         count: usize,
         parse: impl Fn(Vec<Value>, &str) -> RedisResult<T>,
     ) -> RedisResult<T> {
-        let mut nodes = self.nodes_to_ask()?.into_iter();
+        let mut unasked = self.nodes_to_ask()?.into_iter();
         let mut asked = FuturesUnordered::new();
         let mut last_error = (ErrorKind::InvalidClientConfig, "no nodes are given").into();
         loop {
-            match nodes.next() {
+            let newest = match unasked.next() {
                 Some(address) => {
                     let link = self.link(&address)?;
-                    asked.push(async move { (link.send(pipeline, count).await, address) });
+                    let sending = Arc::clone(&link);
+                    asked.push(async move { (sending.send(pipeline, count).await, address) });
+                    Some(link)
                 }
                 None if asked.is_empty() => return Err(last_error),
-                None => {}
-            }
-            let answered = match nodes.len() {
-                0 => asked.next().await,
-                _ => tokio::time::timeout(ASK_NEXT_AFTER, asked.next()).await.unwrap_or_default(),
+                None => None,
+            };
+            let answered = match newest.filter(|_| unasked.len() > 0) {
+                None => asked.next().await,
+                Some(link) => match tokio::time::timeout(HEDGE_AFTER, asked.next()).await {
+                    Ok(answered) => answered,
+                    Err(_) => {
+                        // Here, because its call may be dropped before it fails.
+                        link.note_down();
+                        continue;
+                    }
+                },
             };
             let Some((answers, address)) = answered else { continue };
             let answers = answers.and_then(|answers| answers.into_iter().map(Value::extract_error).collect());
@@ -241,17 +250,18 @@ impl ClusterRouter {
         }
     }
 
-    /// All nodes, starting with those that answered last time. Among them, the one whose topology was wrong is the last.
+    /// All nodes, starting with those that answered last time; among them, suspects come last.
     fn nodes_to_ask(&self) -> RedisResult<Vec<String>> {
-        let (latest, doubted) = {
+        let (latest, suspects) = {
             let known = self.topology.lock();
-            (Arc::clone(&known.latest), known.doubted.clone())
+            (Arc::clone(&known.latest), known.suspects.clone())
         };
         let mut nodes: Vec<String> = latest.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
         nodes.sort();
         nodes.dedup();
         let links: RedisResult<Vec<_>> = nodes.iter().map(|node| self.link(node)).collect();
-        let rank = |(link, node): (Arc<NodeLink>, String)| (link.has_failed(), node == doubted, node);
+        let suspected = |node: &String| suspects.iter().position(|suspect| suspect == node);
+        let rank = |(link, node): (Arc<NodeLink>, String)| (link.has_failed(), suspected(&node), node);
         let mut ranked: Vec<_> = links?.into_iter().zip(nodes).map(rank).collect();
         ranked.sort();
         Ok(ranked.into_iter().map(|(.., node)| node).collect())
@@ -299,7 +309,7 @@ impl ClusterRouter {
     /// Fetches the topology, unless that has failed since `waiting_since` or just before.
     async fn ask_topology(&self, waiting_since: Instant) -> RedisResult<Arc<Topology>> {
         if let Some(failure) = &self.topology.lock().failure
-            && waiting_since < failure.until
+            && waiting_since < failure.retry_at
         {
             return Err(failure.error.clone());
         }
@@ -308,30 +318,27 @@ impl ClusterRouter {
             pipeline.cmd("CLUSTER").arg(what);
         }
         let began = Instant::now();
-        let asked = tokio::time::timeout(TOPOLOGY_ASK_MAX, self.ask_nodes(&pipeline, 2, parse_topology)).await;
+        let asked = tokio::time::timeout(TOPOLOGY_TIMEOUT, self.ask_nodes(&pipeline, 2, parse_topology)).await;
         let silent = || Err((ErrorKind::Io, "no node answered in time").into());
         let mut known = self.topology.lock();
         match asked.unwrap_or_else(|_| silent()) {
             Ok((latest, source)) => {
                 let latest = Arc::new(latest);
-                let doubted = std::mem::take(&mut known.doubted);
-                let asked_at = Some(Instant::now());
-                *known = KnownTopology {
-                    latest: Arc::clone(&latest),
-                    asked_at,
-                    is_outdated: false,
-                    source,
-                    doubted,
-                    failure: None,
-                };
+                let is_known = |node: &String| latest.has_node(node) || self.seeds.contains(node);
+                known.latest = Arc::clone(&latest);
+                known.asked_at = Some(Instant::now());
+                known.is_outdated = false;
+                known.source = source;
+                known.suspects.retain(is_known);
+                known.failure = None;
                 drop(known);
-                self.links.lock().retain(|address, _| latest.has_node(address) || self.seeds.contains(address));
+                self.links.lock().retain(|address, _| is_known(address));
                 Ok(latest)
             }
             Err(error) => {
-                // As long again as it took: half of the calls do not wait while all nodes are silent.
-                let pause = began.elapsed().max(RECONNECT_PAUSE);
-                known.failure = Some(TopologyFailure { until: Instant::now() + pause, error: error.clone() });
+                // Backs off for as long as the attempt took, so that at most half of the time is spent waiting for silent nodes.
+                let pause = began.elapsed().clamp(RECONNECT_PAUSE, TOPOLOGY_TIMEOUT);
+                known.failure = Some(TopologyFailure { retry_at: Instant::now() + pause, error: error.clone() });
                 Err(error)
             }
         }
@@ -342,7 +349,9 @@ impl ClusterRouter {
         let mut known = self.topology.lock();
         if Arc::ptr_eq(&known.latest, topology) {
             known.is_outdated = true;
-            known.doubted = known.source.clone();
+            let source = known.source.clone();
+            known.suspects.retain(|suspect| *suspect != source);
+            known.suspects.push(source);
         }
     }
 
@@ -427,7 +436,7 @@ fn parse_topology(mut answers: Vec<Value>, asked: &str) -> RedisResult<(Topology
     let slots = answers.pop().unwrap_or(Value::Nil);
     let mut topology = Topology::parse(&slots, asked);
     if !topology.has_owners() {
-        return Err((ErrorKind::Server(ServerErrorKind::ClusterDown), "no node knows who owns the slots").into());
+        return Err((ErrorKind::Server(ServerErrorKind::ClusterDown), "no node knows the owners of slots").into());
     }
     topology.generations = Generations::parse(&slots, &nodes);
     Ok((topology, asked.to_owned()))

@@ -10,7 +10,8 @@ pub const PIPELINES_MAX: usize = 16;
 pub const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the answer of a node.
 pub const RESPONSE_MAX: Duration = Duration::from_secs(1);
-/// No retry starts later than this after the call. The last one may take [`CONNECT_MAX`] and [`RESPONSE_MAX`] more.
+/// No retry starts later than this after the call. The last one may take [`TOPOLOGY_TIMEOUT`], [`CONNECT_MAX`] and
+/// [`RESPONSE_MAX`] more.
 pub const RETRY_FOR: Duration = Duration::from_secs(2);
 /// Most retries of a call: redirections, lost connections, a cluster that is down for a moment.
 pub const RETRIES_MAX: u32 = 6;
@@ -22,10 +23,10 @@ pub const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 pub const NODES_MAX: usize = 1_024;
 /// The owners of slots are asked for again after this long.
 pub const TOPOLOGY_AGE_MAX: Duration = Duration::from_secs(2);
-/// A node that has not answered for this long is not waited for before the next one is asked for the owners.
-pub const ASK_NEXT_AFTER: Duration = Duration::from_millis(100);
-/// Longest wait for the owners of slots, however many nodes are asked.
-pub const TOPOLOGY_ASK_MAX: Duration = Duration::from_secs(2);
+/// If a node has not answered within this time, the next one is asked for the topology as well.
+pub const HEDGE_AFTER: Duration = Duration::from_millis(50);
+/// Timeout for fetching the topology, across all nodes.
+pub const TOPOLOGY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest address of a worker in a heartbeat, in bytes.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// How long a total is published after it was first read, unless the settings say otherwise.

@@ -67,7 +67,8 @@ impl NodeLink {
         sent
     }
 
-    /// Records that the node answers, but does not serve its keys: it may be cut off, and other nodes may know more.
+    /// Records that the node is slow, or answers but does not serve its keys: it may be cut off, and other nodes may know
+    /// more.
     pub fn note_down(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }

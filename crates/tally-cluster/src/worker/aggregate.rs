@@ -111,7 +111,7 @@ impl WorkerShared {
             match self.aggregate(hosting, &mut aggregator, before).await {
                 Ok(all) => {
                     complete_at = started;
-                    hosting.note_summed(before, all);
+                    hosting.host.note_summed(before, all);
                 }
                 Err(error) => {
                     let partition = hosting.host.partition;

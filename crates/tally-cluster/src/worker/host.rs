@@ -298,10 +298,8 @@ impl PartitionHost {
     }
 
     fn make_room(&self, batches: &[(JournalRecord, Batch)]) -> bool {
-        let mut hosted = self.state.lock();
-        let mut fits =
-            |(_, batch): &(_, Batch)| hosted.partition.make_room(batch, self.budget_bytes) == Headroom::Enough;
-        batches.iter().all(&mut fits)
+        let batches = batches.iter().map(|(_, batch)| batch);
+        self.state.lock().partition.make_room_for_all(batches, self.budget_bytes) == Headroom::Enough
     }
 
     fn note_changes(&self, batch: &Batch) {
@@ -438,6 +436,15 @@ impl PartitionHost {
     /// Whether the last record had no broker's time, so that the partition's time stands still.
     pub fn is_untimed(&self) -> bool {
         self.time.is_untimed()
+    }
+
+    /// Records that everything that sub-counters with a rollup had counted before the first time is applied, and everything
+    /// that all had counted before the second.
+    pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
+        // Locked, so that the clock is not reset in between.
+        let hosted = self.state.lock();
+        let now = self.broker_time().map(|_| self.now_at(&hosted.partition));
+        self.summed.note(rolled_up, all, now);
     }
 
     /// The brokers' time, if it is known.

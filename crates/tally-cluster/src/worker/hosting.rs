@@ -107,13 +107,6 @@ impl Hosting {
         Position(self.since.load(Ordering::Acquire))
     }
 
-    /// Everything that sub-counters with a rollup had counted before the first time is applied, and everything that all
-    /// had counted before the second.
-    pub fn note_summed(&self, rolled_up: Millis, all: Millis) {
-        let now = self.host.broker_time().map(|_| self.host.now());
-        self.host.summed.note(rolled_up, all, now);
-    }
-
     /// Everything that sub-counters had counted before this time is applied. Zero if that is not known.
     pub fn summed_at(&self) -> Millis {
         self.host.summed.all()
@@ -395,7 +388,7 @@ impl WorkerShared {
     async fn published_since(&self, partition: u32, from: Position) -> Position {
         let partitions = [partition];
         let heartbeats = self.services.totals.heartbeats(&partitions);
-        // Calls to the partition wait for this. Without it, totals are only published again.
+        // Calls to the partition wait meanwhile. Without the heartbeat, totals are merely published again.
         match tokio::time::timeout(HEARTBEAT_WAIT, heartbeats).await {
             Ok(Ok(found)) => match &found[..] {
                 [Some(previous)] if previous.position >= from => previous.since,

@@ -62,7 +62,7 @@ impl WorkerShared {
                 Ok(row) if row.position >= position => {
                     captured = None;
                     if host.applied() >= row.position {
-                        hosting.note_summed(row.summed_at, row.summed_at);
+                        hosting.host.note_summed(row.summed_at, row.summed_at);
                     }
                     let mut hosted = host.state().lock();
                     hosted.partition.capture_committed();

@@ -146,15 +146,37 @@ impl Partition {
 
     /// Makes sure the batch fits into `budget_bytes`, evicting cold counters that are clean.
     pub fn make_room(&mut self, batch: &Batch, budget_bytes: usize) -> Headroom {
+        self.make_room_for_all(std::iter::once(batch), budget_bytes)
+    }
+
+    /// Makes sure batches that are applied one after the other fit into `budget_bytes`.
+    pub fn make_room_for_all<'b>(
+        &mut self,
+        batches: impl Iterator<Item = &'b Batch> + Clone,
+        budget_bytes: usize,
+    ) -> Headroom {
         if self.unsaved_bytes() > budget_bytes / UNSAVED_DIVISOR && self.has_changed() {
             return Headroom::NeedsCheckpoint;
         }
-        let most = Incoming { counters: batch.len(), out_of_line_bytes: batch.bytes() };
+        self.evict_for_all(batches, budget_bytes)
+    }
+
+    /// Evicts clean state until the batches fit into `budget_bytes`, or until there is nothing left to evict.
+    pub fn evict_for_all<'b>(
+        &mut self,
+        batches: impl Iterator<Item = &'b Batch> + Clone,
+        budget_bytes: usize,
+    ) -> Headroom {
+        let mut most = Incoming { counters: 0, out_of_line_bytes: 0 };
+        for batch in batches.clone() {
+            most.counters += batch.len();
+            most.out_of_line_bytes += batch.bytes();
+        }
         if self.fits(most, budget_bytes) {
             return Headroom::Enough;
         }
         let mut incoming = Incoming { counters: 0, out_of_line_bytes: 0 };
-        for event in batch.iter() {
+        for event in batches.flat_map(Batch::iter) {
             if self.table.find(event.hash, event.key.as_bytes()).is_none() {
                 incoming.counters += 1;
                 incoming.out_of_line_bytes += CounterTable::out_of_line_key_bytes(event.key.as_bytes());

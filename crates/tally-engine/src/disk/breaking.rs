@@ -1,4 +1,4 @@
-//! A disk on which some calls can be made to fail, or to call a test.
+//! A disk with injected failures and hooks, for tests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,8 +17,8 @@ pub(crate) struct Breaks {
     pub syncs: AtomicBool,
     /// `open` and `create`, for lack of file descriptors.
     pub opens: AtomicBool,
-    /// Called when a run is created, one for each run.
-    pub runs: Mutex<VecDeque<Box<dyn FnOnce() + Send>>>,
+    /// Hooks: each run that is created calls the next one.
+    pub on_run_created: Mutex<VecDeque<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A real disk, with failures.
@@ -58,9 +58,9 @@ impl Disk for BreakingDisk {
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         if name.starts_with("run-") {
-            let called = lock(&self.breaks.runs).pop_front();
-            if let Some(call) = called {
-                call();
+            let hook = lock(&self.breaks.on_run_created).pop_front();
+            if let Some(hook) = hook {
+                hook();
             }
         }
         self.opened(name, RealDisk::create)

@@ -220,7 +220,7 @@ fn a_batch_that_waits_for_a_checkpoint_is_refused_when_the_disk_has_no_room_for_
 }
 
 #[test]
-fn a_batch_that_waits_for_copies_to_be_collected_goes_on_after_the_next_slice_of_the_checkpoint() {
+fn a_batch_that_waits_for_pre_images_to_be_collected_continues_after_the_next_slice_of_the_checkpoint() {
     const COUNTERS: usize = 3 * CAPTURE_SLICE;
     let dir = tempfile::tempdir().unwrap();
     let disk = BreakingDisk::new(RealDisk::new(dir.path()).unwrap());
@@ -244,16 +244,16 @@ fn a_batch_that_waits_for_copies_to_be_collected_goes_on_after_the_next_slice_of
     let (during_first, during_second) = (Arc::clone(&shared), Arc::clone(&shared));
     let first_run = move || {
         // The last counters have not been copied yet.
-        let waits = (0..COUNTERS).step_by(512).rev().any(|first| add(&during_first, first) == Seal::NeedsCheckpoint);
+        let waits = (0..COUNTERS).step_by(512).rev().any(|first| add(&during_first, first) == Seal::NeedsSlice);
         assert!(waits && !during_first.flusher.is_set());
     };
     let second_run = move || {
         assert!(during_second.flusher.is_set(), "no other event wakes it: the batch is neither new nor full");
         assert_eq!(during_second.machine.seal(), Seal::Applied);
     };
-    lock(&disk.breaks.runs).extend([Box::new(first_run) as Box<dyn FnOnce() + Send>, Box::new(second_run)]);
+    lock(&disk.breaks.on_run_created).extend([Box::new(first_run) as Box<dyn FnOnce() + Send>, Box::new(second_run)]);
     // It has to be durable before the checkpoint can be committed.
     shared.machine.flush().unwrap();
     shared.checkpoint();
-    assert!(lock(&disk.breaks.runs).is_empty(), "the checkpoint wrote two runs");
+    assert!(lock(&disk.breaks.on_run_created).is_empty(), "the checkpoint wrote two runs");
 }

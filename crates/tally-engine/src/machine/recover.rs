@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tally_core::batch::{Batch, decode, key_hash};
 use tally_core::missing_keys::MissingKeys;
 use tally_core::outcome::{Outcomes, Refusal};
-use tally_core::partition::{Headroom, Malformed, Partition};
+use tally_core::partition::{Malformed, Partition};
 use tally_core::record::{self, Meta};
 use tally_core::time::{Millis, Position};
 
@@ -74,7 +74,7 @@ impl OpenError {
 
 /// Most events replayed at a time. The records they need are fetched from the store in one sorted pass.
 const REPLAY_EVENTS: usize = 1 << 18;
-/// Memory budget per event replayed at a time: what it touches usually takes less.
+/// Memory assumed for each replayed event, which bounds how many are replayed at a time. Most take less.
 const REPLAY_EVENT_BYTES: usize = 512;
 /// Bytes of events replayed at a time.
 const REPLAY_BYTES: usize = 32 << 20;
@@ -113,12 +113,8 @@ impl BatchReplay<'_> {
     }
 
     fn apply(&mut self) -> Result<(), StoreError> {
-        // Evicts what earlier batches only touched. What they changed was within the budget when they were applied first.
-        for (_, batch) in &self.batches {
-            if self.partition.make_room(batch, self.budget_bytes) == Headroom::NeedsCheckpoint {
-                break;
-            }
-        }
+        // Evicts clean state that earlier batches touched. Their changes fitted the budget when they were first applied.
+        self.partition.evict_for_all(self.batches.iter().map(|(_, batch)| batch), self.budget_bytes);
         self.missing.clear();
         for (_, batch) in &self.batches {
             self.partition.missing(batch, self.store.position(), &mut self.missing);

@@ -25,8 +25,10 @@ pub enum Seal {
     Refused,
     /// The batch stays open until the flusher has caught up or has reserved the next segment.
     BackedUp,
-    /// The batch stays open until a checkpoint, or its next slice, has made room in memory.
+    /// The batch stays open until a checkpoint has made room in memory.
     NeedsCheckpoint,
+    /// The batch stays open until the next slice of the running checkpoint has collected the pre-images.
+    NeedsSlice,
 }
 
 /// A batch that nobody can join any more.
@@ -100,7 +102,7 @@ impl Machine {
             }
             if state.partition.preimage_bytes() >= self.settings.capture_bytes() {
                 self.waits_for_slice.store(true, Ordering::Release);
-                return Err(Seal::NeedsCheckpoint);
+                return Err(Seal::NeedsSlice);
             }
             Ok(state.partition.make_room(batch, budget))
         })?;

@@ -105,7 +105,7 @@ fn serve(server: &Arc<Server>, stream: TcpStream, peer: SocketAddr, graceful: &G
         .max_buf_size(HEAD_BYTES_MAX)
         // A client may shut down its sending side and still wait for its answers. The price is that hyper does not read
         // while a request is answered, so a client that is gone is noticed only when the answer is written; and a write
-        // that has begun is never cancelled half-way.
+        // that has begun is never cancelled halfway.
         .half_close(true)
         .serve_connection(io, answer);
     let watched = graceful.watch(connection);

@@ -1,4 +1,4 @@
-//! Which nodes are asked and believed, with fake nodes.
+//! Topology discovery against fake nodes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -87,13 +87,13 @@ async fn get_from_two(
 }
 
 #[tokio::test]
-async fn a_node_that_is_cut_off_from_the_others_is_not_asked_again_who_owns_what() {
+async fn a_partitioned_node_is_not_asked_for_the_topology_again() {
     let answers = get_from_two(owner_of_all, "-CLUSTERDOWN The cluster is down\r\n").await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
 }
 
 #[tokio::test]
-async fn a_node_that_was_removed_from_the_cluster_is_not_believed_that_nobody_owns_anything() {
+async fn the_empty_topology_of_a_removed_node_is_ignored() {
     let nothing = |what: &str, port| match what {
         "SLOTS" => "*0\r\n".to_owned(),
         _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 0 connected\n")),
@@ -102,9 +102,12 @@ async fn a_node_that_was_removed_from_the_cluster_is_not_believed_that_nobody_ow
 }
 
 #[tokio::test]
-async fn after_a_node_has_named_an_owner_that_is_gone_another_one_is_asked() {
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let answers = get_from_two(move |what, _| owner_of_all(what, gone), "$-1\r\n").await.unwrap();
+async fn another_node_is_asked_after_one_names_an_owner_that_is_gone() {
+    // Bound, so that nobody else gets the port, but it does not listen.
+    let gone = tokio::net::TcpSocket::new_v4().unwrap();
+    gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = gone.local_addr().unwrap().port();
+    let answers = get_from_two(move |what, _| owner_of_all(what, port), "$-1\r\n").await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
 }
 

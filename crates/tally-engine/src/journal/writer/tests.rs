@@ -157,7 +157,7 @@ fn without_file_descriptors_the_journal_continues_in_the_reserved_segment_and_ke
 }
 
 #[test]
-fn a_segment_that_was_recycled_before_another_could_not_be_trimmed_is_the_next_one() {
+fn a_segment_recycled_before_a_failed_trim_is_reused() {
     let (dir, disk) = temporary();
     let mut writer = Writer::create(disk.clone(), Position(0), SEGMENT, Salt::new(7), ID).unwrap();
     let mut tail = Tail::new(writer.reservation());
