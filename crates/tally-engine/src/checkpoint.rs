@@ -282,11 +282,15 @@ mod tests {
             loop {
                 match machine.seal() {
                     Seal::Applied => break,
-                    Seal::NeedsCheckpoint => checkpoint(&machine),
-                    _ => {
+                    Seal::NeedsCheckpoint => {
+                        machine.flush().unwrap();
+                        checkpoint(&machine);
+                    }
+                    Seal::BackedUp => {
                         machine.flush().unwrap();
                         machine.maintain_journal();
                     }
+                    sealed => panic!("{sealed:?}"),
                 }
             }
         };
@@ -296,6 +300,7 @@ mod tests {
             (first..first + 500).for_each(|number| events.add(key(number).as_ref(), 1));
             submit(events);
         }
+        machine.flush().unwrap();
         checkpoint(&machine);
         let bounds = Bounds { floor: None, ceiling: Some(0), on_bound: OnBound::Refuse };
         for number in 0..COUNTERS {
