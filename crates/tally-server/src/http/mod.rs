@@ -27,7 +27,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{Method, header};
+use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use tower::ServiceExt as _;
 
@@ -87,7 +87,7 @@ impl Server {
         let docs = docs::pages(&routes.described())
             .fallback(not_found)
             .method_not_allowed_fallback(async |request: Request| routes::method_not_allowed(request.method()));
-        Server { routes: routes.with_state(&app), docs, app, hosts, metrics }
+        Server { routes: routes::Table::new(routes), docs, app, hosts, metrics }
     }
 
     /// Answers one request: routes it, adds its path to a problem, and measures it.
@@ -117,20 +117,19 @@ impl Server {
 
     async fn dispatch(&self, found: RouteMatch<'_>, mut request: Request, peer: Peer) -> Response {
         match found {
-            // The hot paths: axum's boxed handlers cost about as much as counting does.
+            // The hot paths: boxing a future costs about as much as counting does.
             RouteMatch::Handler(Verb::Increment, _) => {
                 counters::add(&self.app, request, Direction::Up, &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(Verb::Decrement, _) => {
                 counters::add(&self.app, request, Direction::Down, &peer.caller()).await.into_response()
             }
-            // Not HEAD: axum removes its body.
-            RouteMatch::Handler(Verb::Read, _) if request.method() == Method::GET => {
+            RouteMatch::Handler(Verb::Read, _) => {
                 counters::read_by_policy(&self.app, request.uri(), &peer.caller()).await.into_response()
             }
             RouteMatch::Handler(_, handler) => {
                 request.extensions_mut().insert(peer);
-                handler.call(request).await
+                handler(self.app.clone(), request).await
             }
             RouteMatch::OtherMethods(allow) => routes::wrong_method(request.method(), &allow),
             RouteMatch::Nothing => match self.docs.clone().oneshot(request).await {

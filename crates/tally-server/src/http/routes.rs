@@ -3,11 +3,12 @@
 //! Method and path are written at the handler, in its `#[utoipa::path]`. Dispatch, the OpenAPI description and the
 //! metrics all follow from [`all`], so none of them can have a route that another lacks.
 
+use std::pin::Pin;
+
 use axum::extract::Request;
+use axum::handler::Handler;
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::MethodRouter;
-use tower::ServiceExt as _;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::{Components, OpenApi};
@@ -18,44 +19,49 @@ use super::problem::{Kind, Problem};
 use super::{App, backup, batch, corrections, counters, docs, health, listing, openapi, transfer};
 use crate::metrics::Verb;
 
+/// A handler with its description.
+macro_rules! route {
+    ($($handler:tt)+) => { (routes!($($handler)+), boxed($($handler)+)) };
+}
+
 /// Every route. To add one, write its handler and list it here.
 pub fn all() -> Routes {
     Routes::new()
-        .add(Verb::Increment, routes!(counters::increment))
-        .add(Verb::Decrement, routes!(counters::decrement))
-        .add(Verb::BatchIncrement, routes!(batch::batch_increment))
-        .add(Verb::Read, routes!(counters::read))
-        .add(Verb::Set, routes!(corrections::set))
-        .add(Verb::Delete, routes!(corrections::delete))
-        .add(Verb::Exact, routes!(counters::exact))
-        .add(Verb::Stats, routes!(counters::stats))
-        .add_by_uri(listing::verb, routes!(listing::counters))
-        .add(Verb::Reset, routes!(corrections::reset))
-        .add(Verb::Adjust, routes!(corrections::adjust))
-        .add(Verb::Ledger, routes!(corrections::ledger))
-        .add(Verb::Export, routes!(transfer::export))
-        .add(Verb::Import, routes!(transfer::import))
-        .add(Verb::Backup, routes!(backup::backup))
-        .add(Verb::Other, routes!(health::livez))
-        .add(Verb::Other, routes!(health::readyz))
-        .add(Verb::Other, routes!(health::show_metrics))
-        .add(Verb::Other, routes!(docs::problems))
-        .add(Verb::Other, routes!(docs::problem))
+        .add(Verb::Increment, route!(counters::increment))
+        .add(Verb::Decrement, route!(counters::decrement))
+        .add(Verb::BatchIncrement, route!(batch::batch_increment))
+        .add(Verb::Read, route!(counters::read))
+        .add(Verb::Set, route!(corrections::set))
+        .add(Verb::Delete, route!(corrections::delete))
+        .add(Verb::Exact, route!(counters::exact))
+        .add(Verb::Stats, route!(counters::stats))
+        .add_by_uri(listing::verb, route!(listing::counters))
+        .add(Verb::Reset, route!(corrections::reset))
+        .add(Verb::Adjust, route!(corrections::adjust))
+        .add(Verb::Ledger, route!(corrections::ledger))
+        .add(Verb::Export, route!(transfer::export))
+        .add(Verb::Import, route!(transfer::import))
+        .add(Verb::Backup, route!(backup::backup))
+        .add(Verb::Other, route!(health::livez))
+        .add(Verb::Other, route!(health::readyz))
+        .add(Verb::Other, route!(health::show_metrics))
+        .add(Verb::Other, route!(docs::problems))
+        .add(Verb::Other, route!(docs::problem))
 }
 
-/// Routes before they have a state.
+/// The routes, before they can be looked up.
 pub struct Routes {
-    routes: Vec<Route<App>>,
+    routes: Vec<Route>,
     described: OpenApi,
 }
 
 /// One method of one path.
-struct Route<S> {
+struct Route {
     method: Method,
     /// A segment in braces matches any segment that is not empty.
     template: String,
     verb: VerbOf,
-    handler: MethodRouter<S>,
+    handler: BoxedHandler,
 }
 
 enum VerbOf {
@@ -63,26 +69,34 @@ enum VerbOf {
     Uri(fn(&Uri) -> Verb),
 }
 
+/// Answers requests. Not a `MethodRouter`, which would be cloned for each request, with all its methods.
+pub type BoxedHandler = Box<dyn Fn(App, Request) -> Answering + Send + Sync>;
+type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+fn boxed<H: Handler<T, App, Future = Answering> + Sync, T: 'static>(handler: H) -> BoxedHandler {
+    Box::new(move |app, request| handler.clone().call(request, app))
+}
+
 impl Routes {
     fn new() -> Self {
         Routes { routes: Vec::new(), described: openapi::ApiDescription::openapi() }
     }
 
-    fn add(self, verb: Verb, route: UtoipaMethodRouter<App>) -> Self {
-        self.add_with(|| VerbOf::Always(verb), route)
+    fn add(self, verb: Verb, route: (UtoipaMethodRouter<App>, BoxedHandler)) -> Self {
+        self.add_with(VerbOf::Always(verb), route)
     }
 
     /// For a route that is counted under several verbs.
-    fn add_by_uri(self, verb: fn(&Uri) -> Verb, route: UtoipaMethodRouter<App>) -> Self {
-        self.add_with(|| VerbOf::Uri(verb), route)
+    fn add_by_uri(self, verb: fn(&Uri) -> Verb, route: (UtoipaMethodRouter<App>, BoxedHandler)) -> Self {
+        self.add_with(VerbOf::Uri(verb), route)
     }
 
-    fn add_with(mut self, verb: impl Fn() -> VerbOf, route: UtoipaMethodRouter<App>) -> Self {
-        let (schemas, paths, handler) = route;
-        for (template, item) in paths.paths {
-            for (method, _) in operations(&item) {
-                let (template, handler) = (template.clone(), handler.clone());
-                self.routes.push(Route { method, template, verb: verb(), handler });
+    fn add_with(mut self, verb: VerbOf, (described, handler): (UtoipaMethodRouter<App>, BoxedHandler)) -> Self {
+        let (schemas, paths, _) = described;
+        // A handler has one method of one path.
+        if let Some((template, item)) = paths.paths.into_iter().next() {
+            if let Some((method, _)) = operations(&item).next() {
+                self.routes.push(Route { method, template: template.clone(), verb, handler });
             }
             match self.described.paths.paths.get_mut(&template) {
                 Some(described) => described.merge_operations(item),
@@ -99,22 +113,11 @@ impl Routes {
         openapi::finish(&mut described);
         described
     }
-
-    /// Routes that can be called.
-    pub fn with_state(self, app: &App) -> Table {
-        let with_state = |route: Route<App>| Route {
-            method: route.method,
-            template: route.template,
-            verb: route.verb,
-            handler: route.handler.with_state(app.clone()),
-        };
-        Table::new(self.routes.into_iter().map(with_state).collect())
-    }
 }
 
 /// Finds the route of a request.
 pub struct Table {
-    routes: Vec<Route<()>>,
+    routes: Vec<Route>,
     /// The paths of each method, with indexes of routes. A literal segment goes before a parameter: `batch-increment` is
     /// also a key, for other methods.
     methods: Vec<(Method, matchit::Router<usize>)>,
@@ -123,18 +126,16 @@ pub struct Table {
 /// The result of a route lookup.
 pub enum RouteMatch<'a> {
     /// A handler.
-    Handler(Verb, Handler<'a>),
+    Handler(Verb, &'a BoxedHandler),
     /// A path that has other methods; they are listed for `Allow`.
     OtherMethods(String),
     /// No path of the table.
     Nothing,
 }
 
-/// The handler of a route.
-pub struct Handler<'a>(&'a MethodRouter<()>);
-
 impl Table {
-    fn new(routes: Vec<Route<()>>) -> Self {
+    /// All of these routes.
+    pub fn new(Routes { routes, .. }: Routes) -> Self {
         let mut methods: Vec<(Method, matchit::Router<usize>)> = Vec::new();
         for (index, route) in routes.iter().enumerate() {
             let known = methods.iter().position(|(method, _)| *method == route.method);
@@ -159,7 +160,7 @@ impl Table {
         let path = uri.path();
         let paths = self.methods.iter().find(|(method, _)| method == wanted);
         match paths.and_then(|(_, paths)| self.routes.get(index_of(paths, path)?)) {
-            Some(route) => RouteMatch::Handler(route.verb.of(uri), Handler(&route.handler)),
+            Some(route) => RouteMatch::Handler(route.verb.of(uri), &route.handler),
             None => self.other_methods(path),
         }
     }
@@ -187,16 +188,6 @@ impl VerbOf {
         match self {
             VerbOf::Always(verb) => *verb,
             VerbOf::Uri(verb) => verb(uri),
-        }
-    }
-}
-
-impl Handler<'_> {
-    /// Answers the request.
-    pub async fn call(self, request: Request) -> Response {
-        match self.0.clone().oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
         }
     }
 }
@@ -232,20 +223,11 @@ fn operations(item: &PathItem) -> impl Iterator<Item = (Method, &Operation)> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use std::collections::BTreeSet;
-    use std::sync::Arc;
 
     use super::*;
-    use crate::policy::Policies;
-    use crate::service::Service;
 
     fn table() -> Table {
-        let service = Arc::new(Service::new(Policies::default()));
-        all().with_state(&App {
-            service,
-            protocols: Arc::new([]),
-            batch_room: Arc::default(),
-            answer_room: Arc::default(),
-        })
+        Table::new(all())
     }
 
     fn verb(table: &Table, method: &Method, uri: &str) -> Option<Verb> {
