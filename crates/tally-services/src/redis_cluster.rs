@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn a_taken_port_is_noticed() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let _listener = TcpListener::bind(("127.0.0.1", taken)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = listener.local_addr().unwrap().port();
         for change in
             [|ports: &mut NodePorts, taken| ports.client = taken, |ports: &mut NodePorts, taken| ports.bus = taken]
         {
