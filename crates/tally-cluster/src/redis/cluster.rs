@@ -50,8 +50,8 @@ struct KnownTopology {
     is_outdated: bool,
     /// The node that gave it.
     source: String,
-    /// Nodes whose topology proved wrong, the latest last. They are asked after the others, in this order.
-    suspects: Vec<String>,
+    /// When the topology of a node last proved wrong.
+    wrong_at: HashMap<String, Instant>,
     failure: Option<TopologyFailure>,
 }
 
@@ -250,18 +250,18 @@ impl ClusterRouter {
         }
     }
 
-    /// All nodes, starting with those that answered last time; among them, suspects come last.
+    /// All nodes. Those that failed or whose topology proved wrong come last, the latest of them at the very end, so
+    /// that a node that was slow once and one that keeps giving a wrong topology take turns.
     fn nodes_to_ask(&self) -> RedisResult<Vec<String>> {
-        let (latest, suspects) = {
+        let (latest, wrong_at) = {
             let known = self.topology.lock();
-            (Arc::clone(&known.latest), known.suspects.clone())
+            (Arc::clone(&known.latest), known.wrong_at.clone())
         };
         let mut nodes: Vec<String> = latest.nodes().map(str::to_owned).chain(self.seeds.iter().cloned()).collect();
         nodes.sort();
         nodes.dedup();
         let links: RedisResult<Vec<_>> = nodes.iter().map(|node| self.link(node)).collect();
-        let suspected = |node: &String| suspects.iter().position(|suspect| suspect == node);
-        let rank = |(link, node): (Arc<NodeLink>, String)| (link.has_failed(), suspected(&node), node);
+        let rank = |(link, node): (Arc<NodeLink>, String)| (link.failed_at().max(wrong_at.get(&node).copied()), node);
         let mut ranked: Vec<_> = links?.into_iter().zip(nodes).map(rank).collect();
         ranked.sort();
         Ok(ranked.into_iter().map(|(.., node)| node).collect())
@@ -329,7 +329,7 @@ impl ClusterRouter {
                 known.asked_at = Some(Instant::now());
                 known.is_outdated = false;
                 known.source = source;
-                known.suspects.retain(is_known);
+                known.wrong_at.retain(|node, _| is_known(node));
                 known.failure = None;
                 drop(known);
                 self.links.lock().retain(|address, _| is_known(address));
@@ -350,8 +350,7 @@ impl ClusterRouter {
         if Arc::ptr_eq(&known.latest, topology) {
             known.is_outdated = true;
             let source = known.source.clone();
-            known.suspects.retain(|suspect| *suspect != source);
-            known.suspects.push(source);
+            known.wrong_at.insert(source, Instant::now());
         }
     }
 

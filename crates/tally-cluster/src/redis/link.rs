@@ -1,7 +1,6 @@
 //! The connection to one node, shared by all calls and opened again when it is lost.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -29,7 +28,8 @@ pub struct NodeSecurity {
 pub struct NodeLink {
     client: Client,
     tls: Option<TlsClient>,
-    has_failed: AtomicBool,
+    /// When the last attempt failed, unless one has succeeded since.
+    failed_at: parking_lot::Mutex<Option<Instant>>,
     state: Mutex<LinkState>,
 }
 
@@ -49,7 +49,7 @@ impl NodeLink {
         Ok(NodeLink {
             client: Client::open(info)?,
             tls: security.tls.clone(),
-            has_failed: AtomicBool::new(false),
+            failed_at: parking_lot::Mutex::default(),
             state: Mutex::default(),
         })
     }
@@ -63,19 +63,19 @@ impl NodeLink {
     /// failed; the next call opens it again.
     pub async fn send(&self, pipeline: &Pipeline, count: usize) -> RedisResult<Vec<Value>> {
         let sent = self.try_send(pipeline, count).await;
-        self.has_failed.store(sent.is_err(), Ordering::Relaxed);
+        *self.failed_at.lock() = sent.is_err().then(Instant::now);
         sent
     }
 
     /// Records that the node is slow, or answers but does not serve its keys: it may be cut off, and other nodes may know
     /// more.
     pub fn note_down(&self) {
-        self.has_failed.store(true, Ordering::Relaxed);
+        *self.failed_at.lock() = Some(Instant::now());
     }
 
-    /// Whether the last attempt failed.
-    pub fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
+    /// When the last attempt failed, unless one has succeeded since.
+    pub fn failed_at(&self) -> Option<Instant> {
+        *self.failed_at.lock()
     }
 
     async fn try_send(&self, pipeline: &Pipeline, count: usize) -> RedisResult<Vec<Value>> {

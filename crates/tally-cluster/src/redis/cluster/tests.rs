@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::future::ready;
+
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
 
 use super::*;
 use crate::redis::scripts::KeyVerb;
@@ -28,7 +31,10 @@ async fn node(listener: TcpListener, answer: impl Fn(&[String]) -> String + Clon
                     command.push(String::from_utf8_lossy(&bytes[..bytes.len() - 2]).into_owned());
                 }
                 line.clear();
-                write.write_all(answer(&command).as_bytes()).await.unwrap();
+                // Not `unwrap`: a caller that was answered by another node has closed its connection.
+                if write.write_all(answer(&command).as_bytes()).await.is_err() {
+                    break;
+                }
             }
         });
     }
@@ -55,6 +61,14 @@ async fn listeners() -> ([TcpListener; 2], [u16; 2]) {
     (listeners, ports)
 }
 
+/// A port that refuses connections. It stays bound, so that nobody else gets it.
+fn gone() -> (TcpSocket, u16) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (socket, port)
+}
+
 fn router(ports: &[u16]) -> ClusterRouter {
     let seeds = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     ClusterRouter::new(seeds, NodeSecurity { login: redis::RedisConnectionInfo::default(), tls: None })
@@ -67,10 +81,11 @@ async fn get(router: &ClusterRouter) -> RedisResult<Vec<Value>> {
 }
 
 /// What a `GET` returns from two nodes. The first, which is asked first, gives these answers to `CLUSTER` and `GET`;
-/// the second owns every slot.
+/// the second owns every slot, and is silent until `second_wakes`.
 async fn get_from_two(
     cluster_info: impl Fn(&str, u16) -> String + Clone + Send + 'static,
     value: &'static str,
+    second_wakes: impl Future<Output = ()> + Send + 'static,
 ) -> RedisResult<Vec<Value>> {
     let ([first, second], ports) = listeners().await;
     tokio::spawn(node(first, move |command| match command[0].to_uppercase().as_str() {
@@ -78,17 +93,21 @@ async fn get_from_two(
         "GET" | "MGET" => value.to_owned(),
         _ => "+OK\r\n".to_owned(),
     }));
-    tokio::spawn(node(second, move |command| match command[0].to_uppercase().as_str() {
+    let second = node(second, move |command| match command[0].to_uppercase().as_str() {
         "CLUSTER" => owner_of_all(&command[1].to_uppercase(), ports[1]),
         "GET" | "MGET" => "$1\r\n7\r\n".to_owned(),
         _ => "+OK\r\n".to_owned(),
-    }));
+    });
+    tokio::spawn(async {
+        second_wakes.await;
+        second.await;
+    });
     get(&router(&ports)).await
 }
 
 #[tokio::test]
 async fn a_partitioned_node_is_not_asked_for_the_topology_again() {
-    let answers = get_from_two(owner_of_all, "-CLUSTERDOWN The cluster is down\r\n").await.unwrap();
+    let answers = get_from_two(owner_of_all, "-CLUSTERDOWN The cluster is down\r\n", ready(())).await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
 }
 
@@ -98,16 +117,27 @@ async fn the_empty_topology_of_a_removed_node_is_ignored() {
         "SLOTS" => "*0\r\n".to_owned(),
         _ => bulk(&format!("id 127.0.0.1:{port}@1{port} myself,master - 0 0 0 connected\n")),
     };
-    assert_eq!(get_from_two(nothing, "$-1\r\n").await.unwrap(), [Value::BulkString(b"7".to_vec())]);
+    assert_eq!(get_from_two(nothing, "$-1\r\n", ready(())).await.unwrap(), [Value::BulkString(b"7".to_vec())]);
 }
 
 #[tokio::test]
 async fn another_node_is_asked_after_one_names_an_owner_that_is_gone() {
-    // Bound, so that nobody else gets the port, but it does not listen.
-    let gone = tokio::net::TcpSocket::new_v4().unwrap();
-    gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = gone.local_addr().unwrap().port();
-    let answers = get_from_two(move |what, _| owner_of_all(what, port), "$-1\r\n").await.unwrap();
+    let (_gone, port) = gone();
+    let answers = get_from_two(move |what, _| owner_of_all(what, port), "$-1\r\n", ready(())).await.unwrap();
+    assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
+}
+
+#[tokio::test]
+async fn a_node_that_was_slow_once_is_asked_again_while_another_keeps_naming_an_owner_that_is_gone() {
+    let (_gone, port) = gone();
+    let (asked, mut times_asked) = watch::channel(0);
+    let wrong = move |what: &str, _| {
+        asked.send_modify(|times| *times += usize::from(what == "SLOTS"));
+        owner_of_all(what, port)
+    };
+    // The second time because the second node is slow.
+    let asked_twice = async move { drop(times_asked.wait_for(|times| *times >= 2).await.unwrap()) };
+    let answers = get_from_two(wrong, "$-1\r\n", asked_twice).await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
 }
 
