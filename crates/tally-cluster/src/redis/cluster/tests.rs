@@ -62,7 +62,7 @@ async fn listeners() -> ([TcpListener; 2], [u16; 2]) {
 }
 
 /// A port that refuses connections. It stays bound, so that nobody else gets it.
-fn gone() -> (TcpSocket, u16) {
+fn closed_port() -> (TcpSocket, u16) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -122,20 +122,20 @@ async fn the_empty_topology_of_a_removed_node_is_ignored() {
 
 #[tokio::test]
 async fn another_node_is_asked_after_one_names_an_owner_that_is_gone() {
-    let (_gone, port) = gone();
+    let (_bound, port) = closed_port();
     let answers = get_from_two(move |what, _| owner_of_all(what, port), "$-1\r\n", ready(())).await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
 }
 
 #[tokio::test]
 async fn a_node_that_was_slow_once_is_asked_again_while_another_keeps_naming_an_owner_that_is_gone() {
-    let (_gone, port) = gone();
+    let (_bound, port) = closed_port();
     let (asked, mut times_asked) = watch::channel(0);
     let wrong = move |what: &str, _| {
         asked.send_modify(|times| *times += usize::from(what == "SLOTS"));
         owner_of_all(what, port)
     };
-    // The second time because the second node is slow.
+    // It is asked a second time only because the second node is silent.
     let asked_twice = async move { drop(times_asked.wait_for(|times| *times >= 2).await.unwrap()) };
     let answers = get_from_two(wrong, "$-1\r\n", asked_twice).await.unwrap();
     assert_eq!(answers, [Value::BulkString(b"7".to_vec())]);
